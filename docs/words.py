@@ -149,6 +149,11 @@ ERRORS: Final = {
     "missing_required_parameter": ("400", "A field is missing; `param` names it."),
     "too_many_values": ("400", "The body has too many values."),
     "tls_needed": ("400", "The port speaks TLS, and the request was plain HTTP."),
+    "form_not_held": (
+        "400",
+        "The answer could not be held to its form any further; the message says why. In a stream "
+        "it is an event.",
+    ),
     "unsupported_form": ("400", "The form of the answer cannot be held; the message says why."),
     "unsupported_parameter": ("400", "A field is known, and cannot be honoured here."),
     "invalid_api_key": ("401", "A key is needed, and none or an unknown one came."),

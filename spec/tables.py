@@ -94,6 +94,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
     "SCORES": (("scores", FIELDS["SCORES.scores"]), ("likeliest", FIELDS["SCORES.likeliest"])),
     "ROW_OVER": (("reason", "byte"),),
+    "ROW_READY": (("reason", "byte"),),
     "GROUP": (_HOSTS,),
 }
 """What follows the fixed part of a message, in order: the field, and one entry's type or fields. Of

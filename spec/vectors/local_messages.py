@@ -14,6 +14,7 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.messages import Accept, Backend, Close
@@ -26,6 +27,7 @@ from spec.vectors.whole_messages import (
     BOOTSTRAP,
     CHECKED,
     DATA,
+    EPOCH,
     FULL,
     HELLO,
     MODEL,
@@ -73,6 +75,9 @@ GOOD: Final[dict[str, tuple[str, LocalMessage]]] = {
     "row-over": ("a row that cannot go on", RowOver(4, 7, "its grammar cannot be followed")),
     "row-complete": ("a row that is complete", RowOver(2**64 - 1, 2**64 - 1)),
     "row-over-256": ("a reason of 256 bytes", RowOver(1, 2, "é" * 128)),
+    "row-ready": ("a row whose grammar is made", RowReady(EPOCH, 7)),
+    "row-not-ready": ("a row whose grammar cannot be made", RowReady(EPOCH, 7, "too costly")),
+    "row-ready-256": ("a reason of 256 bytes", RowReady(EPOCH, 2, "é" * 128)),
     "loaded": ("what loading cost", Loaded(1, 2, 2**64 - 1)),
     "group-share": ("the share that is to be loaded", SHARE),
     "group-join": ("a group to join, and where", MEETING),
@@ -149,6 +154,8 @@ def vectors() -> Iterator[Vector]:
     bare = flat(Logprobs(4, 7, -0.25))
     over = put(flat(RowOver(1, 2, "a" * 256)), 17, u16(257)) + b"a"
     hidden = flat(RowOver(1, 2, "a"))[:-1] + b"\n"
+    unready = put(flat(RowReady(EPOCH, 2, "a" * 256)), 25, u16(257)) + b"a"
+    veiled = flat(RowReady(EPOCH, 2, "a"))[:-1] + b"\n"
     many, hosts = grown(bare, 25, b"\x15", 21 * 12), flat(GOOD["group-16"][1])
     hosts = put(hosts, 10, u16(17)) + u16(1) + b"h" + u16(65535)
     score, full = flat(GOOD["scores"][1]), flat(GOOD["scores-full"][1])
@@ -166,7 +173,7 @@ def vectors() -> Iterator[Vector]:
         ("prepared", "LM-01", "PREPARED", flat(PREPARED), MALFORMED),
         ("waiting", "LM-01", "WAITING", flat(WAITING), MALFORMED),
         ("empty", "MS-01", "no bytes at all", b"", MALFORMED),
-        ("unknown", "MS-01", "code 0x89", b"\x89", MALFORMED),
+        ("unknown", "MS-01", "code 0x8b", b"\x8b", MALFORMED),
         ("info-dtype", "CV-01", "ENGINE_INFO with dtype 9", put(info, 33, b"\x09"), MALFORMED),
         ("info-trimmable", "CV-05", "ENGINE_INFO, trimmable 2", put(info, 46, b"\2"), MALFORMED),
         ("info-batches", "CV-05", "ENGINE_INFO, batches 2", put(info, 47, b"\2"), MALFORMED),
@@ -183,6 +190,8 @@ def vectors() -> Iterator[Vector]:
         ("logprobs-many", "CV-02", "21 alternatives", many, LIMIT),
         ("row-over-long", "CV-02", "257 bytes of words", over, LIMIT),
         ("row-over-hidden", "CV-01", "a hidden character", hidden, MALFORMED),
+        ("row-ready-long", "CV-02", "257 bytes of words", unready, LIMIT),
+        ("row-ready-hidden", "CV-01", "a hidden character", veiled, MALFORMED),
         ("logprobs-cut", "CV-01", "an alternative missing", logs[:-12], MALFORMED),
         ("scores-none", "LM-04", "no score", put(score, 21, u16(0))[:25], MALFORMED),
         (

@@ -210,6 +210,53 @@ def test_what_cannot_be_held_is_refused_with_the_reason(ring: Served, name: str)
     assert (refused.value.code, refused.value.param) == (code, param)
 
 
+_MANY = range(300)
+DEEP = "\n".join(
+    [
+        'start: "x" "y" t*',
+        "t: " + " | ".join(f"r{at}" for at in _MANY),
+        *(f"r{at}: /[a-z ]/ r{(at + 1) % 300}? r{at * 7 % 300}?" for at in _MANY),
+    ]
+)
+"""A grammar whose first tokens cost little, and the third one very much."""
+NOT_HELD: dict[str, tuple[dict[str, Any], str]] = {
+    "too costly": ({"guided_grammar": DEEP}, "Too many items"),
+    "nothing left": ({"guided_choice": ["a"], "bad_words": ["a"]}, "no token that may follow"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_HELD)
+def test_a_form_that_cannot_be_held_further_is_the_fault_of_its_request(
+    ring: Served, name: str
+) -> None:
+    """Which alone ends, while another answer goes on."""
+    fields, why = NOT_HELD[name]
+    expected = ask(ring, seed=3).choices[0].message.content
+    beside = ask(ring, seed=3, stream=True)
+    begun = next(beside).choices[0].delta.content or ""
+    for n in (1, 2):
+        with pytest.raises(openai.BadRequestError, match=why) as refused:
+            ask(ring, n=n, **fields)
+        assert refused.value.code == "form_not_held"
+    with pytest.raises(openai.APIError, match=why) as ended:
+        list(ask(ring, stream=True, **fields))
+    assert ended.value.code == "form_not_held"
+    rest = "".join(chunk.choices[0].delta.content or "" for chunk in beside)
+    assert begun + rest == expected
+
+
+def test_another_api_tells_of_a_form_that_is_not_held_in_its_own_words(ring: Served) -> None:
+    names = {f"name_{at}": {"type": "string"} for at in range(1000)}
+    schema = {"type": "object", "properties": names}
+    text = {"format": {"type": "json_schema", "name": "thing", "schema": schema}}
+    body = {"model": ring.model, "input": "Hello.", "stream": True, "text": text}
+    events = ring.post(body, "/v1/responses").text
+    told = json.loads(events.strip().rsplit("data: ", 1)[1])
+    assert told["type"] == "response.failed"
+    assert told["response"]["error"]["code"] == "invalid_prompt"
+    assert "could not be held" in told["response"]["error"]["message"]
+
+
 NAMED = [{"type": "function", "function": {"name": name}} for name in ("other", "get_weather")]
 
 

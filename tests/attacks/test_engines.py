@@ -22,7 +22,13 @@ import pytest
 import trio
 from sealring_protocol import backoff
 from sealring_protocol.codec.encoding import encode
-from sealring_protocol.codec.local_messages import EngineInfo, HopKey, Loaded, Logprobs
+from sealring_protocol.codec.local_messages import (
+    EngineInfo,
+    HopKey,
+    Loaded,
+    Logprobs,
+    RowReady,
+)
 from sealring_protocol.codec.messages import (
     CacheCost,
     Epoch,
@@ -37,6 +43,7 @@ from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_ROWS
 from sealring_trio.collective.ports import ConnectionOwner, made
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.merge import MAX_AHEAD, GroupBroken, Merger
@@ -124,7 +131,11 @@ def test_log_probabilities_that_nobody_asked_for_are_not_kept() -> None:
 
 def test_members_of_a_group_are_not_kept_waiting_without_end() -> None:
     progress = Progress(memory=U64)
-    for message, most in [(StepDone(EPOCH, 5, ids=(7,)), MAX_AHEAD), (Loaded(1, 1, 1), MAX_AHEAD)]:
+    for message, most in [
+        (StepDone(EPOCH, 5, ids=(7,)), MAX_AHEAD),
+        (Loaded(1, 1, 1), MAX_AHEAD),
+        (RowReady(EPOCH, 7), MAX_ROWS),
+    ]:
         merger = Merger(2)
         for _ in range(most):
             assert merger.add(1, message) is None
@@ -144,6 +155,16 @@ def test_members_of_a_group_are_not_kept_waiting_without_end() -> None:
 def test_a_member_that_says_what_an_engine_does_not_breaks_its_group(message: Any) -> None:
     with pytest.raises(GroupBroken, match="an engine does not say"):
         Merger(2).add(0, message)
+
+
+def test_a_row_is_ready_once_it_is_with_every_member() -> None:
+    merger = Merger(2)
+    for uid, first, second in [(7, "", ""), (8, "", "slow"), (7, "slow", "")]:
+        assert merger.add(0, RowReady(EPOCH, uid, first)) is None
+        assert merger.add(1, RowReady(EPOCH, uid, second)) == RowReady(EPOCH, uid, first or second)
+    merger.add(0, RowReady(EPOCH, 7))
+    with pytest.raises(GroupBroken, match="did not prepare the same row"):
+        merger.add(1, RowReady(EPOCH, 8))
 
 
 def test_what_members_say_adds_up_to_what_can_be_told() -> None:

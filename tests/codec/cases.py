@@ -11,6 +11,7 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -184,6 +185,8 @@ LOCAL: dict[str, LocalMessage] = {
     "scores-full": Scores(2**64 - 1, 7, 3, (-0.25, -9.0), (1, 2**32 - 1), (5, 6), (-0.25, -3.5)),
     "row-over": RowOver(4, 7, "its grammar cannot be followed"),
     "row-complete": RowOver(4, 7),
+    "row-ready": RowReady(EPOCH, 7),
+    "row-not-ready": RowReady(EPOCH, 7, "too costly"),
     "loaded": Loaded(1, 2, 3),
     "group-share": Group(Backend.RING, 1, 2, 60000),
     "group-join": Group(Backend.NCCL, 0, 2, 20000, (("127.0.0.1", 40001), ("h", 1))),

@@ -118,6 +118,60 @@ def test_sampling_goes_to_the_engine_with_the_row():
     assert made.plan(0.0).rows == (Row(1, seed=3, temperature=0.5),)
 
 
+def held(made, *prompt, most=3):
+    """A request whose answer has a grammar."""
+    return made.submit(Request(prompt, most, sampling=Row(0, grammar=b'start: "a"*')))
+
+
+def test_a_row_waits_for_its_grammar_and_no_other_row_does():
+    made = scheduler()
+    waits, free = held(made, 5, 6), made.submit(Request((7,), 9))
+    read = plan(made)
+    assert (read.work, len(read.open)) == (Prefill(waits, 0, 1), 2)
+    answer(made, read)
+    first = plan(made)
+    assert [join.uid for join in first.join] == [free]
+    answer(made, first, 1)
+    second = plan(made)
+    assert made.prepared(waits, "") == []
+    assert answer(made, second, 2) == [TokenOut(free, 2, 2)]
+    third = plan(made)
+    assert [(join.uid, third.ids) for join in third.join] == [(waits, (6,))]
+    assert {out.uid for out in answer(made, third, 3, 4)} == {waits, free}
+
+
+def test_a_row_whose_grammar_cannot_be_prepared_ends_alone():
+    made = scheduler()
+    waits, free = held(made, 5), made.submit(Request((7,), 9))
+    step = plan(made)
+    assert made.prepared(waits, "too costly") == [
+        RequestDone(waits, FinishReason.UNHELD, "too costly")
+    ]
+    assert made.prepared(waits, "") == made.prepared(free, "never asked") == []
+    answer(made, step, 1)
+    assert plan(made).drop == (waits,)
+    assert made.live == 1
+
+
+def test_a_row_that_is_opened_anew_waits_for_as_many_answers_as_it_was_announced():
+    made = scheduler()
+    waits = held(made, 5)
+    plan(made)
+    made.preempt(waits)
+    assert [opened.uid for opened in plan(made).open] == [waits]
+    made.prepared(waits, "")
+    assert plan(made) is None
+    made.prepared(waits, "")
+    step = plan(made)
+    assert [join.uid for join in step.join] == [waits]
+    # Of a new epoch's engine, which has prepared nothing, it waits for one again.
+    made.begin(Epoch(1, 2))
+    assert [opened.uid for opened in plan(made).open] == [waits]
+    assert plan(made) is None
+    made.prepared(waits, "")
+    assert [join.uid for join in plan(made).join] == [waits]
+
+
 def test_a_group_in_a_pipeline_has_one_decode_in_flight():
     made = scheduler()
     made.submit(Request((5,), 3))

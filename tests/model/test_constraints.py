@@ -10,14 +10,16 @@ import mlx.core as mx
 import pytest
 from llguidance import LLMatcher
 from model_rings import Ring, bounds_for
+from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import describe
 from sealring_model.sampling.constraints import Constraint, Constraints
 from sealring_model.sampling.matchers import Matchers
-from sealring_model.text import grammars
+from sealring_model.text import mask_time
 from sealring_model.text.grammars import fault, grammar_tokenizer, matcher
+from sealring_model.text.mask_time import MaskTime
 from sealring_model.text.tokens import Tokenizer
 from sealring_model.tiny import path
-from sealring_protocol.codec.messages import Row
+from sealring_protocol.codec.messages import Epoch, Row
 
 TINY = path()
 LAYERS = len(describe(TINY).layers)
@@ -163,7 +165,7 @@ def _with(letter: bytes) -> tuple[tuple[int], ...]:
     ("grammar", "bad", "why"),
     [
         (b"no grammar at all", (), "cannot be followed"),
-        (b"start: /(a{900}){900}/", (), "cannot be followed"),
+        (b"start: /(a{900}){900}/", (), "its grammar"),
         (b'start: "Q"', _with(b"Q"), "no token that may follow"),
     ],
 )
@@ -220,15 +222,73 @@ def test_a_mask_leaves_what_it_allows_as_it_is():
 def test_a_grammar_whose_first_token_takes_long_is_refused(monkeypatch):
     known = grammar_tokenizer(TINY, VOCABULARY)
     assert not fault(known, 'start: "a"')
-    monkeypatch.setattr(grammars, "MASK_SECONDS", -1.0)
-    assert "first token" in fault(known, 'start: "a"')
+    monkeypatch.setattr(mask_time, "MASK_SECONDS", -1.0)
+    assert "one token" in fault(known, 'start: "a"')
 
 
-def test_grammars_that_are_compiled_are_kept_for_the_latest_rows_alone():
-    made = Matchers(TINY, VOCABULARY)
-    first = made.begin(b'start: "0"')
-    assert made.begin(b'start: "0"') is first
-    for number in range(1, 40):
-        made.begin(f'start: "{number}"'.encode()).result()
-    assert made.begin(b'start: "39"').done()
-    assert made.begin(b'start: "0"') is not first
+def test_a_row_is_prepared_beside_and_told_of_in_order():
+    """With the tokens that it has so far; also one that cannot be followed, or takes too long."""
+    told = []
+    made = Matchers(TINY, VOCABULARY, told.append)
+    so_far = tuple(alone(1)[:5])
+    rows = [
+        Row(1, grammar=GRAMMAR),
+        Row(2, grammar=b"no grammar at all"),
+        Row(3, grammar=b"start: /(a{900}){900}/"),
+        Row(4, grammar=GRAMMAR, history=(7, 8, *so_far), generated=5),
+        Row(5, grammar=b'start: "a"', history=(3,), generated=1),
+    ]
+    *_, last = [made.begin(row, Epoch(1, 2)) for row in rows]
+    last.result()
+    assert [(ready.epoch, ready.uid) for ready in told] == [(Epoch(1, 2), at) for at in range(1, 6)]
+    reasons = [ready.reason for ready in told]
+    assert [bool(why) for why in reasons] == [False, True, True, False, True]
+    assert "cannot be followed" in reasons[1]
+    assert "50 ms is the limit" in reasons[2]
+    assert "doesn't satisfy the grammar" in reasons[4]
+    plain = matcher(grammar_tokenizer(TINY, VOCABULARY), GRAMMAR.decode())
+    plain.consume_tokens(list(so_far))
+    assert made.new(rows[3])[0].compute_bitmask() == plain.compute_bitmask()
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_of(tmp_path):
+    told = []
+    made = Matchers(tmp_path, VOCABULARY, told.append)
+    with pytest.raises(LoadError):
+        made.begin(Row(1, grammar=GRAMMAR), Epoch(1, 2)).result()
+    assert told[0].uid == 1
+    assert told[0].reason
+
+
+@pytest.mark.parametrize(
+    ("each", "masks", "why"),
+    [
+        (0.0029, 2000, ""),
+        (0.049, 1, ""),
+        (0.051, 1, "one token"),
+        (0.004, 200, "3 ms for each"),
+        (0.04, 6, "3 ms for each"),
+    ],
+)
+def test_masks_may_take_so_long(each, masks, why):
+    spent = MaskTime()
+    told = [spent.add(each) for _ in range(masks)]
+    assert why in told[-1] if why else not any(told)
+
+
+def test_the_masks_of_several_places_may_take_as_long_as_each():
+    assert not MaskTime().add(0.06, 4)
+    assert "one token" in MaskTime().add(0.24, 4)
+
+
+def test_a_row_whose_masks_take_too_long_is_over_and_its_tokens_are_those_of_ever(monkeypatch):
+    """So ranks that draw the same row agree, though one of them is slow."""
+    monkeypatch.setattr(mask_time, "MASK_SECONDS", -1.0)
+    one = ring()
+    held, loose = one.admit(prompt(), **constrained(1)), one.admit(prompt("Hi."))
+    one.decode(join=[held, loose])
+    for _ in range(5):
+        one.decode()
+    assert one.text[held] == alone(1)[:6]
+    assert {(over.uid, "one token" in over.reason) for over in one.over[held]} == {(held, True)}
+    assert set(one.over) == {held}

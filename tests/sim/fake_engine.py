@@ -20,6 +20,7 @@ from sealring_protocol.codec.local_messages import (
     HopKey,
     Loaded,
     LocalMessage,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -229,7 +230,9 @@ class FakeEngine:
                 return []
             case Row():
                 self.rows[message.uid] = message
-                return []
+                if self.order is None or not message.grammar:
+                    return []
+                return [RowReady(self.order.epoch, message.uid)]
             case Step():
                 answer = self._answer(message)
                 return [*self._fingerprints(message, answer), *self._take_told(), answer]

@@ -219,6 +219,8 @@ def from_end(done: RequestDone) -> ApiError | None:
             return _cancelled()
         case FinishReason.REFUSED:
             return _not_served(done.message)
+        case FinishReason.UNHELD:
+            return _unheld(done.message)
         case _:
             message = f"The ring gave up on this request: {done.message or done.reason.value}."
             return ApiError(500, message, "generation_failed", kind="server_error")
@@ -226,6 +228,16 @@ def from_end(done: RequestDone) -> ApiError | None:
 
 def _not_served(why: str) -> ApiError:
     return unavailable(f"The ring cannot serve: {why}.", "ring_not_ready")
+
+
+def _unheld(why: str) -> ApiError:
+    return invalid(
+        f"The answer could not be held to its form any further: {why}. Make the schema or grammar "
+        "simpler (fewer alternatives and optional names, lower bounds of repetitions), or ask for "
+        "the form in the prompt.",
+        None,
+        "form_not_held",
+    )
 
 
 def _cancelled() -> ApiError:

@@ -28,8 +28,8 @@ from sealring_trio.api.schema import ChatRequest, CompletionRequest
 from sealring_trio.api.tool_forms import ToolGrammar, Unheld, calls_or, forced_call, free_calls
 
 COMPILE_SECONDS: Final = 0.25
-"""Processor time that a grammar may take to compile, twice, and for its first mask. Its engine
-compiles it, too, and rows that decode may wait for that, and for those of a whole batch in turn."""
+"""Processor time that a grammar may take to compile, twice, and for its first mask. Engines compile
+it, too, one after the other, and no other row but those with grammars waits for that."""
 
 
 def chat_grammar(

@@ -28,7 +28,7 @@ Body = dict[str, Any]
 Keep = Callable[[bytes, tuple[bytes, ...]], None]
 """Keeps a response, given as JSON, and the items of its output."""
 
-_FAILED: Final = {429: "rate_limit_exceeded"}
+_FAILED: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 @attrs.frozen

@@ -24,6 +24,7 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -37,7 +38,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.wire import clip
-from sealring_protocol.limits import MAX_REASON, MAX_STEPS_WAITING
+from sealring_protocol.limits import MAX_REASON, MAX_ROWS, MAX_STEPS_WAITING
 
 _LANES: Final[dict[type, int]] = {
     Step: 0,
@@ -48,6 +49,7 @@ _LANES: Final[dict[type, int]] = {
     Loaded: 2,
     Grouped: 3,
     Pong: 4,
+    RowReady: 5,
 }
 """Messages of one lane come in one order; those of different lanes may overtake each other."""
 
@@ -100,7 +102,8 @@ class Merger:
                 raise GroupBroken(told, attrs.evolve(message, failed=failed) if first else None)
             if member:
                 message = attrs.evolve(message, tensors=())
-        if len(lane[member]) >= MAX_AHEAD:
+        most = MAX_ROWS if isinstance(message, RowReady) else MAX_AHEAD
+        if len(lane[member]) >= most:
             raise GroupBroken(f"member {member} of {self._size} says more than it was asked")
         lane[member].append(message)
         if not all(lane):
@@ -140,6 +143,8 @@ def _merge(said: list[LocalMessage]) -> LocalMessage:
             )
         case Pong():
             return Pong(first.echo, _progress([m.progress for m in said if isinstance(m, Pong)]))
+        case RowReady():
+            return _row_ready(first, [m for m in said if isinstance(m, RowReady)])
         case _:
             raise GroupBroken(f"an engine does not say {type(first).__name__}")
 
@@ -169,6 +174,12 @@ def _ready(first: Ready, said: list[Ready]) -> Ready:
         ),
     )
     return attrs.evolve(first, room=_room([m.room for m in said]), cost=cost)
+
+
+def _row_ready(first: RowReady, said: list[RowReady]) -> RowReady:
+    if any((m.epoch, m.uid) != (first.epoch, first.uid) for m in said):
+        raise GroupBroken("its members did not prepare the same row")
+    return max(said, key=lambda m: bool(m.reason))
 
 
 def _info(first: EngineInfo, said: list[EngineInfo]) -> EngineInfo:

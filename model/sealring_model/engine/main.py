@@ -108,7 +108,7 @@ class Engine:
         self._info: Final = info
         self._memory_budget: Final = budget
         self._activations: Final = SealedActivations()
-        self._matchers: Final = Matchers(info.folder, info.vocabulary)
+        self._matchers: Final = Matchers(info.folder, info.vocabulary, channel.send)
         self._params: Final = RowParams(self._matchers)
         self._answers: Final = Answers(channel)
         self._launch_settings: Final = LaunchSettings()
@@ -226,7 +226,7 @@ class Engine:
             self._compute_us += self._executor.compute_us
         self._executor = None
         self._place = place
-        self._params.new_epoch()
+        self._params.new_epoch(place.epoch)
         try:
             self._check_bootstrap(place)
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]

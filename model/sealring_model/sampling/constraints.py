@@ -16,12 +16,14 @@ The rules:
 
 A row that reads guesses ahead gets one set of bits for the place of each, as if the guesses before
 it had been drawn, from a copy of its matcher. So a guess that the grammar forbids is never drawn,
-and the guesses after it do not count. A row whose grammar takes more than its limits, or allows
-nothing, is over: its engine says why (ROW_OVER), and no other row is touched.
+and the guesses after it do not count. A row whose grammar takes more than its limits, takes too
+long (`mask_time`), or allows nothing, is over: its engine says why (ROW_OVER), and no other row is
+touched.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -31,10 +33,11 @@ from llguidance import LLMatcher
 from sealring_protocol.codec.messages import Row
 
 from sealring_model.errors import LedgerError
-from sealring_model.sampling.matchers import Matchers
+from sealring_model.sampling.matchers import Matchers, trouble
+from sealring_model.text.mask_time import MaskTime
 
 _COMPLETE: Final = ""
-_NOTHING: Final = "its grammar and its other rules leave no token that may follow"
+_NOTHING: Final = "its grammar, bad words and least length leave no token that may follow"
 
 
 class _Over(Exception):
@@ -55,6 +58,8 @@ class Constraint:
         self._ended = False
         self._matcher: LLMatcher | None = None  # made when it is needed: its compiling takes long
         self._stops: Sequence[int] = ()  # what the matcher takes for ends
+        self._time: Final = MaskTime()
+        self._adding = 0.0  # seconds that the tokens since the last mask took
 
     def add(self, token: int) -> None:
         """*token* was drawn."""
@@ -65,15 +70,27 @@ class Constraint:
             return
         self._tokens.append(token)
         if self._matcher is not None:
+            began = time.thread_time()
             self._matcher.consume_token(token)  # a fault shows when it is asked next
+            self._adding += time.thread_time() - began
 
     def allowed(self, position: int, guesses: Sequence[int]) -> tuple[list[bytes], int, str | None]:
         """The bits for the token at absolute *position*, and for the place after each of *guesses*;
         then the place from which on the row is over, and why: see `_Over`. None for a row that goes
         on."""
-        if self._matchers is not None and self._matcher is None:
-            self._matcher, self._stops = self._matchers.new(self.row.grammar)
-            self._matcher.consume_tokens(self._tokens)
+        if self._matchers is None:
+            return self._allowed(position, guesses)
+        if self._matcher is None:
+            self._matcher, self._stops = self._matchers.new(self.row)
+            self._matcher.consume_tokens(self._tokens[self.row.generated :])
+        began, self._adding = time.thread_time() - self._adding, 0.0
+        bits, place, why = self._allowed(position, guesses)
+        slow = self._time.add(time.thread_time() - began, len(bits))
+        return bits, place, slow or None if why is None else why
+
+    def _allowed(
+        self, position: int, guesses: Sequence[int]
+    ) -> tuple[list[bytes], int, str | None]:
         bits: list[bytes] = []
         tokens, matcher = list(self._tokens[-_longest(self.row) :]), self._matcher
         for place in range(len(guesses) + 1):
@@ -101,10 +118,8 @@ class Constraint:
         bits = bytearray(self._all)
         if matcher is not None:
             mask = matcher.compute_bitmask()
-            if matcher.is_error():
-                raise _Over(
-                    f"its grammar cannot be followed: {matcher.get_error() or 'too costly'}"
-                )
+            if why := trouble(matcher):
+                raise _Over(why)
             bits = bytearray(mask[: len(bits)].ljust(len(bits), b"\0"))
             for stop in self._stops:
                 _clear(bits, stop)

@@ -1,36 +1,75 @@
-"""Compiles the grammars of rows, beside the compute thread.
+"""Prepares what follows the grammars of rows, beside the compute thread.
 
-A grammar is compiled when its ROW comes, in a thread of its own, so that it is ready when the row's
-prompt has been read. Only a row's first token waits for it. The tokenizer is made in that thread,
-too, before there is a row. Rows with equal grammars share what has been compiled, by copies. The
-tokenizers' libraries are imported in that thread: only the head's engine needs them.
+When a ROW comes, a thread of its own compiles the row's grammar, follows the tokens that the row
+has so far, and makes a first mask, which takes longer than later ones. Then ROW_READY says that the
+row may decode: the head lets no row decode before that, so that no step waits for a grammar. A rank
+of tensor parallelism other than the head's makes the same at the same time, and the head does not
+wait for it: there a step may wait for what such a rank takes longer.
+
+The tokenizer is made in that thread, too, before there is a row. Rows with equal grammars share
+what has been compiled, by copies. The tokenizers' libraries are imported in that thread: only
+engines that draw need them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import sys
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from llguidance import LLMatcher, LLTokenizer
+from sealring_protocol.codec.local_messages import RowReady
+from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
+
+from sealring_model.engine.channel import ChannelClosed
+from sealring_model.errors import LoadError
+from sealring_model.text.mask_time import MaskTime
 
 _KEPT: Final = 8
-"""Compiled grammars that are kept, beside those that are being compiled. One may take 20 MiB."""
+"""Compiled grammars that are kept. One may take 20 MiB."""
+
+
+_NICE: Final = 5
+"""How much nicer the thread is than the one that computes."""
+
+
+def _give_way() -> None:
+    """Let the other threads of this process go first, where a thread can."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        os.nice(_NICE)
+
+
+def trouble(matcher: LLMatcher) -> str:
+    """Why *matcher* cannot go on, in llguidance's words; empty if it can."""
+    if not matcher.is_error():
+        return ""
+    said = " ".join(str(matcher.get_error()).replace("<non-verbose/>", "").split())
+    return f"its grammar cannot be followed: {said.rstrip('.') or 'it is too costly'}"
 
 
 class Matchers:
-    """Matchers of grammars over *vocabulary* tokens of the model in *folder*."""
+    """Matchers of grammars over *vocabulary* tokens of the model in *folder*. *tell* is told of
+    each that is prepared, in that thread."""
 
-    def __init__(self, folder: Path, vocabulary: int) -> None:
+    def __init__(
+        self, folder: Path, vocabulary: int, tell: Callable[[RowReady], None] = lambda ready: None
+    ) -> None:
         self._folder: Final = folder
         self._vocabulary: Final = vocabulary
-        self._compiler: Final = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._compiled: Final[dict[bytes, Future[LLMatcher]]] = {}
+        self._tell: Final = tell
+        self._thread: Final = ThreadPoolExecutor(1, "grammars", _give_way)
+        self._compiled: Final[dict[bytes, LLMatcher]] = {}  # that thread's alone
+        self._prepared: Final[dict[int, tuple[Row, Future[LLMatcher]]]] = {}  # by uid
 
     def load(self) -> Future[LLTokenizer]:
         """Make the tokenizer, so that the first grammar need not wait for it. Returns at once."""
-        return self._compiler.submit(lambda: self._tokenizer)
+        return self._thread.submit(lambda: self._tokenizer)
 
     @functools.cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -38,25 +77,50 @@ class Matchers:
 
         return grammar_tokenizer(self._folder, self._vocabulary)
 
-    def begin(self, grammar: bytes) -> Future[LLMatcher]:
-        """Compile *grammar*, unless it has been. Returns at once."""
-        known = self._compiled.pop(grammar, None)
-        if known is None:
-            known = self._compiler.submit(self._compile, grammar)
-        self._compiled[grammar] = known  # the latest is last
-        done = [text for text, each in self._compiled.items() if each.done() and each is not known]
-        for text in done[: max(0, len(done) - _KEPT)]:
-            del self._compiled[text]
+    def begin(self, row: Row, epoch: Epoch = NO_EPOCH) -> Future[LLMatcher]:
+        """Prepare *row*, which came in *epoch* and has a grammar. Returns at once."""
+        known = self._thread.submit(self._prepare, row, epoch)
+        self._prepared[row.uid] = row, known
         return known
 
-    def new(self, grammar: bytes) -> tuple[LLMatcher, list[int]]:
-        """A matcher for one row of *grammar*, at its beginning, and the ids that it takes for ends.
-        Waits until it is compiled. A fault of the grammar is the matcher's. Raises `LoadError` if
-        the model's tokenizer cannot be read."""
-        compiled = self.begin(grammar).result().deep_copy()
-        return compiled, list(self._tokenizer.eos_tokens)
+    def forget(self, uid: int) -> None:
+        """Row *uid* is gone."""
+        self._prepared.pop(uid, None)
+
+    def new(self, row: Row) -> tuple[LLMatcher, list[int]]:
+        """A matcher for *row* after the tokens that its ROW tells of, and the ids that it takes for
+        ends. Waits until it is prepared, which it is once ROW_READY was sent. A fault of the
+        grammar is the matcher's. Raises `LoadError` if the model's tokenizer cannot be read."""
+        of, known = self._prepared.pop(row.uid, (None, None))
+        if known is None or of is not row:
+            known = self._thread.submit(self._prepare, row, None)
+        return known.result(), list(self._tokenizer.eos_tokens)
+
+    def _prepare(self, row: Row, epoch: Epoch | None) -> LLMatcher:
+        why = "what follows its grammar could not be made"
+        try:
+            matcher = self._compile(row.grammar).deep_copy()
+            for token in row.history[len(row.history) - row.generated :]:
+                matcher.consume_token(token)  # one by one, so that other threads have their turns
+            began = time.thread_time()
+            matcher.compute_bitmask()
+            why = trouble(matcher) or MaskTime().add(time.thread_time() - began)
+        except LoadError as error:
+            why = str(error)
+            raise
+        finally:
+            if epoch is not None:
+                with contextlib.suppress(ChannelClosed):
+                    self._tell(RowReady(epoch, row.uid, why))
+        return matcher
 
     def _compile(self, grammar: bytes) -> LLMatcher:
         from sealring_model.text.grammars import matcher  # noqa: PLC0415  see above
 
-        return matcher(self._tokenizer, grammar.decode("utf-8", "replace"))
+        known = self._compiled.pop(grammar, None)
+        if known is None:
+            known = matcher(self._tokenizer, grammar.decode("utf-8", "replace"))
+        self._compiled[grammar] = known  # the latest is last
+        for text in list(self._compiled)[:-_KEPT]:
+            del self._compiled[text]
+        return known

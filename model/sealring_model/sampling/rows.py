@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 import mlx.core as mx
-from sealring_protocol.codec.messages import Row
+from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
 from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 
 from sealring_model.engine.channel import ChannelBroken
@@ -35,13 +35,14 @@ class RowParams:
 
     def __init__(self, matchers: Matchers | None = None) -> None:
         self.matchers: Final = matchers
+        self._epoch = NO_EPOCH
         self._now: dict[int, Row] = {}
         self._before: dict[int, Row] = {}
         self._unopened: dict[int, int] = {}  # to the length of their histories
         self._history_ids = 0  # their sum
 
     def add(self, row: Row) -> None:
-        """Remember how row ``row.uid`` is sampled, and begin to compile its grammar. Raises
+        """Remember how row ``row.uid`` is sampled, and begin to prepare its grammar. Raises
         `ChannelBroken` if too much is announced."""
         self._now[row.uid] = row
         self.opened([row.uid])
@@ -50,7 +51,7 @@ class RowParams:
         if len(self._unopened) > MAX_UNOPENED or self._history_ids > MAX_HISTORY_IDS:
             raise ChannelBroken("more rows are announced than steps may open")
         if row.grammar and self.matchers is not None:
-            self.matchers.begin(row.grammar)
+            self.matchers.begin(row, self._epoch)
 
     def opened(self, uids: Iterable[int]) -> None:
         """A step has opened rows *uids*."""
@@ -73,9 +74,14 @@ class RowParams:
         self._now.pop(uid, None)
         self._before.pop(uid, None)
         self.opened([uid])
+        if self.matchers is not None:
+            self.matchers.forget(uid)
 
-    def new_epoch(self) -> None:
-        """A new epoch begins. Parameters from before the last epoch are forgotten."""
+    def new_epoch(self, epoch: Epoch = NO_EPOCH) -> None:
+        """A new *epoch* begins. Parameters from before the last one are forgotten."""
+        self._epoch = epoch
+        for uid in self._before.keys() - self._now.keys():
+            self.forget(uid)
         self._before, self._now = self._now, {}
         self.opened(list(self._unopened))
 

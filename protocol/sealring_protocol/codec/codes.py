@@ -45,3 +45,4 @@ class MessageCode(enum.IntEnum):
     GROUPED = 0x87
     SCORES = 0x88
     ROW_OVER = 0x89
+    ROW_READY = 0x8A

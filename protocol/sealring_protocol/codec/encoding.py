@@ -22,6 +22,7 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.local_readers import (
@@ -32,6 +33,7 @@ from sealring_protocol.codec.local_readers import (
     decode_loaded,
     decode_logprobs,
     decode_row_over,
+    decode_row_ready,
     decode_scores,
 )
 from sealring_protocol.codec.local_writers import (
@@ -42,6 +44,7 @@ from sealring_protocol.codec.local_writers import (
     encode_loaded,
     encode_logprobs,
     encode_row_over,
+    encode_row_ready,
     encode_scores,
 )
 from sealring_protocol.codec.messages import (
@@ -127,6 +130,7 @@ _ENCODERS: Final[dict[type[Any], Callable[[Any], list[Buffer]]]] = {
     Logprobs: encode_logprobs,
     Scores: encode_scores,
     RowOver: encode_row_over,
+    RowReady: encode_row_ready,
     Group: encode_group,
     Grouped: encode_grouped,
     Tunnel: encode_tunnel,
@@ -171,6 +175,7 @@ LOCAL_DECODERS: Final[dict[int, Callable[[Reader], LocalMessage]]] = {
     MessageCode.LOGPROBS: decode_logprobs,
     MessageCode.SCORES: decode_scores,
     MessageCode.ROW_OVER: decode_row_over,
+    MessageCode.ROW_READY: decode_row_ready,
     MessageCode.GROUP: decode_group,
     MessageCode.GROUPED: decode_grouped,
 }

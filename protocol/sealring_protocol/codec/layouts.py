@@ -82,6 +82,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "SCORES.scores": "chosen f64, rank u32",
     "SCORES.likeliest": "token u32, value f64",
     "ROW_OVER": "code u8, n u64, uid u64, reason u16",
+    "ROW_READY": "code u8, instance u64, counter u64, uid u64, reason u16",
     "GROUP": "code u8, backend u8, rank u16, size u16, deadline_ms u32, hosts u16",
     "GROUPED": "code u8, size u16, sum_us u32, token_us u32",
 }
@@ -145,6 +146,7 @@ SCORES: Final = layout("SCORES")
 SCORE: Final = layout("SCORES.scores")
 LIKELIEST: Final = layout("SCORES.likeliest")
 ROW_OVER: Final = layout("ROW_OVER", but=1)
+ROW_READY: Final = layout("ROW_READY", but=1)
 GROUP: Final = layout("GROUP")
 GROUPED: Final = layout("GROUPED")
 

@@ -12,6 +12,7 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CannotServe,
     Checked,
+    Epoch,
     Ping,
     Pong,
     Ready,
@@ -160,6 +161,19 @@ class RowOver:
 
 
 @attrs.frozen
+class RowReady:
+    """The answer to a ROW that came in *epoch* and had a grammar: row *uid* may decode, for what
+    follows its grammar is made. With a *reason* it cannot be made, and the row must not decode.
+
+    Each such ROW is answered once, in the order of ROWs."""
+
+    CODE: ClassVar = MessageCode.ROW_READY
+    epoch: Epoch
+    uid: int
+    reason: str = ""
+
+
+@attrs.frozen
 class Loaded:
     """The cost of loading: bytes *read* from disk, bytes of weights *held*, and *load_us*
     microseconds."""
@@ -205,7 +219,10 @@ class Grouped:
     token_us: int
 
 
-EngineMessage = EngineInfo | HopKey | Row | Loaded | Logprobs | Scores | RowOver | Group | Grouped
+Told = Logprobs | Scores | RowOver | RowReady
+"""What an engine tells of rows, beside its answers to steps."""
+
+EngineMessage = EngineInfo | HopKey | Row | Loaded | Told | Group | Grouped
 LocalMessage = (
     Ping | Pong | Ready | Bootstrap | Step | StepDone | CannotServe | Checked | EngineMessage
 )

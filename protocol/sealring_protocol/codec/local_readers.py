@@ -16,6 +16,7 @@ from sealring_protocol.codec.layouts import (
     LOGPROB,
     LOGPROBS,
     ROW_OVER,
+    ROW_READY,
     SCORE,
     SCORES,
 )
@@ -27,8 +28,10 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
+from sealring_protocol.codec.messages import Epoch
 from sealring_protocol.codec.readers import BACKENDS, DTYPES, read_hosts
 from sealring_protocol.codec.wire import Reader, plain
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
@@ -114,6 +117,12 @@ def decode_row_over(reader: Reader) -> RowOver:
     """Read ROW_OVER."""
     _, n, uid = reader.unpack(ROW_OVER)
     return RowOver(n, uid, plain(reader.text(MAX_REASON)))
+
+
+def decode_row_ready(reader: Reader) -> RowReady:
+    """Read ROW_READY."""
+    _, instance, counter, uid = reader.unpack(ROW_READY)
+    return RowReady(Epoch(instance, counter), uid, plain(reader.text(MAX_REASON)))
 
 
 def decode_loaded(reader: Reader) -> Loaded:

@@ -12,6 +12,7 @@ from sealring_protocol.codec.layouts import (
     LOGPROB,
     LOGPROBS,
     ROW_OVER,
+    ROW_READY,
     SCORE,
     SCORES,
 )
@@ -23,6 +24,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.wire import U16, U64, Buffer, at_most, clip, sized, text
@@ -89,6 +91,13 @@ def encode_scores(m: Scores) -> list[Buffer]:
 def encode_row_over(message: RowOver) -> list[Buffer]:
     """The parts of ROW_OVER."""
     head = ROW_OVER.pack(message.CODE, message.n, message.uid)
+    return [head + text(clip(message.reason, MAX_REASON), MAX_REASON)]
+
+
+def encode_row_ready(message: RowReady) -> list[Buffer]:
+    """The parts of ROW_READY."""
+    epoch = message.epoch
+    head = ROW_READY.pack(message.CODE, epoch.instance, epoch.counter, message.uid)
     return [head + text(clip(message.reason, MAX_REASON), MAX_REASON)]
 
 

@@ -13,6 +13,7 @@ from sealring_protocol.codec.local_messages import (
     Loaded,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -24,7 +25,9 @@ from sealring_protocol.conformance.message_parts import (
     DTYPES,
     FromFields,
     ToFields,
+    epoch_fields,
     hosts_fields,
+    read_epoch,
     read_hosts,
 )
 
@@ -202,6 +205,7 @@ LOCAL_TO: Final[ToFields] = {
     Logprobs: _logprobs,
     Scores: _scores,
     RowOver: lambda m: {"n": u64(m.n), "uid": u64(m.uid), "reason": m.reason},
+    RowReady: lambda m: {**epoch_fields(m.epoch), "uid": u64(m.uid), "reason": m.reason},
     Loaded: lambda m: {"read": u64(m.read), "held": u64(m.held), "load_us": u64(m.load_us)},
     Group: _group,
     Grouped: lambda m: {"size": m.size, "sum_us": m.sum_us, "token_us": m.token_us},
@@ -216,6 +220,7 @@ LOCAL_FROM: Final[FromFields] = {
     "LOGPROBS": _read_logprobs,
     "SCORES": _read_scores,
     "ROW_OVER": lambda f: RowOver(int(f["n"]), int(f["uid"]), f["reason"]),
+    "ROW_READY": lambda f: RowReady(read_epoch(f), int(f["uid"]), f["reason"]),
     "LOADED": lambda f: Loaded(int(f["read"]), int(f["held"]), int(f["load_us"])),
     "GROUP": _read_group,
     "GROUPED": lambda f: Grouped(f["size"], f["sum_us"], f["token_us"]),

@@ -266,6 +266,7 @@ const scores = struct(
   },
 );
 const rowOver = struct({ n: u64, uid: u64, reason: plainText(MAX_REASON) });
+const rowReady = struct({ ...epoch, uid: u64, reason: plainText(MAX_REASON) });
 
 const loaded = struct({ read: u64, held: u64, load_us: u64 });
 
@@ -342,6 +343,7 @@ export const LOCAL = Object.freeze({
   0x87: ["GROUPED", grouped],
   0x88: ["SCORES", scores],
   0x89: ["ROW_OVER", rowOver],
+  0x8a: ["ROW_READY", rowReady],
 });
 
 /**

@@ -22,6 +22,7 @@ from sealring_protocol.codec.local_messages import (
     LocalMessage,
     Logprobs,
     RowOver,
+    RowReady,
     Scores,
 )
 from sealring_protocol.codec.messages import (
@@ -206,6 +207,8 @@ class Head:
                 if self._steps is not None:
                     self._steps.engine_told(message)
                 return []
+            case RowReady() if message.epoch == self.epochs.membership.epoch:
+                return [] if self._steps is None else self._steps.row_ready(message, now)
             case Checked() if message.epoch == self.epochs.membership.epoch:
                 return [] if self._steps is None else self._steps.fingerprints(0, message)
             case CannotServe():

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import attrs
 
-from sealring_protocol.codec.local_messages import Logprobs, RowOver, Scores
+from sealring_protocol.codec.local_messages import Logprobs, RowOver, RowReady, Scores
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
     Checked,
@@ -212,6 +212,10 @@ class Steps:
             due = told[-1].end if told else work.position + 1
             if message.position == due and message.end <= work.position + work.count + 1:
                 told.append(message)
+
+    def row_ready(self, message: RowReady, now: float) -> list[Effect]:
+        """The head's engine sent *message* of this epoch."""
+        return [*self._scheduler.prepared(message.uid, message.reason), *self.plan(now)]
 
     def fingerprints(self, rank: int, message: Checked) -> list[Effect]:
         """*rank* sent *message* of this epoch. Raises `RemoteProtocolError` if it may not."""

@@ -112,13 +112,15 @@ class NotServed(LocalProtocolError):
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended. REFUSED: the ring cannot serve until somebody changes something."""
+    """Why a request ended. REFUSED: the ring cannot serve until somebody changes something. UNHELD:
+    the grammar that holds it cannot be followed any further."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
     REFUSED = "refused"
+    UNHELD = "unheld"
 
 
 @attrs.frozen

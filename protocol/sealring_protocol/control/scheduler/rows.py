@@ -84,6 +84,7 @@ class LiveRow:
     stalls: int = 0
     tries: int = 0  # lost steps since its last token
     suspect: bool = False
+    unready: int = 0  # ROWs of this epoch whose grammar the head's engine still prepares
     leader: LiveRow | None = None  # a row that reads the same prompt first
     followers: int = 0
 
@@ -94,6 +95,16 @@ class LiveRow:
     def draws(self) -> bool:
         """Whether tokens are drawn after its prompt."""
         return self.request.max_tokens != 0
+
+    @property
+    def held(self) -> bool:
+        """Whether it has a grammar."""
+        return bool(self.request.sampling.grammar)
+
+    @property
+    def may_join(self) -> bool:
+        """Whether it is read, what was announced of its grammar is prepared, and it draws."""
+        return self.state.state is RowState.READY and not self.unready and self.draws
 
     @property
     def wants_scores(self) -> bool:

@@ -211,9 +211,9 @@ class RunningRows:
 
     def joiners(self, group: int) -> list[LiveRow]:
         """Rows that may join *group* now. A preempted row waits until its earlier decode is
-        answered."""
+        answered, and a row with a grammar until that is prepared: a decode waits for no other."""
         rows = [row for row in self.reading.values() if row.group == group and not row.flying]
-        return [row for row in rows if row.state.state is RowState.READY and row.draws]
+        return [row for row in rows if row.may_join and not (row.held and self._is_new(row))]
 
     def join(self, row: LiveRow) -> None:
         """Move *row* from its private caches into its group."""
@@ -274,7 +274,7 @@ class RunningRows:
             self.waste(row)
             self._requeue(row)
         for row in self.rows.values():
-            row.flying = row.wasted = row.ahead = 0
+            row.flying = row.wasted = row.ahead = row.unready = 0
         self.wrong.clear()
 
     # ------------------------------------------------------------ who comes in

@@ -205,6 +205,15 @@ class Scheduler:
         if (row := self._running.rows.get(uid)) is not None:
             row.guesses.give(position, self._known(tokens))
 
+    def prepared(self, uid: int, reason: str) -> list[Outcome]:
+        """The head's engine has prepared the grammar of row *uid*, which may be gone, as often as
+        it was announced; or it cannot, for *reason*."""
+        row = self._running.rows.get(uid)
+        if row is None or not row.unready:
+            return []
+        row.unready -= 1
+        return self._running.end(uid, FinishReason.UNHELD, reason) if reason else []
+
     # ----------------------------------------------------------------- steps
 
     def plan(self, now: float) -> Planned | None:
@@ -230,7 +239,8 @@ class Scheduler:
             ahead = self._guessing.ahead(group)
             work = Decode(group, len(ahead), len(ahead))
             return self._maker.make(saves, opened, joining, work, now, ahead)
-        changes = saves or self._running.leaving or self._running.dropping
+        held = any(row.held for row in opened)  # their grammars can be prepared meanwhile
+        changes = held or saves or self._running.leaving or self._running.dropping
         return self._maker.make(saves, opened, (), NO_WORK, now) if changes else self._guess(now)
 
     def _guess(self, now: float) -> Planned | None:
@@ -357,7 +367,7 @@ class Scheduler:
             if row is None or position != len(row.tokens) or uid in self._running.reading:
                 continue
             if uid in over and position == last[uid]:
-                ended = FinishReason.FAILED if over[uid] else FinishReason.STOP
+                ended = FinishReason.UNHELD if over[uid] else FinishReason.STOP
                 outcomes += self._running.end(uid, ended, over[uid])
                 continue
             if not flight.guesses:

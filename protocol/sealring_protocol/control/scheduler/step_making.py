@@ -79,6 +79,8 @@ class StepMaker:
             ids=tuple(ids),
         )
         running.carried_out(step)
+        for row in opened:
+            row.unready += row.held
         flight = self._flight(work, now, guesses)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
         heavy = weight(step) + sum(row.row_weight for row in opened)
