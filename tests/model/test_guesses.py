@@ -5,23 +5,23 @@ cancelled, are preempted, reuse prefixes, and engines and links are lost.
 """
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from random import Random
 
 import attrs
 import pytest
 from model_families import FAMILIES
-from model_rings import SAMPLING, Ring, StepFailed
+from model_rings import SAMPLING, Ring, StepFailed, stage_of
 from sealring_model.engine.activation_seal import PlainActivations
 from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
-from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 from sealring_model.lookahead import lookahead
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams
-from sealring_protocol.codec.local_messages import Loaded
+from sealring_protocol.codec.local_messages import EngineInfo, Loaded
 from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
@@ -50,14 +50,13 @@ from tests.sim.brains import AlwaysPay, Brains
 
 LENGTH = 20
 ROOM = 1 << 30
-_STAGES: dict[tuple, LoadedStage] = {}
 
 
-def stage_of(folder: Path, first: int, last: int) -> LoadedStage:
-    key = (folder, first, last)
-    if key not in _STAGES:
-        _STAGES[key] = load_stage(describe(folder), first, last)
-    return _STAGES[key]
+@cache
+def engine_of(folder: Path) -> EngineInfo:
+    """What an engine in a pipeline tells of itself and the model in *folder*."""
+    info = describe(folder)
+    return attrs.evolve(describe_engine(info, structure_of(info), ROOM), splits=0)
 
 
 class RealEngine:
@@ -75,8 +74,7 @@ class RealEngine:
         self.held = 0
 
     def start(self) -> list:
-        told = describe_engine(self.info, structure_of(self.info), ROOM)
-        return [attrs.evolve(told, splits=0)]  # in a pipeline
+        return [engine_of(self.folder)]
 
     def receive(self, message) -> list:
         executor = self.executor
