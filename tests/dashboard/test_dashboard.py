@@ -32,6 +32,10 @@ def page(browser: Browser, served: Served) -> Iterator[Page]:
         yield page
 
 
+LONG = 1000
+"""Tokens of an answer that is not over before somebody has looked at it and pressed a button."""
+
+
 @contextmanager
 def busy(served: Served) -> Iterator[None]:
     """A request that runs until the block ends, or somebody cancels it."""
@@ -39,6 +43,8 @@ def busy(served: Served) -> Iterator[None]:
         "model": "tiny",
         "messages": [{"role": "user", "content": "Tell me a story."}],
         "n": 16,
+        "min_tokens": LONG,
+        "max_tokens": LONG,
         "stream": True,
     }
     url = f"{served.url}/v1/chat/completions"
