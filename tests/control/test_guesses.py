@@ -351,6 +351,16 @@ def test_a_pipeline_guesses_in_the_way_that_is_faster():
     assert costs.ahead(0.8, 4, ways) == 0
 
 
+def test_a_device_that_prepares_for_a_shape_more_than_once_is_not_taken_for_slow():
+    costs, ways = GuessCosts(), Ways(piped=False, sizes=(4,))
+    for _ in range(8):
+        costs.took(Outcome.PLAIN, 1.0)
+    for seconds in (300.0, 150.0, 1.5, 1.4):
+        costs.took_ahead(4, seconds)
+    assert costs.seconds_ahead(4) == 1.4
+    assert costs.ahead(0.8, 4, ways) == 4
+
+
 def test_guesses_end_before_the_first_that_is_beyond_the_vocabulary():
     """A step with such a token would end the epoch, for everybody."""
     scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4, vocabulary=100), 1000)

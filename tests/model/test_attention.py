@@ -3,9 +3,10 @@
 import mlx.core as mx
 import pytest
 from sealring_model.stage import attention
-from sealring_model.stage.attention import attend, fits
+from sealring_model.stage.attention import attend, few, fits
 
 SCALE = 0.09
+GOOD = {"rows": 3, "groups": 2, "queries": 4, "length": 37, "width": 128, "dtype": mx.bfloat16}
 
 
 def made(rows=3, groups=2, queries=4, length=37, width=128, dtype=mx.bfloat16, seed=0):
@@ -147,6 +148,48 @@ def test_once_installed_models_use_it_where_it_fits(monkeypatch):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("tokens", [2, 3, 5, 9, 17])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_few_tokens_are_read_in_causal_order(monkeypatch, tokens, width):
+    theirs = mx.fast.scaled_dot_product_attention
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
+    attention.install.cache_clear()
+    attention.install()
+    for length in (tokens, tokens + 1, 200):
+        _, keys, values = made(rows=1, width=width, length=length)
+        queries = mx.random.normal((1, 8, tokens, width)).astype(mx.bfloat16)
+        assert few(queries, keys, values, "causal")
+        found = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=SCALE, mask="causal"
+        )
+        for at in range(tokens):
+            mask = (mx.arange(length) <= length - tokens + at)[None, None, None]
+            wanted = expected(queries[:, :, at : at + 1], keys, values, mask)
+            assert close(found[:, :, at : at + 1], wanted, mx.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens", "mask", "does"),
+    [
+        ({}, 1, "causal", False),
+        ({}, 2, "causal", True),
+        ({}, 17, "causal", True),
+        ({}, 18, "causal", False),
+        ({"length": 5}, 5, "causal", True),
+        ({"length": 4}, 5, "causal", False),
+        ({"length": 9000}, 5, "causal", True),
+        ({"rows": 2}, 5, "causal", False),
+        ({"dtype": mx.float32}, 5, "causal", False),
+        ({}, 5, None, False),
+        ({}, 5, mx.ones((1, 1, 5, 37), mx.bool_), False),
+    ],
+)
+def test_what_counts_as_a_few_tokens(change, tokens, mask, does):
+    queries, keys, values = made(**GOOD | {"rows": 1} | change)
+    assert few(mx.repeat(queries, tokens, axis=2), keys, values, mask) is does
+
+
+@pytest.mark.cuda
 def test_where_it_does_not_compile_nothing_is_installed(monkeypatch):
     def refused(*_):
         raise RuntimeError("no compiler")
@@ -157,9 +200,6 @@ def test_where_it_does_not_compile_nothing_is_installed(monkeypatch):
     attention.install.cache_clear()
     attention.install()
     assert mx.fast.scaled_dot_product_attention is theirs
-
-
-GOOD = {"rows": 3, "groups": 2, "queries": 4, "length": 37, "width": 128, "dtype": mx.bfloat16}
 
 
 @pytest.mark.parametrize(

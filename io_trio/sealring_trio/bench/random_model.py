@@ -5,6 +5,10 @@ tiny model's tokenizer, filled up to their vocabulary with words that no text co
 random signs and mantissas under one exponent, which big integers make in a moment: their values do
 not matter, as long as they are neither zeros nor infinities. Only the token that ends a text is
 all zeros, in the embedding that is the output head too: its logit is 0, and no text ends by itself.
+
+A *steady* one takes as long, but its layers change the hidden states so little that each token is
+followed by itself. No last bit of the arithmetic makes another text of that, in whatever way the
+tokens are batched.
 """
 
 from __future__ import annotations
@@ -56,18 +60,23 @@ _EMBEDDING: Final = "model.embed_tokens.weight"
 _END: Final = 0
 """The token that ends a text: the embedding's first line."""
 
+_ADDED: Final = ("o_proj.weight", "down_proj.weight")
+"""What gives the values that a layer adds to the hidden states."""
+
 _STEP: Final = 70_001  # between the beginnings of two tensors
 
 
 @attrs.frozen
 class _Format:
     """How a dtype is written. Of each value, *noise* says which bits are random; *exponent* makes
-    it one of 1/64 to 1/32. Both are little-endian, as the file is."""
+    it one of 1/64 to 1/32, and *faint* one of 2^-22 to 2^-21. All are little-endian, as the file
+    is."""
 
     code: str
     torch: str
     noise: bytes
     exponent: bytes
+    faint: bytes
     one: bytes
 
     @property
@@ -77,25 +86,34 @@ class _Format:
 
 _FORMATS: Final[Mapping[DType, _Format]] = {
     "f32": _Format(
-        "F32", "float32", b"\xff\xff\x7f\x80", b"\x00\x00\x80\x3c", struct.pack("<f", 1.0)
+        "F32",
+        "float32",
+        b"\xff\xff\x7f\x80",
+        b"\x00\x00\x80\x3c",
+        b"\x00\x00\x80\x34",
+        struct.pack("<f", 1.0),
     ),
-    "bf16": _Format("BF16", "bfloat16", b"\x7f\x80", b"\x80\x3c", b"\x80\x3f"),
+    "bf16": _Format("BF16", "bfloat16", b"\x7f\x80", b"\x80\x3c", b"\x80\x34", b"\x80\x3f"),
 }
 
 
 @contextlib.contextmanager
-def model_or_random(model: str | None, size: SizeName, dtype: DType) -> Iterator[tuple[Path, str]]:
-    """*model*, a folder or hub id, and what to call it; or, for None, a random one, which is gone
-    when the block ends."""
+def model_or_random(
+    model: str | None, size: SizeName, dtype: DType, *, steady: bool = False
+) -> Iterator[tuple[Path, str]]:
+    """*model*, a folder or hub id, and what to call it; or, for None, a random one, *steady* or
+    not, which is gone when the block ends."""
     if model is not None:
         folder = find_whole_model(model)
         yield folder, folder.name
         return
     with tempfile.TemporaryDirectory(prefix="sealring-") as temporary:
-        yield write_random_model(Path(temporary), size, dtype), f"{size} {dtype}"
+        yield write_random_model(Path(temporary), size, dtype, steady=steady), f"{size} {dtype}"
 
 
-def write_random_model(folder: Path, size: SizeName = "25m", dtype: DType = "f32") -> Path:
+def write_random_model(
+    folder: Path, size: SizeName = "25m", dtype: DType = "f32", *, steady: bool = False
+) -> Path:
     """Write the model to *folder*; the same one each time."""
     shape, form = SIZES[size], _FORMATS[dtype]
     source = tiny.path()
@@ -119,7 +137,7 @@ def write_random_model(folder: Path, size: SizeName = "25m", dtype: DType = "f32
         "torch_dtype": form.torch,
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
-    _write_weights(folder, dict(_shapes(shape)), form)
+    _write_weights(folder, dict(_shapes(shape)), form, steady=steady)
     return folder
 
 
@@ -148,7 +166,9 @@ def _shapes(size: Size) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "model.norm.weight", (hidden,)
 
 
-def _write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], form: _Format) -> None:
+def _write_weights(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], form: _Format, *, steady: bool
+) -> None:
     header: dict[str, Any] = {}
     offset = 0
     for name, shape in shapes.items():
@@ -156,12 +176,14 @@ def _write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], form: _F
         header[name] = {"dtype": form.code, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
-    pool = _make_pool(form)
+    usual = _make_pool(form, form.exponent)
+    faint = _make_pool(form, form.faint) if steady else usual
     file_name = "model.safetensors"
     with (folder / file_name).open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for index, (name, entry) in enumerate(header.items()):
             first, last = entry["data_offsets"]
+            pool = faint if name.endswith(_ADDED) else usual
             if name.endswith("norm.weight"):
                 file.write(form.one * ((last - first) // form.size))
             elif name == _EMBEDDING:
@@ -175,12 +197,12 @@ def _write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], form: _F
     (folder / f"{file_name}.index.json").write_text(json.dumps(places))
 
 
-def _make_pool(form: _Format) -> bytes:
+def _make_pool(form: _Format, exponent: bytes) -> bytes:
     size = POOL * form.size
     noise = int.from_bytes(hashlib.shake_128(b"random model").digest(size), "little")
     mask = int.from_bytes(form.noise * POOL, "little")
-    exponent = int.from_bytes(form.exponent * POOL, "little")
-    return (noise & mask | exponent).to_bytes(size, "little")
+    exponents = int.from_bytes(exponent * POOL, "little")
+    return (noise & mask | exponents).to_bytes(size, "little")
 
 
 def _cut(pool: bytes, start: int, size: int) -> Iterator[bytes]:

@@ -150,11 +150,11 @@ def speculate(
     if strategy == "tp":
         options |= NCCL if gpus else {"strategy": "tp", "collectives": "shared-loopback"}
     places = gpu_places(ranks) if gpus else ()
-    exact = model is None and dtype == "f32"
+    exact = model is None
     setup = Setup(ranks, share, tokens, turns, layers, places, options, exact)
     if lookup:
         return report(measure_lookup(setup, teller()), json=json, check=check)
-    with model_or_random(model, size, dtype) as (folder, name):
+    with model_or_random(model, size, dtype, steady=True) as (folder, name):
         results = measure(setup, folder, name, teller())
     return report(results, json=json, check=check)
 

@@ -1,9 +1,13 @@
-"""Attention of one token per row over masked keys, on CUDA: a decode of rows of different lengths.
+"""Attention on CUDA where MLX's own is slow: rows of different lengths, and a few tokens of a row.
 
 The rows of a batch stand in left-padded rectangles, so each of their decodes has a mask. MLX's own
 kernel takes no mask. With a mask MLX falls back to batched matrix products, a product with the mask
 and a softmax: half a dozen kernels, whose launches take longer than their work. Here it is one
 kernel.
+
+A step that reads guesses has a few tokens of one row. MLX gives them to cuDNN, which plans anew
+for each number of queries and of keys. That takes 60 to 80 ms, and each step has other keys. Here
+they are as many rows, with the same keys and a mask for each.
 
 Each block of threads has the keys of one row and one head, and all queries that go with them
 (grouped queries, arXiv:2305.13245), so that each key and value is read once. A thread has eight
@@ -33,6 +37,11 @@ memory."""
 _KEYS_PER_BLOCK: Final = 32
 """Keys of a row for each block, up to which this kernel is used. On an H200 it was faster there,
 from 2 rows with 500 keys to 32 rows with 4,000, and slower for 2 rows with 2,000."""
+
+_FEW: Final = 17
+"""Tokens of a row for which cuDNN is avoided: the one drawn last, and the most guesses that a step
+reads (`MAX_GUESSED`). With 8,000 keys cuDNN's plan still takes ten times as long as this kernel in
+16 layers."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
@@ -191,17 +200,41 @@ def fits(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> b
     """Whether `attend` takes these arguments, and is faster."""
     if not isinstance(mask, mx.array) or mask.dtype != mx.bool_ or mask.ndim != 4:
         return False
-    rows, heads, tokens, width = queries.shape
-    if tokens != 1 or width not in _WIDTHS or queries.dtype not in _TYPES:
-        return False
+    rows, _, tokens, _ = queries.shape
     _, kv_heads, length, _ = keys.shape
     return (
-        keys.shape == values.shape == (rows, kv_heads, length, width)
+        tokens == 1
+        and _takes(queries, keys, values)
+        and mask.shape in {(rows, 1, 1, length), (1, 1, 1, length)}
+        and length <= _KEYS_PER_BLOCK * rows * kv_heads
+    )
+
+
+def few(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> bool:
+    """Whether these are the last few tokens of one row, in causal order."""
+    rows, _, tokens, _ = queries.shape
+    return (
+        isinstance(mask, str)
+        and mask == "causal"
+        and rows == 1
+        and 1 < tokens <= _FEW
+        and tokens <= keys.shape[2]
+        and _takes(queries, keys, values)
+    )
+
+
+def _takes(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
+    """Whether the kernel is written for such heads."""
+    rows, heads, _, width = queries.shape
+    _, kv_heads, length, _ = keys.shape
+    return (
+        width in _WIDTHS
+        and queries.dtype in _TYPES
+        and keys.shape == values.shape == (rows, kv_heads, length, width)
         and queries.dtype == keys.dtype == values.dtype
         and heads % kv_heads == 0
         and heads // kv_heads * width <= _SHARED
-        and mask.shape in {(rows, 1, 1, length), (1, 1, 1, length)}
-        and 0 < length <= _KEYS_PER_BLOCK * rows * kv_heads
+        and length > 0
     )
 
 
@@ -225,6 +258,20 @@ def attend(
     return out
 
 
+def attend_few(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    """The same for arguments that `few` is true of: *queries* ``(1, heads, tokens, width)``."""
+    tokens, length = queries.shape[2], keys.shape[2]
+    last = mx.arange(length - tokens, length)[:, None, None, None]
+    found = attend(
+        queries.transpose(2, 1, 0, 3),
+        mx.broadcast_to(keys, (tokens, *keys.shape[1:])),
+        mx.broadcast_to(values, (tokens, *values.shape[1:])),
+        scale,
+        mx.arange(length)[None, None, None] <= last,
+    )
+    return found.transpose(2, 1, 0, 3)
+
+
 @functools.cache
 def install() -> None:
     """Have every model of this process use `attend` where it fits, if there is CUDA and the kernel
@@ -245,8 +292,11 @@ def install() -> None:
         **others: Any,
     ) -> mx.array:
         """Takes the arguments of MLX's own."""
-        if sinks is None and not others and fits(queries, keys, values, mask):
-            return attend(queries, keys, values, scale, mask)
+        if sinks is None and not others:
+            if fits(queries, keys, values, mask):
+                return attend(queries, keys, values, scale, mask)
+            if few(queries, keys, values, mask):
+                return attend_few(queries, keys, values, scale)
         found: mx.array = theirs(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks, **others
         )

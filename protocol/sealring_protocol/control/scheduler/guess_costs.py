@@ -32,9 +32,9 @@ _STALE: Final = 512
 """Intervals after guesses, in a row, after which it is not known any more what a token takes
 without."""
 
-_TRIES: Final = 2
-"""Steps that read so many guesses ahead after which their time is known. The very first does not
-count, for a device prepares for a new shape."""
+_TRIES: Final = 3
+"""Steps that read so many guesses ahead after which their time is known: that of the fastest. A
+device prepares for a new shape, a GPU for a second or more; so the very first does not count."""
 
 _FORGOTTEN: Final = 2048
 """Intervals after which it is not known any more what a step takes that was not measured
@@ -80,7 +80,9 @@ class _Ahead:
         self.count, self.latest = min(self.count + 1, _STEADY), tick
         if self.count == 1:
             self.seconds = seconds
-        elif self.count > 1:
+        elif 1 < self.count <= _TRIES:
+            self.seconds = min(self.seconds, seconds)
+        elif self.count > _TRIES:
             self.seconds += (min(seconds, _OUTLIER * self.seconds) - self.seconds) / self.count
 
 
