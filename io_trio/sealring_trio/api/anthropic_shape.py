@@ -72,11 +72,11 @@ class MessageShape:
         """*error* as an event."""
         return self.event(error.anthropic_body())
 
-    def whole(self, trace: Trace) -> bytes:
+    def whole(self, trace: Trace) -> tuple[bytes]:
         """The message in one piece."""
         reason, stop = self._stop()
         told = {"stop_reason": reason, "stop_sequence": stop}
-        return json_bytes({**self._message(_counts(trace)), **told})
+        return (json_bytes({**self._message(_counts(trace)), **told}),)
 
     def _stop(self) -> tuple[str, str | None]:
         """Why the message ends, and before which stop string."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -77,9 +78,9 @@ class ChatShape(Chunks):
             delta.index, told, self._with(logprobs) if logprobs else None, message.finish or None
         )
 
-    def whole_choices(self) -> list[dict[str, Any]]:
+    def whole_choices(self) -> Iterator[dict[str, Any]]:
         """The messages in one piece each."""
-        return [self._whole(index, message) for index, message in enumerate(self._messages)]
+        return itertools.starmap(self._whole, enumerate(self._messages))
 
     def beside(self) -> dict[str, Any]:
         """The scores of the prompt, if they are told."""

@@ -3,7 +3,8 @@ else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -71,9 +72,9 @@ class TextShape(Chunks):
             made.finish = delta.finish.reason
         return _choice(delta.index, text, made.tell(delta.tokens), made.finish or None)
 
-    def whole_choices(self) -> list[dict[str, Any]]:
+    def whole_choices(self) -> Iterator[dict[str, Any]]:
         """The continuations in one piece each."""
-        return [self._whole(index, made) for index, made in enumerate(self._texts)]
+        return itertools.starmap(self._whole, enumerate(self._texts))
 
     def _scores_of(self, index: int) -> PromptScores:
         return self._scores[index * len(self._scores) // len(self._texts)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import attrs
@@ -57,8 +57,9 @@ class Shape(Protocol):
     def failure(self, error: ApiError) -> bytes:
         """The last event of a stream that *error* ends."""
 
-    def whole(self, trace: Trace) -> bytes:
-        """The answer in one piece, after all deltas."""
+    def whole(self, trace: Trace) -> Iterable[bytes]:
+        """The answer in one piece, after all deltas: parts to be joined, each of which takes little
+        time to make."""
 
 
 @attrs.frozen
@@ -78,9 +79,15 @@ class Envelope:
             body["usage"] = counts
         return body
 
-    def whole(self, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        """An answer in one piece."""
-        return {**self._around(self.kind, choices), "usage": usage}
+    def whole(self, choices: Iterable[dict[str, Any]], after: Mapping[str, Any]) -> Iterator[bytes]:
+        """An answer in one piece, with *after* after its *choices*, and a part for each: with all
+        log probabilities it may have 25 MiB."""
+        around = self._around(self.kind, ())
+        del around["choices"]
+        yield json_bytes(around)[:-1] + b',"choices":['
+        for at, choice in enumerate(choices):
+            yield (b"," if at else b"") + json_bytes(choice)
+        yield b"]," + json_bytes(after)[1:]
 
     def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -125,7 +132,7 @@ class Chunks(ABC):
         """Keep *delta*; the choice of its chunk."""
 
     @abstractmethod
-    def whole_choices(self) -> list[dict[str, Any]]:
+    def whole_choices(self) -> Iterator[dict[str, Any]]:
         """The choices in one piece."""
 
     def beside(self) -> dict[str, Any]:
@@ -155,10 +162,9 @@ class Chunks(ABC):
         """*error* as an event."""
         return event(error.body())
 
-    def whole(self, trace: Trace) -> bytes:
+    def whole(self, trace: Trace) -> Iterator[bytes]:
         """The body of the answer."""
-        body = self._envelope.whole(self.whole_choices(), usage(trace))
-        return json_bytes({**body, **self.beside()})
+        return self._envelope.whole(self.whole_choices(), {"usage": usage(trace), **self.beside()})
 
 
 def usage(trace: Trace) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class ResponseShape:
     def closing(self, trace: Trace) -> bytes:
         """The whole response."""
         kind = "response.incomplete" if self._status == "incomplete" else "response.completed"
-        return self._about_all(kind, self.whole(trace))
+        return self._about_all(kind, *self.whole(trace))
 
     def failure(self, error: ApiError) -> bytes:
         """The response as far as it came, and *error*."""
@@ -121,7 +121,7 @@ class ResponseShape:
         told = {"code": code, "message": error.message}
         return self._about_all("response.failed", self._response("failed", error=told))
 
-    def whole(self, trace: Trace) -> bytes:
+    def whole(self, trace: Trace) -> tuple[bytes]:
         """The response in one piece, which is also kept."""
         usage = {
             "input_tokens": trace.prompt_tokens,
@@ -133,7 +133,7 @@ class ResponseShape:
         made = self._response(self._status, usage=usage)
         if self._keep is not None:
             self._keep(made, tuple(map(json_bytes, self._done)))
-        return made
+        return (made,)
 
     @property
     def _status(self) -> str:
