@@ -106,14 +106,20 @@ def _tokenizer() -> Tokenizer:
     return Tokenizer(tiny.path())
 
 
+def _read(kind: Any, about: dict[str, Any], body: bytes) -> Any:
+    """What a text worker makes of *body*."""
+    return JOBS[kind.name](_tokenizer(), about, body, lambda stage: None)
+
+
 def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
     kind, body = KINDS[source.below(len(KINDS))], source.rest()
     context = ChoiceContext(cast(Generator, None), _tokenizer(), "")  # no call is read here
     try:
-        prepared = ParsedRequest.of(*JOBS[kind.name](_tokenizer(), ASKED, body, lambda stage: None))
-        kind.before(prepared.told, context)  # refuses: no response is kept here
+        prepared = ParsedRequest.of(*_read(kind, ASKED, body))
+        if kind.earlier(prepared.told, context) is not None:  # refuses names: nothing is kept here
+            prepared = ParsedRequest.of(*_read(kind, {**ASKED, "before": 0, "referred": 0}, body))
         asked = kind.options(prepared.told["options"])
         made = list(jobs(asked, prepared, VOCABULARY, VISITOR))
     except ApiError as error:
@@ -122,7 +128,7 @@ def check(data: bytes) -> None:
     filled = kind.choices(asked, prepared, context)
     trace = Trace("a", kind.name, "", began=0.0)
     shape = kind.shape(asked, prepared, context, About("a", 0, "m", "f", trace))
-    json.loads(shape.whole(trace))
+    json.loads(b"".join(shape.whole(trace)))
     choices = asked.n or 1
     assert choices <= MAX_CHOICES
     assert len(made) == len(filled) == len(prepared.prompts) * choices
