@@ -18,10 +18,21 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 END = "<end>"
 
+# A call that is held to its schema is forced in part, so its words are those that the forced text
+# has in this vocabulary.
+CALL = [
+    '{"name": "get_weather", ',
+    '"arguments": ',
+    "{",
+    '"city": "Paris"}',
+    "}",
+    "</tool_call>",
+    END,
+]
+
 SCRIPTS = [
     # What the prompt ends with, and what follows.
-    ["weather", "<tool_call>", '{"name": "get_weather", ', '"arguments": {"city": "Paris"}}'],
-    ['"arguments": {"city": "Paris"}}', "</tool_call>", END],
+    ["weather", "<tool_call>", *CALL],
     ["think", "<think>", "\nI ponder.", "\n", "</think>", "\n\n", "The answer.", END],
     ["fruit", "apple", " ban", "ana", " cherry", END],
     ["endless", "la", "la"],

@@ -24,21 +24,8 @@ from tests.api.scripted import END
 
 COMMAND = "echo sun''ny"  # what an agent runs; its output has no quotes
 
-# A call that is held to its schema is forced in part, so its words are those that the forced text
-# has in this vocabulary.
-CALL = [
-    '{"name": "get_weather", ',
-    '"arguments": ',
-    "{",
-    '"city": "Paris"}',
-    "}",
-    "</tool_call>",
-    END,
-]
-
 SCRIPTS = [
-    ["weather", "<tool_call>", *CALL],
-    *scripted.SCRIPTS[2:],
+    *scripted.SCRIPTS,
     ["sunny", "It is", " sun", "ny in", " Paris.", END],
     [
         "run-bash",

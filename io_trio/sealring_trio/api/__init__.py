@@ -17,6 +17,7 @@
 | `told_tools` | tools in words, where the template has none |
 | `held_schema`, `holding` | the fields that hold an answer to a form, and its grammar |
 | `forms`, `tool_forms` | forms and tool calls as grammars |
+| `closed_schema` | objects that have the properties they name, and no others |
 | `sampling` | how its rows are drawn |
 | `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
 | `parsing`, `choices` | reasoning and tool calls in a text; what each piece adds to a choice |

@@ -16,6 +16,7 @@ import attrs
 from llguidance import gbnf_to_lark, regex_to_lark
 from sealring_model.text.tokens import Tokenizer
 
+from sealring_trio.api.closed_schema import closed
 from sealring_trio.api.errors import ApiError, invalid, unsupported
 from sealring_trio.api.held_schema import Held, ResponseFormat
 
@@ -37,14 +38,14 @@ class Form:
 
 
 def json_grammar(schema: Any, *, blank: str | None = BLANK) -> Grammar:
-    """What a JSON text of *schema* is; *blank* is a regular expression for the blank space in it,
-    None for no such space."""
+    """What a JSON text of *schema* is, whose plain objects are `closed`. *blank* is a regular
+    expression for the blank space in it, None for no such space."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         return {"json_schema": schema}
     options = {"whitespace_flexible": False} if blank is None else {"whitespace_pattern": blank}
-    return {"json_schema": {**schema, "x-guidance": options}}
+    return {"json_schema": {**closed(schema), "x-guidance": options}}
 
 
 def form_of(asked: Held, response_format: ResponseFormat | None) -> Form | None:
