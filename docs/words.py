@@ -94,8 +94,7 @@ FIELDS: Final = {
     "response_format.json_schema.schema": "The JSON schema. It is held, or the request is refused.",
     "response_format.json_schema.strict": "Has no effect: a schema is always held.",
     "min_tokens": "The answer does not end by itself before so many tokens.",
-    "bad_words": "Texts that the answer must not have: neither at its beginning nor after a space "
-    "is a word's sequence of tokens drawn.",
+    "bad_words": "Words that the answer must not have, alone or after a space.",
     "structured_outputs": "The form of the answer, as vLLM has it; see [forms](#forms).",
     "structured_outputs.json": "A JSON schema, or its text.",
     "structured_outputs.regex": "A regular expression for the whole answer.",

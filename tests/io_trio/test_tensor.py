@@ -22,7 +22,7 @@ from tests.io_trio.helpers import sealring
 
 pytestmark = pytest.mark.slow
 
-IN_DAEMONS = "sums sealed from node to node; in the clear inside each node's daemon"
+IN_DAEMONS = "sums sealed from node to node; in the clear inside each node's process"
 PROMPT = "Tell me a story about a fox named Pip."
 TOKENS = 24
 SEALED = "sealed between the nodes, not inside them: ring goes through the tunnel link"
@@ -108,8 +108,8 @@ def test_what_is_told_of_a_link(collective: Plan | None, ranks: tuple[int, int],
 
 
 ACTIVATIONS = {
-    "a pipeline": ((True, "pp", None), "sealed from engine to engine; no daemon holds"),
-    "without an inner seal": ((False, "pp", None), "in the clear inside each node's daemon"),
+    "a pipeline": ((True, "pp", None), "sealed from engine to engine; no node process holds"),
+    "without an inner seal": ((False, "pp", None), "in the clear inside each node's process"),
     "sums": ((True, "tp", sums(Backend.RING, 2, False)), IN_DAEMONS),
     "trusted": ((True, "tp", sums(Backend.NCCL, 2, True)), "NOT SEALED: the ranks' sums"),
     "alone": ((True, "single", None), ""),

@@ -87,7 +87,7 @@ def new(
         whole cluster, on unless you say no.
     tensor_parallelism
         Allow tensor parallelism, in which the inner seal covers nothing: the ranks' sums are
-        sealed between nodes, and in the clear inside each node's daemon. A policy of the whole
+        sealed between nodes, and in the clear inside each node's process. A policy of the whole
         cluster too.
     json
         Print one JSON object.

@@ -199,8 +199,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     patience: Annotated[float, pydantic.Field(ge=PING_TIMEOUT, le=60)] = pydantic.Field(
         default=PING_TIMEOUT,
-        description="seconds that a peer may be silent before it is lost; pauses seen raise it. "
-        "An engine may be late by what exceeds the default",
+        description="seconds that a peer may be silent before it is lost; longer pauses that were "
+        "seen raise it. What it exceeds 1.5 by, an engine may be late, too",
         examples=["5"],
     )
     groups: int = pydantic.Field(
@@ -221,8 +221,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     queue: int = pydantic.Field(
         default=256,
         ge=1,
-        description="rows that may wait. Beyond that, whoever has less than an equal share may "
-        "still queue, up to twice as many in all; others are refused with 429 (head)",
+        description="rows that may wait. Once that many do, a caller with less than an equal "
+        "share may still queue, until twice as many wait; others are refused with 429 (head)",
         examples=["64"],
     )
     prefixes: int = pydantic.Field(

@@ -20,9 +20,9 @@ def told_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
     if collective is not None:
         if collective.trusted:
             return "NOT SEALED: the ranks' sums go beside the sealed links"
-        return "sums sealed from node to node; in the clear inside each node's daemon"
+        return "sums sealed from node to node; in the clear inside each node's process"
     if strategy != Strategy.PIPELINE.value:
         return ""
     if inner_seal:
-        return "sealed from engine to engine; no daemon holds them in the clear"
-    return "sealed from node to node; in the clear inside each node's daemon (no inner seal)"
+        return "sealed from engine to engine; no node process holds them in the clear"
+    return "sealed from node to node; in the clear inside each node's process (no inner seal)"

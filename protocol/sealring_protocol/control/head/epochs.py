@@ -283,7 +283,8 @@ class Epochs:
         self._backoff.serving(now)
         self._since = now
         self._failures.clear()
-        return [Note(Level.INFO, f"the ring is ready: epoch {self.membership.epoch.counter}")]
+        how = "; tensor parallelism: every rank is given the tokens" if self.tensor else ""
+        return [Note(Level.INFO, f"the ring is ready: epoch {self.membership.epoch.counter}{how}")]
 
     # --------------------------------------------------------- engine, links
 
