@@ -88,8 +88,9 @@ def stream() -> None:
 @feature("chat", "usage")
 def usage() -> None:
     *_, last = chat(stream=True, stream_options={"include_usage": True})
-    equal((last.choices, last.usage), ([], chat().usage.model_copy(
-        update={"prompt_tokens_details": last.usage.prompt_tokens_details})))  # fmt: skip
+    equal(last.choices, [])
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")  # how many were guessed varies
+    equal(*(tuple(getattr(each, name) for name in counts) for each in (last.usage, chat().usage)))
 
 
 @feature("chat", "stop")
