@@ -3,6 +3,8 @@ without, and after it was read in anew."""
 
 import json
 import random
+import threading
+from concurrent.futures import CancelledError
 from functools import cache
 
 import jsonschema
@@ -249,6 +251,30 @@ def test_a_row_is_prepared_beside_and_told_of_in_order():
     plain = matcher(grammar_tokenizer(TINY, VOCABULARY), GRAMMAR.decode())
     plain.consume_tokens(list(so_far))
     assert made.new(rows[3])[0].compute_bitmask() == plain.compute_bitmask()
+
+
+def test_nothing_is_made_for_rows_that_are_gone():
+    """They are told of all the same, each once and in order, and as such that may go on: a row that
+    was read in anew meanwhile has another ROW under way."""
+    told = []
+    made = Matchers(TINY, VOCABULARY, told.append)
+    made.load().result()
+    started, go_on = threading.Event(), threading.Event()
+    made._tell = lambda ready: (told.append(ready), started.set(), go_on.wait(60))
+    costly = b"start: /(a{900}){900}/"
+    made.begin(Row(1, grammar=GRAMMAR), Epoch(1, 2))
+    started.wait(60)
+    gone = [made.begin(Row(at, grammar=costly), Epoch(1, 2)) for at in (2, 3)]
+    again = Row(3, grammar=GRAMMAR)
+    last = made.begin(again, Epoch(1, 2))
+    made.forget(2)
+    go_on.set()
+    last.result()
+    assert [(ready.uid, ready.reason) for ready in told] == [(1, ""), (2, ""), (3, ""), (3, "")]
+    for future in gone:
+        with pytest.raises(CancelledError):
+            future.result()
+    assert made.new(again)[0].compute_bitmask()
 
 
 def test_a_tokenizer_that_cannot_be_read_is_told_of(tmp_path):

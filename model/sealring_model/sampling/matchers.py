@@ -7,8 +7,9 @@ of tensor parallelism other than the head's makes the same at the same time, and
 wait for it: there a step may wait for what such a rank takes longer.
 
 The tokenizer is made in that thread, too, before there is a row. Rows with equal grammars share
-what has been compiled, by copies. The tokenizers' libraries are imported in that thread: only
-engines that draw need them.
+what has been compiled, by copies. Nothing is made for a row that has gone meanwhile: its ROW_READY
+comes at once, so rows that come and go keep no other waiting. The tokenizers' libraries are
+imported in that thread: only engines that draw need them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import attrs
 from llguidance import LLMatcher, LLTokenizer
 from sealring_protocol.codec.local_messages import RowReady
 from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
@@ -53,6 +55,16 @@ def trouble(matcher: LLMatcher) -> str:
     return f"its grammar cannot be followed: {said.rstrip('.') or 'it is too costly'}"
 
 
+@attrs.define(eq=False)
+class _Preparing:
+    """The matcher of *row*, on its way; not made once the row is *gone*."""
+
+    row: Row
+    epoch: Epoch | None = None
+    gone: bool = False  # set by the compute thread, read by the other
+    matcher: Future[LLMatcher] = attrs.field(init=False)
+
+
 class Matchers:
     """Matchers of grammars over *vocabulary* tokens of the model in *folder*. *tell* is told of
     each that is prepared, in that thread."""
@@ -65,7 +77,7 @@ class Matchers:
         self._tell: Final = tell
         self._thread: Final = ThreadPoolExecutor(1, "grammars", _give_way)
         self._compiled: Final[dict[bytes, LLMatcher]] = {}  # that thread's alone
-        self._prepared: Final[dict[int, tuple[Row, Future[LLMatcher]]]] = {}  # by uid
+        self._prepared: Final[dict[int, _Preparing]] = {}  # by uid
 
     def load(self) -> Future[LLTokenizer]:
         """Make the tokenizer, so that the first grammar need not wait for it. Returns at once."""
@@ -79,26 +91,34 @@ class Matchers:
 
     def begin(self, row: Row, epoch: Epoch = NO_EPOCH) -> Future[LLMatcher]:
         """Prepare *row*, which came in *epoch* and has a grammar. Returns at once."""
-        known = self._thread.submit(self._prepare, row, epoch)
-        self._prepared[row.uid] = row, known
-        return known
+        self.forget(row.uid)
+        self._prepared[row.uid] = coming = self._submit(_Preparing(row, epoch))
+        return coming.matcher
+
+    def _submit(self, coming: _Preparing) -> _Preparing:
+        coming.matcher = self._thread.submit(self._prepare, coming)
+        return coming
 
     def forget(self, uid: int) -> None:
         """Row *uid* is gone."""
-        self._prepared.pop(uid, None)
+        if (coming := self._prepared.pop(uid, None)) is not None:
+            coming.gone = True
 
     def new(self, row: Row) -> tuple[LLMatcher, list[int]]:
         """A matcher for *row* after the tokens that its ROW tells of, and the ids that it takes for
         ends. Waits until it is prepared, which it is once ROW_READY was sent. A fault of the
         grammar is the matcher's. Raises `LoadError` if the model's tokenizer cannot be read."""
-        of, known = self._prepared.pop(row.uid, (None, None))
-        if known is None or of is not row:
-            known = self._thread.submit(self._prepare, row, None)
-        return known.result(), list(self._tokenizer.eos_tokens)
+        coming = self._prepared.pop(row.uid, None)
+        if coming is None or coming.row is not row:
+            coming = self._submit(_Preparing(row))
+        return coming.matcher.result(), list(self._tokenizer.eos_tokens)
 
-    def _prepare(self, row: Row, epoch: Epoch | None) -> LLMatcher:
-        why = "what follows its grammar could not be made"
+    def _prepare(self, coming: _Preparing) -> LLMatcher:
+        row, epoch, gone = coming.row, coming.epoch, coming.gone
+        why = "" if gone else "what follows its grammar could not be made"
         try:
+            if gone:
+                raise CancelledError
             matcher = self._compile(row.grammar).deep_copy()
             for token in row.history[len(row.history) - row.generated :]:
                 matcher.consume_token(token)  # one by one, so that other threads have their turns
