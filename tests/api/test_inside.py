@@ -25,6 +25,7 @@ from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key
 from sealring_trio.api.replies import TextLogprobs
 from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
 from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
+from sealring_trio.node.request_stream import AT_ONCE, Stream
 from sealring_trio.node.trace import StepParts, Trace
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
@@ -250,3 +251,28 @@ async def test_time_in_which_steps_overlap_counts_once() -> None:
     phases = trace.phases()
     assert phases["wait"] == pytest.approx(0)
     assert phases["compute"][0] + phases["hop"] == pytest.approx(15)
+
+
+async def test_tokens_that_have_waited_leave_others_their_turns() -> None:
+    """The answers of a request that is told in one piece are taken one after the other: all tokens
+    of one were, which held the loop for seconds with log probabilities or many stop strings."""
+    stream, turns, taken = Stream(), 0, []
+    events = [TokenOut(1, at, at) for at in range(10 * AT_ONCE + 1)]
+    for event in events:
+        stream.put(event)
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        while len(taken) < len(events):
+            some = await stream.take()
+            assert len(some) <= AT_ONCE
+            taken += some
+        nursery.cancel_scope.cancel()
+    assert taken == events
+    assert turns >= len(events) // AT_ONCE - 1
