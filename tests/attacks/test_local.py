@@ -224,6 +224,10 @@ def said(delta: Any) -> bytes:
     return b"data: " + json.dumps({"choices": [{"delta": delta}]}).encode() + b"\n\n"
 
 
+def used(usage: Any) -> bytes:
+    return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+
+
 ENDED = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 
 SERVERS: dict[str, tuple[bytes, bytes]] = {
@@ -238,6 +242,15 @@ SERVERS: dict[str, tuple[bytes, bytes]] = {
     "a delta is a number": (b'{"data":[{"id":"m"}]}', said(5)),
     "content is a number": (b'{"data":[{"id":"m"}]}', said({"content": 5})),
     "content is no text": (b'{"data":[{"id":"m"}]}', said({"content": "\ud800"})),
+    "usage is a text": (b'{"data":[{"id":"m"}]}', used("x") + ENDED),
+    "usage has a text": (b'{"data":[{"id":"m"}]}', used({"prompt_tokens_details": "x"}) + ENDED),
+    "very many tokens": (
+        b'{"data":[{"id":"m"}]}',
+        said({"content": "a"})
+        + said({"content": "b"})
+        + used({"completion_tokens": 10**400})
+        + ENDED,
+    ),
     "a name that is no text": (b'{"data":[{"id":"\\ud800"}]}', said({"content": "Hello."})),
 }
 
@@ -280,7 +293,7 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
     with answering(models, stream) as url:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
-            input=b"Hello.\nHello.\n",
+            input=b"Hello.\n/stats\nHello.\n",
             capture_output=True,
             timeout=120,
             check=False,

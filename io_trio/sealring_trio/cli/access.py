@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 import attrs
 from cyclopts import Parameter
 
+from sealring_trio.errors import UserError
+
 if TYPE_CHECKING:
     from sealring_trio.local.head_client import HeadClient
 
@@ -42,6 +44,20 @@ class Access:
 
         trust = None if self.certificate is None else client.trusting(self.certificate)
         return HeadClient(url, client.api_key(self.api_key, self.api_key_file), trust)
+
+
+def head_at(url: str | None) -> str:
+    """The address of the head at *url*; if that is left out the usual one, unless another user of
+    this machine listens there. Raises `UserError`."""
+    from sealring_trio.local import client  # noqa: PLC0415 - as above
+    from sealring_trio.local.listener import stranger  # noqa: PLC0415 - as above
+
+    base = client.base_url(url or client.DEFAULT_URL)
+    if url is None and (why := stranger(base)):
+        raise UserError(
+            why, f"Give the address of your head, or this one if you mean it: --url {base}"
+        )
+    return base
 
 
 NO_KEY: Final = Access()

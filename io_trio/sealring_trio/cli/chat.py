@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sealring_trio.cli.access import NO_KEY, Access
+from sealring_trio.cli.access import NO_KEY, Access, head_at
 from sealring_trio.cli.options import Positive, Temperature
 
 
@@ -62,7 +62,7 @@ def chat(
     from sealring_trio.local import client  # noqa: PLC0415
     from sealring_trio.local.chat_session import ChatSession  # noqa: PLC0415
 
-    base = client.base_url(url or client.DEFAULT_URL)
+    base = head_at(url)
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
     with access.client(base) as http:

@@ -165,7 +165,7 @@ class Chat:
     def stats(self, _: str) -> None:
         """Show what the conversation cost."""
         talk = self.talk
-        usage, known = talk.answer.usage, talk.answer.usage.get("prompt_tokens_details") or {}
+        tokens = talk.answer.prompt_tokens
         facts = [
             ("model", f"{talk.model} at {talk.url}"),
             ("machines", ", ".join(machines(talk.http)) or "unknown: the head does not answer"),
@@ -173,9 +173,7 @@ class Chat:
             ("latest answer", self._latest()),
             (
                 "its prompt",
-                f"{usage['prompt_tokens']} tokens, {known.get('cached_tokens', 0)} of them known"
-                if "prompt_tokens" in usage
-                else "-",
+                f"{tokens} tokens, {talk.answer.known_tokens} of them known" if tokens else "-",
             ),
         ]
         for name, fact in facts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sealring_trio.cli.access import Access
+from sealring_trio.cli.access import Access, head_at
 from sealring_trio.cli.output import print_facts, print_json, print_table, told_guesses, visible
 from sealring_trio.errors import OperationError
 from sealring_trio.files.units import format_size
@@ -14,7 +14,7 @@ def show_ring(url: str | None, access: Access, *, json: bool) -> None:
     """Show the ring whose head is at *url*, or at the usual address. Raises `UserError`."""
     from sealring_trio.local import client  # noqa: PLC0415 - a tenth of a second, for this alone
 
-    base = client.base_url(url or client.DEFAULT_URL)
+    base = head_at(url)
     with access.client(base) as http:
         try:
             told = client.cluster_at(http, base)
@@ -27,7 +27,7 @@ def show_ring(url: str | None, access: Access, *, json: bool) -> None:
         return
     try:
         _show(base, told)
-    except (LookupError, TypeError, AttributeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError):
         raise client.no_api(base) from None
 
 

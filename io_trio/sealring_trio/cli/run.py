@@ -193,10 +193,10 @@ def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
     """What the head at *base* tells of its model. Unless it is *sure* to be the one to ask, nothing
     where none can be asked."""
     from sealring_trio.local import client  # noqa: PLC0415 - as above
-    from sealring_trio.local.listener import strangers_uid  # noqa: PLC0415
+    from sealring_trio.local.listener import stranger  # noqa: PLC0415
 
-    if not sure and (uid := strangers_uid(base)) is not None:
-        tell_note(f"what listens at {base} belongs to another user (uid {uid}), and is not asked")
+    if not sure and (why := stranger(base)):
+        tell_note(why)
         return {}
     try:
         return client.model_at(http, base)

@@ -6,7 +6,6 @@ when the head itself falls silent, it is asked what it does, so that a person is
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import attrs
 import httpx2
+from sealring_protocol.limits import MAX_TOKENS
 
 from sealring_trio.local import client
 from sealring_trio.local.head_client import HeadClient
@@ -24,8 +24,11 @@ COMPLETION: Final = "/v1/completions"
 ASK_SECONDS: Final = 3.0
 """Seconds that a head has to say what it does. A person waits, and it takes no work."""
 
-MAX_TOLD: Final = 4 << 20
-"""Bytes of what it says. That of a ring of 16 ranks has 20 KiB."""
+MAX_ANSWER: Final = 64 << 20
+"""Characters of an answer. A million tokens have some 5 million."""
+
+_WORDS: Final = 1000
+"""Characters of what the head says that it does."""
 
 Pieces = Generator[tuple[str, str]]
 """A kind, ``content`` or ``reasoning``, and a text."""
@@ -53,8 +56,24 @@ class Answer:
     @property
     def tokens(self) -> int:
         """Tokens of the answer; 0 if it was broken off before the head told them."""
-        told = self.usage.get("completion_tokens", 0)
-        return told if isinstance(told, int) else 0
+        return self.count("completion_tokens")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt; 0 if unknown."""
+        return self.count("prompt_tokens")
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt that the head knew already."""
+        return self.count("prompt_tokens_details", "cached_tokens")
+
+    def count(self, *path: str) -> int:
+        """The number at *path* in the usage; 0 for what is none, as any server may say."""
+        told: Any = self.usage
+        for name in path:
+            told = told.get(name) if isinstance(told, dict) else None
+        return told if isinstance(told, int) and 0 <= told <= MAX_TOKENS else 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -116,8 +135,8 @@ def stream(
     try:
         with http.noticing(look), http.stream("POST", path, json=asked, **more) as response:
             if response.status_code != 200:
-                response.read()
-                raise client.refused(response)
+                end = time.monotonic() + client.CARD_SECONDS
+                raise client.refused(client.whole(response, end))
             for line in client.lines(response):
                 if line.startswith(":") and answer.first is None:
                     look()
@@ -125,11 +144,14 @@ def stream(
                     continue
                 if "error" in event:
                     raise client.broken_off(event)
-                answer.usage = event.get("usage") or answer.usage
+                if isinstance(usage := event.get("usage"), dict):
+                    answer.usage = usage
                 for choice in event["choices"]:
                     answer.finish = choice.get("finish_reason") or answer.finish
                     for kind, piece in _pieces(choice):
                         yield answer.take(kind, piece)
+                if len(answer.content) + len(answer.reasoning) > MAX_ANSWER:
+                    raise client.broken_off({"error": "the answer does not end"})
             if not answer.finish:
                 raise client.broken_off({"error": "the head went away in the middle of the answer"})
     except httpx2.HTTPError as error:
@@ -159,7 +181,7 @@ def machines(http: HeadClient) -> list[str]:
     """The names of the machines that have layers; none if the head does not say."""
     try:
         return [str(rank["name"]) for rank in _told(http, "/v1/cluster")["ranks"] if rank["layers"]]
-    except (httpx2.HTTPError, ValueError, LookupError, TypeError):
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError, RecursionError):
         return []
 
 
@@ -176,19 +198,11 @@ def _doing(http: HeadClient, name: str, *, begun: bool) -> str:
         return "the head does not answer: it may be stopped, or the way to it is cut"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         faults = []
-    told = "; ".join(each.rstrip(".") for each in faults if each)
+    told = "; ".join(each.rstrip(".") for each in faults if each)[:_WORDS]
     return told or ("waiting for more" if begun else "waiting for the first token")
 
 
 def _told(http: HeadClient, path: str) -> Any:
     """What the head says at *path*, soon and not too long. Raises `httpx2.HTTPError`, or
     `ValueError` for what is no such thing."""
-    end, data = time.monotonic() + ASK_SECONDS, bytearray()
-    with http.stream("GET", path, timeout=ASK_SECONDS) as response:
-        for piece in response.iter_bytes():
-            data += piece
-            if len(data) > MAX_TOLD:
-                raise ValueError("it says too much")
-            if time.monotonic() > end:
-                raise httpx2.ReadTimeout("it takes too long")
-    return json.loads(data)
+    return client.soon(http, path, ASK_SECONDS).json()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,10 @@ CARD_SECONDS: Final = 10.0
 MAX_LINE: Final = 16 << 20
 """Bytes of one line of a stream; more is no event of this API."""
 
+MAX_TOLD: Final = 4 << 20
+"""Bytes of any other answer. What is told of a ring of 16 ranks has 20 KiB."""
+
+_FIELDS: Final = (":", "data:", "event:", "id:", "retry:")
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
 
@@ -113,7 +118,10 @@ def patience(seconds: float) -> httpx2.Timeout:
 def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
     """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
     says which certificates it takes, if not those that this machine does."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    # Nothing packed: a few bytes of that may become gigabytes.
+    headers = {"accept-encoding": "identity"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
     timeout = patience(READ_SECONDS)
     # Proxies of the environment are for the world outside, not for machines of one's own.
     told = {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
@@ -204,14 +212,36 @@ def cluster_at(client: httpx2.Client, url: str) -> dict[str, Any]:
 
 def _got(client: httpx2.Client, url: str, path: str) -> httpx2.Response:
     try:
-        response = client.get(path, timeout=CARD_SECONDS)
+        response = soon(client, path, CARD_SECONDS)
     except httpx2.HTTPError as error:
         raise unreachable(url, error) from None
+    except ValueError:
+        raise no_api(url) from None
     if response.status_code == 404 and not _error(response):
         raise no_api(url)
     if response.status_code != 200:
         raise refused(response)
     return response
+
+
+def soon(client: httpx2.Client, path: str, seconds: float) -> httpx2.Response:
+    """What the server of *client* says at *path* within so many *seconds*. Raises as `whole`."""
+    end = time.monotonic() + seconds
+    with client.stream("GET", path, timeout=seconds) as response:
+        return whole(response, end)
+
+
+def whole(response: httpx2.Response, end: float) -> httpx2.Response:
+    """*response*, whose body is read here. Raises `ValueError` if it is too long, and
+    `httpx2.HTTPError`, as when it has not come by *end* (`time.monotonic`)."""
+    data = bytearray()
+    for piece in response.iter_raw():
+        data += piece
+        if len(data) > MAX_TOLD:
+            raise ValueError("it says too much")
+        if time.monotonic() > end:
+            raise httpx2.ReadTimeout("it takes too long")
+    return httpx2.Response(response.status_code, content=bytes(data))
 
 
 def no_api(url: str) -> OperationError:
@@ -224,12 +254,15 @@ def no_api(url: str) -> OperationError:
 def lines(response: httpx2.Response) -> Iterator[str]:
     """The lines of a stream of events. Only a line feed ends one: an answer may hold what else
     Unicode has for that (U+2028, U+0085), which `httpx2.Response.iter_lines` cuts at too. Raises
-    `ValueError` for a line that is too long."""
+    `ValueError` for a line that is too long, or none of an event."""
     begun = bytearray()
-    for data in response.iter_bytes():
+    for data in response.iter_raw():
         *whole, rest = data.split(b"\n")
         for line in whole:
-            yield (begun + line).decode("utf-8", "replace").rstrip("\r")
+            told = (begun + line).decode("utf-8", "replace").rstrip("\r")
+            if told and not told.startswith(_FIELDS):
+                raise ValueError("a line is none of an event")
+            yield told
             begun.clear()
         begun += rest
         if len(begun) > MAX_LINE:

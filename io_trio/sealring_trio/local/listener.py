@@ -16,6 +16,15 @@ _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS: Final = "0A"
 
 
+def stranger(url: str) -> str:
+    """Why not to ask what listens at *url*, which nobody has named, in words; empty if there is no
+    reason: another user could have put it there, to be told keys and prompts."""
+    uid = strangers_uid(url)
+    if uid is None:
+        return ""
+    return f"what listens at {url} belongs to another user (uid {uid}), and is not asked"
+
+
 def strangers_uid(url: str) -> int | None:
     """The user who listens at *url*, if that is on loopback and neither this user nor root; None
     also where the system does not say."""
