@@ -64,7 +64,7 @@ def stream() -> None:
         model=model, messages=[{"role": "user", "content": "A city?"}], response_model=City,
         max_tokens=600,
     ))  # fmt: skip
-    holds(len(parts) > 1, parts)
+    holds(parts, parts)  # a call comes in one piece
     is_city(parts[-1].model_dump())
 
 
