@@ -19,6 +19,11 @@ model = "tiny"
 
 MISTAKES = {
     "not TOML": (GOOD + "memory = 24G\n", ["not valid TOML", "line 7"], "need quotes"),
+    "a misspelt key": (
+        GOOD + "rowss = 3\n",
+        ["'rowss'; did you mean 'rows'?"],
+        "The keys are: key,",
+    ),
     "unknown key": (GOOD + "colour = 3\n", ["line 7: unknown key 'colour'"], "The keys are: key,"),
     "missing key": (
         GOOD.replace('model = "tiny"\n', ""),

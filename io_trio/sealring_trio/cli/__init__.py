@@ -118,12 +118,10 @@ def run(arguments: Sequence[str]) -> int:
             result_action="return_value",
         )
         sys.stdout.flush()
-    except cyclopts.UnusedCliTokensError as error:
-        unknown = " ".join(error.unused_tokens or ())
-        what = f"'{unknown}' is too much: no option comes before it, and no argument is left"
-        return _tell(UserError(what, _usage(error)))
     except cyclopts.CycloptsError as error:
-        return _tell(UserError(str(error), _usage(error)))
+        from sealring_trio.cli.mistakes import told  # noqa: PLC0415 - for mistakes alone
+
+        return _tell(told(error))
     except UserError as error:
         return _tell(error)
     except KeyboardInterrupt:
@@ -143,10 +141,6 @@ def _give_up_output() -> None:
     """Whoever read our output has gone, or its disk is full. Nothing more can be said there, not at
     exit either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _usage(error: cyclopts.CycloptsError) -> str:
-    return f"See: {' '.join(['sealring', *(error.command_chain or ()), '--help'])}"
 
 
 def _tell(error: UserError) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,9 +52,10 @@ def find_model(model: str, hub: Hub | None = None) -> Path:
 
         return find_hub_model(model, hub or Hub())
     except (LoadError, FetchFault) as error:
+        meant = f"Did you mean '{TINY}'? " if get_close_matches(model, [TINY]) else ""
         raise UserError(
             f"cannot find the model: {error}",
-            f"Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
+            f"{meant}Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
         ) from None
 
 

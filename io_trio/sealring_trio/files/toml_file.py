@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args
 
@@ -78,8 +79,11 @@ def _explain(
         name = ".".join(f"{part + 1}" if isinstance(part, int) else part for part in key)
         match fault["type"]:
             case "extra_forbidden":
-                told.append(f"{place}: unknown key '{name}'")
-                advice = f"The keys are: {', '.join(_keys(model, key))}."
+                keys = _keys(model, key)
+                near = get_close_matches(str(key[-1]), keys, n=1)
+                meant = f"; did you mean '{near[0]}'?" if near else ""
+                told.append(f"{place}: unknown key '{name}'{meant}")
+                advice = f"The keys are: {', '.join(keys)}."
             case "missing":
                 told.append(f"{path}: the key '{name}' is missing")
                 advice = f"Add it: {_example(model, key)}"
