@@ -8,7 +8,7 @@ from typing import Final
 
 import cyclopts
 from rich.console import Console
-from sealring_trio.cli import COMMANDS, build_app
+from sealring_trio.cli import COMMANDS, GROUPS, build_app
 
 WIDTH: Final = 88
 """Columns of the help on the page."""
@@ -41,8 +41,13 @@ def _told() -> str:
 
 
 def _list() -> str:
-    lines = [f"- [`sealring {name}`](#sealring-{name}): {COMMANDS[name][1]}\n" for name in COMMANDS]
-    return "".join(["\n", *lines, "\n"])
+    parts = []
+    for title, commands in GROUPS.items():
+        lines = [
+            f"- [`sealring {name}`](#sealring-{name}): {commands[name][1]}" for name in commands
+        ]
+        parts.append("\n".join([f"{title}:", "", *lines]))
+    return "\n" + "\n\n".join([*parts, ""])
 
 
 SECTIONS: Final[Mapping[str, Callable[[], str]]] = {"list": _list, "commands": _told}

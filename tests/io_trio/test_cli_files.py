@@ -367,13 +367,6 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "--layers 20,12",
     ),
     "plan: not a size": (lambda _: 0, "plan --model tiny --memory x", 2, "'x' is no size", ""),
-    "run: a misspelt model": (
-        lambda _: 0,
-        "run tinny hi",
-        2,
-        "cannot find the model",
-        "Did you mean 'tiny'? Give a folder",
-    ),
     "plan: no model": (lambda _: 0, "plan --model none --memory 1G", 2, "there is no folder", ""),
     "digest: no model": (
         lambda f: (f / "empty").mkdir(),

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 from rich.console import Console
-from sealring_trio.cli import COMMANDS, build_app
+from sealring_trio.cli import COMMANDS, GROUPS, build_app
 from sealring_trio.cli.help_pages import MOST_COLUMNS
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
@@ -45,7 +45,19 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[list[str], int]]:
     for block in text.split("\n\n"):
         if not block.startswith((" ", "Usage")):
             yield block.strip("\n").splitlines(), len(lines[-1])
-    rows = [line for line in lines if line.startswith("│")]
+    for box in boxes(lines):
+        yield from entries(box)
+
+
+def boxes(lines: list[str]) -> Iterator[list[str]]:
+    """The rows of each box of a page."""
+    for drawn, rows in groupby(lines, lambda line: line.startswith("│")):
+        if drawn:
+            yield list(rows)
+
+
+def entries(rows: list[str]) -> Iterator[tuple[list[str], int]]:
+    """What is said in the right column of a box, as `paragraphs`."""
     starts = [match.end() for line in rows if (match := ENTRY.match(line))]
     (begin, _), *_ = Counter(starts).most_common()
     told: list[str] = []
@@ -57,6 +69,15 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[list[str], int]]:
             told = []
         told.append(said)
     yield told, len(rows[-1]) - 2 - begin
+
+
+def test_commands_are_listed_in_groups() -> None:
+    """In the order of the table, not of the alphabet."""
+    lines = page([], 100, colours=False)
+    told = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
+    titles = [line.strip("╭╮─ ") for line in lines if line.startswith("╭")]
+    assert told == list(COMMANDS)
+    assert titles == [*GROUPS, "Options"]
 
 
 @pytest.mark.parametrize("colours", [False, True])

@@ -45,29 +45,46 @@ Every option may also be an environment variable, which --help names: for
 'serve --port' it is SEALRING_SERVE_PORT.
 """
 
-COMMANDS: Final = {
-    "demo": ("demo:demo", "Run a whole ring on this machine and prove that its tokens are right."),
-    "keygen": ("keygen:keygen", "Make a key pair for a node, or for the coordinator."),
-    "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
-    "up": ("up:up", "Run one node of a ring."),
-    "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a page."),
-    "run": ("run:run", "Ask a model one thing; where no ring serves it, start one for that."),
-    "chat": ("chat:chat", "Talk to a model that is served, in the terminal."),
-    "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
-    "verify": ("verify:verify", "Check that a ring's answers are right, or find what is not."),
-    "apikey": ("apikey:app", "Say who may use the head's HTTP API."),
-    "status": ("status:status", "Show how a ring is, or what one of its nodes knows."),
-    "profile": ("profile:profile", "Show where the time of a token goes, rank by rank."),
-    "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
-    "pull": ("pull:pull", "Fetch a model from the hub, or some of its layers."),
-    "models": ("models:models", "List the models of this machine."),
-    "model": ("model:app", "Give a running node another model."),
-    "digest": ("digest:digest", "Hash a model's files, so that every rank can prove it has them."),
-    "vectors": ("vectors:app", "Hold this implementation to the conformance vectors."),
-    "peer": ("peer:peer", "Talk sealring/1 with another implementation, without a model."),
-    "decode": ("decode:decode", "Show what the links in a packet capture said."),
-    "bench": ("bench:app", "Measure the protocol beside its yardsticks."),
+GROUPS: Final = {
+    "To begin": {
+        "demo": (
+            "demo:demo",
+            "Run a whole ring on this machine and prove that its tokens are right.",
+        ),
+        "run": ("run:run", "Ask a model one thing; where no ring serves it, start one for that."),
+        "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a page."),
+        "chat": ("chat:chat", "Talk to a model that is served, in the terminal."),
+        "models": ("models:models", "List the models of this machine."),
+        "pull": ("pull:pull", "Fetch a model from the hub, or some of its layers."),
+    },
+    "A ring of your own": {
+        "keygen": ("keygen:keygen", "Make a key pair for a node, or for the coordinator."),
+        "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
+        "up": ("up:up", "Run one node of a ring."),
+        "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
+        "status": ("status:status", "Show how a ring is, or what one of its nodes knows."),
+        "apikey": ("apikey:app", "Say who may use the head's HTTP API."),
+        "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
+        "model": ("model:app", "Give a running node another model."),
+        "digest": (
+            "digest:digest",
+            "Hash a model's files, so that every rank can prove it has them.",
+        ),
+    },
+    "Measure and check": {
+        "verify": ("verify:verify", "Check that a ring's answers are right, or find what is not."),
+        "profile": ("profile:profile", "Show where the time of a token goes, rank by rank."),
+        "bench": ("bench:app", "Measure the protocol beside its yardsticks."),
+    },
+    "For implementers": {
+        "vectors": ("vectors:app", "Hold this implementation to the conformance vectors."),
+        "peer": ("peer:peer", "Talk sealring/1 with another implementation, without a model."),
+        "decode": ("decode:decode", "Show what the links in a packet capture said."),
+    },
 }
+"""The commands in the order of the help: of each its module and function, and a summary."""
+
+COMMANDS: Final = {name: told for group in GROUPS.values() for name, told in group.items()}
 
 
 def build_app(asked: str = "") -> cyclopts.App:
@@ -82,10 +99,19 @@ def build_app(asked: str = "") -> cyclopts.App:
         default_parameter=cyclopts.Parameter(negative=()),
         config=Env(ENVIRONMENT),
     )
-    for name, (place, summary) in COMMANDS.items():
-        app.command(
-            f"sealring_trio.cli.{place}", name=name, help=None if name == asked else summary
-        )
+    order = list(COMMANDS)
+    for rank, (title, commands) in enumerate(GROUPS.items()):
+        group = cyclopts.Group(title, sort_key=rank)
+        for name, (place, summary) in commands.items():
+            app.command(
+                f"sealring_trio.cli.{place}",
+                name=name,
+                help=None if name == asked else summary,
+                group=group,
+                sort_key=order.index(name),
+            )
+    flags = cyclopts.Group("Options", sort_key=len(GROUPS))
+    app["--help"].group = app["--version"].group = flags
     return app
 
 

@@ -11,7 +11,7 @@ import cyclopts
 
 from sealring_trio.errors import UserError
 
-_WITHOUT: Final = {("generate", "--config"): ". Without one: sealring run tiny PROMPT"}
+_WITHOUT: Final = {"generate --config": ". Without one: sealring run tiny PROMPT"}
 """What else a person may want who has not what an option of a command needs."""
 
 _SENTENCE: Final = re.compile(r"[.;](?:\s|$)")
@@ -53,7 +53,7 @@ def _missing(
     meaning = _meaning(error, name)
     if error.keyword is not None:
         return UserError(f"{shown} is given without a value{meaning}", see)
-    see += _WITHOUT.get((*(error.command_chain or ()), name), "")
+    see += _WITHOUT.get(" ".join([*(error.command_chain or ()), name]), "")
     if wrong := get_close_matches(name, unused, n=1):
         see = f"Did you mean {name} instead of {wrong[0]}? {see}"
     elif name == "--model" and len(unused) == 1:

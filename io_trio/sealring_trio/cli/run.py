@@ -70,7 +70,7 @@ def run(
     ----------
     model
         Folder of a model, its hub id, or 'tiny' for the one that ships with
-        sealring. What a ring serves is known by its name.
+        sealring. A running ring answers if it serves a model of this name.
     prompt
         What to ask; - reads it from standard input.
     system
