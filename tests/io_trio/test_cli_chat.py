@@ -303,5 +303,11 @@ def test_a_question_that_is_refused(served: Served) -> None:
     assert "This model's maximum context length is 2048 tokens" in done.stderr
     assert "/clear" in done.stderr
     assert "Traceback" not in done.stderr
-    done = chat(served.url, ["Hello."], "--model", "gpt-9")
-    assert "The model 'gpt-9' does not exist here" in done.stderr
+
+
+def test_a_model_that_is_not_served_is_no_conversation(served: Served) -> None:
+    done = chat(served.url, [], "--model", "gpt-9")
+    assert (done.returncode, done.stdout) == (1, "")
+    told = f"there is no model 'gpt-9' at {served.url}\nGive --model 'tiny'.\n"
+    assert done.stderr == f"sealring: {told}"
+    assert chat(served.url, [], "--model", "tiny").returncode == 0

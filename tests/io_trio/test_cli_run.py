@@ -41,7 +41,8 @@ def test_a_ring_that_is_there_answers(served: Served) -> None:
     text = asked["choices"][0]["message"]["content"]
     done = run("tiny", "Count to twenty.", *ASKED, "--url", served.url)
     assert (done.returncode, done.stdout) == (0, f"{text}\n")
-    assert done.stderr == f"sealring: the ring at {served.url} answers\n"
+    cut = "sealring: the answer is cut off at max_tokens\n"
+    assert done.stderr == f"sealring: the ring at {served.url} answers\n{cut}"
     done = run("tiny", "-", *ASKED, "--json", "--url", served.url, stdin="Count to twenty.\n")
     assert done.returncode == 0, done
     told = json.loads(done.stdout)

@@ -66,7 +66,7 @@ def chat(
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
     with access.client(base) as http:
-        card = {"id": model} if model else client.model_at(http, base)
+        card = client.model_at(http, base, model or "")
         if card.get("chat_template") is False:
             print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
         talk = ChatSession(http, base, card["id"], settings, system)

@@ -169,7 +169,7 @@ class Chat:
         facts = [
             ("model", f"{talk.model} at {talk.url}"),
             ("machines", ", ".join(machines(talk.http)) or "unknown: the head does not answer"),
-            ("messages", f"{len(talk.history)}, {self.answers} answers in this session"),
+            ("messages", f"{len(talk.history)}; answered in this session: {self.answers}"),
             ("latest answer", self._latest()),
             (
                 "its prompt",

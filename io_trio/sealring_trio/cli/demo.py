@@ -16,6 +16,7 @@ from sealring_trio.cli.output import (
     print_json,
     print_table,
     progress,
+    tell_cut_off,
     told_guesses,
     visible,
 )
@@ -178,7 +179,7 @@ def _say(json: bool, text: str) -> None:
 
 def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswer:
     tokens: list[int] = []
-    text, times = "", []
+    text, reason, times = "", "", []
     with contextlib.ExitStack() as waiting:
         tell = _unsaid if json else waiting.enter_context(progress())
         tell(
@@ -194,8 +195,10 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
                 if not json:
                     print(visible(event["text"]), end="", flush=True)
             elif event["event"] == "done":
-                tokens = event["token_ids"]
+                tokens, reason = event["token_ids"], event["reason"]
     _say(json, "")
+    if reason == "length" and not json:
+        tell_cut_off(max_tokens)
     return RingAnswer(tuple(tokens), text, pace(times))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sealring_trio.cli.options import Count, Fraction, FromZero, Positive, Seed, TopP
-from sealring_trio.cli.output import print_json
+from sealring_trio.cli.output import print_json, tell_cut_off
 from sealring_trio.cli.prompts import STDIN, Prompt, read_prompt
 from sealring_trio.cli.speaking import PlainSpeaker, Silent, Speaker
 from sealring_trio.files.config import load_config
@@ -46,9 +46,10 @@ def generate(
         What to ask; - reads it from standard input. The model's chat template
         is put around it.
     max_tokens
-        The most tokens to give.
+        The most tokens to give. 'run' has no such limit if it is left out.
     temperature
-        0 always takes the likeliest token; higher is more varied.
+        0 always takes the likeliest token, and is taken if left out, where
+        'run' and the API take 1; higher is more varied.
     top_p
         Choose among the likeliest tokens that together have this probability.
     top_k
@@ -92,3 +93,5 @@ def generate(
         speaker.end()
     if json:
         print_json({"text": text, **facts})
+    elif facts.get("reason") == "length":
+        tell_cut_off(max_tokens)

@@ -45,6 +45,11 @@ def tell_note(text: str) -> None:
     print(f"sealring: {visible(text)}", file=sys.stderr, flush=True)
 
 
+def tell_cut_off(most: int) -> None:
+    """Say on standard error that an answer ended at its limit of *most* tokens."""
+    tell_note(f"the answer is cut off at max_tokens ({most})")
+
+
 def teller() -> Callable[[str], None]:
     """A function that says on standard error what is being waited for, each thing once: for how
     long, and how often, is no other thing."""

@@ -36,7 +36,7 @@ def _show(url: str, told: dict[str, Any]) -> None:
     facts = [
         ("head", url),
         ("version", told["version"]),
-        ("state", "serving" if told["healthy"] else f"not serving ({told['state']})"),
+        ("state", _state(told)),
         ("cluster", told["cluster"]),
         ("roster", told["roster_left"]),
         ("model", told["model"]),
@@ -63,6 +63,14 @@ def _show(url: str, told: dict[str, Any]) -> None:
         [_rank(rank) for rank in told["ranks"]],
         numbers_from=4,
     )
+
+
+def _state(told: dict[str, Any]) -> str:
+    """How the ring is. Its state may be "serving" while something else is missing, which is told
+    below: the tokenizer, say."""
+    if told["healthy"]:
+        return "serving"
+    return "not serving" + ("" if told["state"] == "serving" else f" ({told['state']})")
 
 
 def _rank(rank: dict[str, Any]) -> tuple[str, ...]:

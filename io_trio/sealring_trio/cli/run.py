@@ -76,9 +76,11 @@ def run(
     system
         The system prompt: what the model is told first.
     max_tokens
-        The most tokens of the answer.
+        The most tokens of the answer; as many as the context has room for if
+        left out, and 256 with --raw.
     temperature
-        0 always takes the likeliest token; higher is more varied.
+        0 always takes the likeliest token; higher is more varied. 1 if left
+        out, as in the API.
     top_p
         Choose among the likeliest tokens that together have this probability.
     seed
@@ -252,6 +254,8 @@ def _report(head: _Head, answer: Answer, began: float, *, json: bool) -> None:
     if not json:
         if sys.stderr.isatty():
             tell_note(answer.told(machines(head.http)))
+        elif answer.cut_off:
+            tell_note(f"the answer is {answer.cut_off}")
         return
     print_json(
         {

@@ -201,6 +201,7 @@ def _announce(
 ) -> None:
     """Print where everything is."""
     ranks = [node.status() for node in api.nodes]
+    many = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
     spans = [f"{first} to {end - 1}" for first, end in (rank["layers"] for rank in ranks)]
     if json:
         print_json(
@@ -221,7 +222,7 @@ def _announce(
     body = {"model": api.model, "messages": [{"role": "user", "content": QUESTION}]}
     print_facts(
         [
-            ("model", f"{api.model}, on {len(ranks)} ranks with layers {', '.join(spans)}"),
+            ("model", f"{api.model}, on {many} with layers {', '.join(spans)}"),
             ("page", f"{api.url}/"),
             ("API", f"{api.url}/v1"),
         ]

@@ -41,13 +41,15 @@ Tell = Callable[[str], None]
 class Answer:
     """What has come of one answer.
 
-    *finish* is OpenAI's word for how it ended; empty if it did not. *usage* is as the API tells it,
+    *finish* is OpenAI's word for how it ended; empty if it did not. It is *limited* if max_tokens was
+    asked for. *usage* is as the API tells it,
     at the end. Times are seconds of `time.perf_counter`.
     """
 
     content: str = ""
     reasoning: str = ""
     finish: str = ""
+    limited: bool = False
     usage: Mapping[str, Any] = attrs.field(factory=dict)
     began: float = attrs.field(factory=time.perf_counter)
     first: float | None = None
@@ -100,9 +102,16 @@ class Answer:
             told.append(f"first after {self.first_s:.1f} s")
         if names:
             told.append(f"by {', '.join(names)}")
-        if self.finish == "length":
-            told.append("cut off at the most tokens")
+        if self.cut_off:
+            told.append(self.cut_off)
         return ", ".join(told)
+
+    @property
+    def cut_off(self) -> str:
+        """Where it was cut off, in words; empty if it has an end."""
+        if self.finish != "length":
+            return ""
+        return "cut off at max_tokens" if self.limited else "cut off where the context ends"
 
     def take(self, kind: str, piece: str) -> tuple[str, str]:
         """Add *piece*."""
@@ -123,6 +132,7 @@ def stream(
     does while none comes. Closing the iterator withdraws the request. Raises `OperationError` when
     the head at *url* does not answer."""
     asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    answer.limited = "max_tokens" in body or "max_completion_tokens" in body
     name = f"sealring-{secrets.token_hex(8)}"
     more: dict[str, Any] = {
         "headers": {"x-request-id": name},

@@ -190,15 +190,20 @@ def broken_off(event: dict[str, Any]) -> OperationError:
     return OperationError(message, "The head's log says more. Ask again.")
 
 
-def model_at(client: httpx2.Client, url: str) -> dict[str, Any]:
-    """What the server at *url* tells of its model; its name is under ``id``. Raises
-    `OperationError`."""
+def model_at(client: httpx2.Client, url: str, name: str = "") -> dict[str, Any]:
+    """What the server at *url* tells of its model called *name*, or of its first; its name is under
+    ``id``. Raises `OperationError`, also if it has none of that name."""
     response = _got(client, url, "/v1/models")
     try:
-        card = response.json()["data"][0]
-        return {**card, "id": str(card["id"])}
+        cards = [{**card, "id": str(card["id"])} for card in response.json()["data"]]
+        first = cards[0]
+        names = " or ".join(f"'{card['id']}'" for card in cards)
     except (ValueError, LookupError, TypeError, RecursionError):
         raise no_api(url) from None
+    chosen = next((card for card in cards if card["id"] == name), first if not name else None)
+    if chosen is None:
+        raise OperationError(f"there is no model '{name}' at {url}", f"Give --model {names}.")
+    return chosen
 
 
 def cluster_at(client: httpx2.Client, url: str) -> dict[str, Any]:
