@@ -15,6 +15,7 @@ from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.partial_model import LOG, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
+from sealring_trio.errors import UserError
 from sealring_trio.fetching import fetcher
 from sealring_trio.fetching.faults import FetchFault
 from sealring_trio.fetching.fetcher import fetch
@@ -22,6 +23,7 @@ from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.fetching.pieces import PIECE, cut
 from sealring_trio.fetching.progress import Progress
+from sealring_trio.files.models import find_model
 from sealring_trio.weights.shared_files import is_shared
 
 from tests.fetching.conftest import MODEL
@@ -137,11 +139,21 @@ def test_offline_by_the_environment(hub, server, monkeypatch):
     assert not server.seen
 
 
-def test_a_hub_that_cannot_be_reached(store, monkeypatch):
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("127.0.0.1:9", "127.0.0.1 cannot be reached: "),
+        ("hub.invalid", "hub.invalid does not resolve"),
+    ],
+)
+def test_a_hub_that_cannot_be_reached(store, monkeypatch, caplog, host, told):
     monkeypatch.setattr("sealring_trio.fetching.finding._PAUSE", 0.0)
-    with pytest.raises(FetchFault, match="cannot be reached") as fault:
-        find_hub_model(MODEL, Hub(endpoint="http://127.0.0.1:9"))
-    assert not fault.value.permanent
+    with pytest.raises(UserError, match=told) as fault:
+        find_model(MODEL, Hub(endpoint=f"http://{host}"))
+    assert "name a mirror (HF_ENDPOINT), or give a folder" in fault.value.advice
+    tries = [text for text in caplog.messages if told in text]
+    ends = [f"; trying again in 0 s ({each} of 3)" for each in (1, 2, 3)]
+    assert [text.endswith(end) for text, end in zip(tries, ends, strict=True)] == [True] * 3
 
 
 def test_a_model_without_safetensors(hub, server, source, tmp_path):

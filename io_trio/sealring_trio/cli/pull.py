@@ -8,7 +8,7 @@ from sealring_protocol.limits import MAX_LAYERS
 
 from sealring_trio.cli.output import print_facts, print_json
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.faults import FetchFault
+from sealring_trio.fetching.faults import REACH_IT, FetchFault
 from sealring_trio.fetching.finding import newest_hub_model
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.fetching.terminal import fetch_now
@@ -49,7 +49,7 @@ def pull(model: str, *, layers: str = "", json: bool = False) -> None:
     except FetchFault as fault:
         advice = "Give owner/name of a model on the hub, which must be allowed and reachable."
         if not fault.permanent:
-            advice = "Try again later; what has come is kept."
+            advice = f"{REACH_IT}, or try again later; what has come is kept."
         raise OperationError(f"cannot fetch {model}: {fault.text}", advice) from None
     info = describe_model(folder)
     count = len(info.layers)

@@ -6,6 +6,9 @@ import errno
 
 from sealring_model.errors import LoadError
 
+REACH_IT = "See that this machine reaches it, name a mirror (HF_ENDPOINT)"
+"""What helps against a hub that does not answer."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -177,6 +177,8 @@ def _tried(ask: Callable[[], T]) -> T:
         except FetchFault as fault:
             if fault.permanent or attempt == _TRIES - 1 or (fault.wait or 0.0) > _LONGEST_WAIT:
                 raise
-            log.warning("%s; trying again", fault.text)
-            time.sleep(fault.wait if fault.wait is not None else _PAUSE * 2**attempt)
+            wait = fault.wait if fault.wait is not None else _PAUSE * 2**attempt
+            again = f"trying again in {wait:g} s ({attempt + 1} of {_TRIES - 1})"
+            log.warning("%s; %s", fault.text, again)
+            time.sleep(wait)
     raise AssertionError

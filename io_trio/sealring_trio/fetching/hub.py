@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -357,6 +358,20 @@ def _check_range(response: Any, file: str, begin: int, end: int, size: int | Non
         )
 
 
+def _unreached(error: Any) -> str:
+    """What kept a host of the hub from answering."""
+    try:
+        host = str(error.request.url.host)
+    except RuntimeError:  # no request was made yet
+        host = "the hub"
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return f"{host} does not resolve"
+    return f"{host} cannot be reached: {error or type(error).__name__}"
+
+
 def _host(response: Any) -> str:
     return str(response.url.host)
 
@@ -387,8 +402,7 @@ def _told(what: str) -> Iterator[None]:
         wait = _wait_of(error.response)
         raise FetchFault(text, permanent=status not in _PASSING, wait=wait) from None
     except (httpx2.TransportError, httpx2.StreamError) as error:
-        words = str(error) or type(error).__name__
-        raise FetchFault(f"the hub cannot be reached: {words}", permanent=False) from None
+        raise FetchFault(_unreached(error), permanent=False) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:  # of a host's name
         text = f"fetching {what} failed: {error}"
     else:

@@ -20,7 +20,7 @@ from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.diagnosis.causes import ADVICE, Cause
 
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.faults import FetchFault
+from sealring_trio.fetching.faults import REACH_IT, FetchFault
 
 if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
@@ -52,6 +52,10 @@ def find_model(model: str, hub: Hub | None = None) -> Path:
 
         return find_hub_model(model, hub or Hub())
     except (LoadError, FetchFault) as error:
+        if isinstance(error, FetchFault) and not error.permanent:
+            raise UserError(
+                f"cannot find the model: {error}", f"{REACH_IT}, or give a folder."
+            ) from None
         meant = f"Did you mean '{TINY}'? " if get_close_matches(model, [TINY]) else ""
         raise UserError(
             f"cannot find the model: {error}",
