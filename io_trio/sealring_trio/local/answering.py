@@ -42,7 +42,8 @@ class Answer:
     """What has come of one answer.
 
     *finish* is OpenAI's word for how it ended; empty if it did not. It is *limited* if max_tokens
-    was asked for. *usage* is as the API tells it, at the end. Times are seconds of `time.perf_counter`.
+    was asked for. *usage* is as the API tells it, at the end. Times are seconds
+    of `time.perf_counter`.
     """
 
     content: str = ""
