@@ -70,7 +70,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
         CHAT,
         {"response_format": {"type": "json_schema"}},
         "missing_required_parameter",
-        "response_format.json_schema",
+        "response_format.json_schema.schema",
     ),
     "speech": (CHAT, {"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
     "old functions": (CHAT, {"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),

@@ -91,6 +91,72 @@ def test_what_has_no_effect_is_named(ring: Served) -> None:
     assert many.headers[IGNORED_HEADER].endswith(", ...")
 
 
+IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
+    "/v1/responses": (
+        {"input": "x", "max_output_tokens": 1, "n": 1, "reasoning": {"effort": "low", "efort": 1}},
+        "reasoning.efort, temprature, reasoning.effort",
+    ),
+    "/v1/messages": (
+        {**CHAT, "max_tokens": 1, "thinking": {"type": "disabled"}, "output_config": {"x": 1}},
+        "output_config.x, temprature, thinking",
+    ),
+    "/v1/messages/count_tokens": ({**CHAT, "sytem": "x", "max_tokens": 5}, "sytem, temprature"),
+}
+
+
+@pytest.mark.parametrize("path", IN_VAIN)
+def test_other_apis_name_it_too(ring: Served, path: str) -> None:
+    body, named = IN_VAIN[path]
+    answer = ring.post({"model": ring.model, **body, "temprature": 1}, path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[IGNORED_HEADER] == named
+
+
+NEAR: dict[str, tuple[dict[str, Any], str]] = {
+    "chat": ({"mesages": []}, "messages: Field required; the body has 'mesages'"),
+    "completion": ({"promt": "x"}, "prompt: Field required; the body has 'promt'"),
+    "responses": ({"inptu": "x"}, "input: Field required; the body has 'inptu'"),
+    "messages": (
+        {"messages": [{"role": "user", "contnt": "x"}], "max_tokens": 1},
+        "messages.0.content: Field required; the body has 'contnt'",
+    ),
+    "count": ({"content": "x"}, "messages: Field required"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_the_name_that_may_be_meant(tokenizer: Tokenizer, name: str) -> None:
+    body, said = NEAR[name]
+    with pytest.raises(ApiError) as caught:
+        job(tokenizer, name, {"model": "tiny", **body})
+    assert caught.value.message == said
+    assert caught.value.code == "missing_required_parameter"
+
+
+PLAIN: dict[str, tuple[str, dict[str, Any], str]] = {
+    "none": ("chat", {**CHAT, "max_tokens": 0}, "max_tokens: it is at least 1, or -1"),
+    "stops": (
+        "chat",
+        {**CHAT, "stop": ["a"] * 129},
+        "stop: stop is a text or a list of texts: at most 128 texts of 1,024 characters each",
+    ),
+    "entries": (
+        "responses",
+        {"model": "tiny", "input": "x", "metadata": {str(at): "x" for at in range(17)}},
+        "metadata: it has too many entries; it takes 16 at most",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "body", "said"), PLAIN.values(), ids=PLAIN)
+def test_faults_in_plain_words(
+    tokenizer: Tokenizer, name: str, body: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        job(tokenizer, name, body)
+    assert caught.value.message.startswith(said)
+
+
 def test_the_counts_so_far_in_each_chunk(ring: Served) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = ring.chat("Count to twenty.", max_tokens=5, stream=True, stream_options=options)

@@ -212,6 +212,121 @@ def test_what_cannot_be_held_is_refused_with_the_reason(ring: Served, name: str)
     assert (refused.value.code, refused.value.param) == (code, param)
 
 
+ODD = {"type": "strng"}
+W = {"name": "w", "strict": True}
+NAMED_AS: dict[str, tuple[str, dict[str, Any], str]] = {
+    # path, what is asked, and the field that is blamed for it
+    "chat": (
+        "/v1/chat/completions",
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": ODD}}},
+        "response_format.json_schema.schema",
+    ),
+    "responses": (
+        "/v1/responses",
+        {"text": {"format": {"type": "json_schema", "name": "a", "schema": ODD}}},
+        "text.format.schema",
+    ),
+    "no schema": (
+        "/v1/responses",
+        {"text": {"format": {"type": "json_schema", "name": "a"}}},
+        "text.format.schema",
+    ),
+    "messages": (
+        "/v1/messages",
+        {"output_config": {"format": {"type": "json_schema", "schema": ODD}}},
+        "output_config.format.schema",
+    ),
+    "no schema of a message's": (
+        "/v1/messages",
+        {"output_config": {"format": {"type": "json_schema"}}},
+        "output_config.format.schema",
+    ),
+    "a tool": (
+        "/v1/chat/completions",
+        {"tools": [TOOLS[1], {"type": "function", "function": {**W, "parameters": ODD}}]},
+        "tools.1.function.parameters",
+    ),
+    "a tool after one that is left out": (
+        "/v1/responses",
+        {"tools": [{"type": "web_search"}, {"type": "function", **W, "parameters": ODD}]},
+        "tools.1.parameters",
+    ),
+    "a tool of several": (
+        "/v1/responses",
+        {
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "n",
+                    "tools": [{"type": "function", **W, "parameters": ODD}],
+                }
+            ]
+        },
+        "tools.0.tools.0.parameters",
+    ),
+    "a message's tool": (
+        "/v1/messages",
+        {"tools": [{**W, "input_schema": ODD}]},
+        "tools.0.input_schema",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED_AS)
+def test_what_is_not_held_has_the_name_that_the_client_gave_it(ring: Served, name: str) -> None:
+    path, fields, param = NAMED_AS[name]
+    own = {"input": "?"} if path == "/v1/responses" else {"messages": ring.chat("?")["messages"]}
+    answer = ring.post({"model": ring.model, "max_tokens": 9, **own, **fields}, path)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error.get("param", param) == param
+    assert "response_format" not in error["message"] or path == "/v1/chat/completions"
+    subject = "The schema of the strict tool '" if "tools" in fields else f"'{param}' "
+    assert error["message"].startswith(subject)
+
+
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    "parts that overlap": (
+        {"guided_json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+        ": a oneOf whose parts overlap is not served; use anyOf.",
+    ),
+    "not": ({"guided_json": {"not": {}}}, ': "not" is not served in a schema; leave it out'),
+    "no type": ({"guided_json": ODD}, ". Correct the schema: there is no type 'strng'."),
+    "none fits": (
+        {"guided_json": {"type": "integer", "minimum": 5, "maximum": 3}},
+        ". Correct the schema: nothing fits it (minimum (5) is greater than maximum (3)).",
+    ),
+    "no names": (
+        {"guided_json": {"type": "object", "required": 5}},
+        ". Correct the schema: 'required' cannot be 5.",
+    ),
+    "a pointer": ({"guided_json": {"$ref": "#/x"}}, ". Correct the schema: '#/x', which a $ref"),
+    "elsewhere": ({"guided_json": {"$ref": "http://a/b"}}, ": it names 'http://a/b', and nothing"),
+    "a pattern": (
+        {"guided_json": {"type": "string", "pattern": "(a"}},
+        ". Correct the regular expression: unclosed group in '(a'.",
+    ),
+    "an expression": (
+        {"guided_regex": "b(a"},
+        ". Correct the regular expression: unclosed group in 'b(a'.",
+    ),
+    "look-ahead": ({"guided_regex": "(?=a)b"}, ": a regular expression with look-around is not"),
+    "what the table lacks": (
+        {"guided_grammar": "start: foo"},
+        ': at 1(8): unknown name: "foo"',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_why_a_form_is_not_held_is_said_for_who_sent_it(ring: Served, name: str) -> None:
+    fields, said = SAID[name]
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(ring, **fields)
+    (param,) = fields
+    assert refused.value.body["message"].startswith(f"'{param}' cannot be held{said}")  # type: ignore[index]
+
+
 _MANY = range(300)
 DEEP = "\n".join(
     [
@@ -222,7 +337,7 @@ DEEP = "\n".join(
 )
 """A grammar whose first tokens cost little, and the third one very much."""
 NOT_HELD: dict[str, tuple[dict[str, Any], str]] = {
-    "too costly": ({"guided_grammar": DEEP}, "Too many items"),
+    "too costly": ({"guided_grammar": DEEP}, "takes more than 10000 items of the parser"),
     "nothing left": ({"guided_choice": ["a"], "bad_words": ["a"]}, "no token that may follow"),
 }
 

@@ -17,6 +17,7 @@
 | `told_tools` | tools in words, where the template has none |
 | `held_schema`, `holding` | the fields that hold an answer to a form, and its grammar |
 | `forms`, `tool_forms` | forms and tool calls as grammars |
+| `unheld` | why a form cannot be held, in words for who sent it |
 | `closed_schema` | objects that have the properties they name, and no others |
 | `sampling` | how its rows are drawn |
 | `generate`, `kinds` | from a request to its answers; what is special about each kind of it |
@@ -34,7 +35,7 @@
 | `models`, `unserved` | the model's names and what it can; paths that have nothing here |
 | `openapi`, `answer_schema`, `shape_answers` | a description for programs; the answers in it |
 | `keys` | API keys, hashed at rest |
-| `errors` | every error in OpenAI's or Anthropic's shape |
+| `errors`, `validation` | every error in OpenAI's or Anthropic's shape; faults of a body in words |
 | `head` | what all of them share |
 | `health`, `cluster`, `history`, `metrics`, `gen_ai` | what the ring tells of itself |
 

@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from sealring_trio.api.errors import text_errors, timed_out
+from sealring_trio.api.fields import headers_of
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.streaming import ClientGone, attended
@@ -36,5 +37,6 @@ async def _count(head: ApiHead, body: bytes, caller: Caller) -> dict[str, int]:
     about = {"models": head.models}
     with trio.move_on_after(head.config.timeout), text_errors(caller.id):
         told, _ = await head.generator.texts.run("count", about, body, caller.owner)
+        caller.told.update(headers_of(told))
         return {"input_tokens": int(told["tokens"])}
     raise timed_out(head.config.timeout)

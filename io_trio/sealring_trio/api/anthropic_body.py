@@ -1,8 +1,8 @@
 """The bodies of ``POST /v1/messages`` and its ``count_tokens``, checked in their form;
 `anthropic_input` makes the inner request of them.
 
-Unknown fields are ignored, and unlike those of `schema` no header names them. Known ones that
-cannot be honoured are refused by name. A block has the fields of all its kinds, since a union would
+Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are refused
+by name. A block has the fields of all its kinds, since a union would
 blame the wrong kind for a fault.
 """
 
@@ -17,6 +17,7 @@ from sealring_trio.api.values import (
     MAX_STOPS,
     MAX_TOOLS,
     U32,
+    Body,
     Count,
     Model,
     Name,
@@ -95,7 +96,7 @@ class Metadata(Model):
     user_id: str | None = None
 
 
-class CountRequest(Model):
+class CountRequest(Body):
     """The body of ``POST /v1/messages/count_tokens``."""
 
     model: Name

@@ -22,12 +22,13 @@ from sealring_trio.api.anthropic_body import (
     Turn,
 )
 from sealring_trio.api.errors import invalid, named_as, unsupported
-from sealring_trio.api.fields import refuse_of_chat
-from sealring_trio.api.schema import ChatRequest, checked, parse, validated
+from sealring_trio.api.fields import OF_CHAT, refuse_of_chat
+from sealring_trio.api.schema import ChatRequest, checked, parse, validated, whole_body
 
-PARAMS: Final = {
+_PARAMS: Final = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
 }
@@ -44,7 +45,20 @@ def read_messages(body: bytes) -> MessagesRequest:
     """The request in *body*. Raises `ApiError`."""
     told = parse(body)
     refuse_of_chat(told)
-    return validated(MessagesRequest, told)
+    return whole_body(MessagesRequest, told, OF_CHAT)
+
+
+def params_of(asked: CountRequest) -> dict[str, str]:
+    """What fields of the inner request are in *asked*."""
+    params = dict(_PARAMS)
+    for at in range(len(asked.tools or ())):
+        params[f"tools.{at}.function"] = f"tools.{at}"
+        params[f"tools.{at}.function.parameters"] = f"tools.{at}.input_schema"
+    if asked.thinking is not None:
+        params["chat_template_kwargs.enable_thinking"] = "thinking"
+        if asked.thinking.type == "disabled":
+            params["reasoning_effort"] = "thinking"
+    return params
 
 
 def convert(asked: CountRequest) -> ChatRequest:
@@ -68,7 +82,7 @@ def convert(asked: CountRequest) -> ChatRequest:
             "top_p": asked.top_p,
             "top_k": asked.top_k,
         }
-    with named_as(PARAMS):
+    with named_as(params_of(asked)):
         return checked(validated(ChatRequest, fields))
 
 

@@ -9,11 +9,11 @@ too, for minutes: what need not be sent again says so in `x-should-retry`, which
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import pydantic
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
@@ -25,6 +25,7 @@ from sealring_protocol.control.scheduler.requests import (
 from sealring_protocol.errors import LocalProtocolError
 from starlette.responses import JSONResponse
 
+from sealring_trio.api.unheld import in_words
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
@@ -146,43 +147,6 @@ def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError
     return ApiError(503, message, code, kind="service_unavailable", headers=headers)
 
 
-_LONGEST_PART: Final = 64  # of a place in a body: a client may have put anything there
-
-_FORMS: Final[Mapping[str, str]] = {
-    "content": "a message's content is a text or a list of text parts",
-    "arguments": "the arguments of a call are a JSON text, or an object",
-    "logprobs": "logprobs is true or false, or of how many of the likeliest tokens, at most 20",
-    "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
-    "stop": "stop is a text or a list of texts, neither very many nor very long",
-    "output": "the output of a call is a text or a list of text parts",
-    "system": "system is a text or a list of text blocks",
-    "tool_choice": "tool_choice is 'none', 'auto', 'required' or a function of the tools",
-}
-"""What fields look like that have several forms, of which validation blames the wrong one."""
-
-_FIELDS: Final = (("type",), ("name",))
-"""Places within a field of one form: where there are several, the form comes first."""
-
-
-def from_validation(error: pydantic.ValidationError) -> ApiError:
-    """The error for the first fault that validation found."""
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place, reason = fault["loc"], fault["msg"]
-    if fault["type"] == "model_type":
-        reason = "Input should be an object"
-    for depth, part in enumerate(place):
-        if part in _FORMS and fault["type"] != "missing" and place[depth + 1 :] not in _FIELDS:
-            param = _name(place[: depth + 1])
-            return invalid(f"{param}: {_FORMS[str(part)]}.", param)
-    param = _name(place)
-    code = "missing_required_parameter" if fault["type"] == "missing" else "invalid_value"
-    return invalid(f"{param}: {reason}" if param else reason, param or None, code)
-
-
-def _name(place: tuple[int | str, ...]) -> str:
-    return ".".join(str(part)[:_LONGEST_PART] for part in place if part != "[key]")
-
-
 def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
     """The error for a request that the scheduler refused, whose prompt came in the field *param*;
     *retry* is a guess, in seconds, at when it would be accepted."""
@@ -232,9 +196,9 @@ def _not_served(why: str) -> ApiError:
 
 def _unheld(why: str) -> ApiError:
     return invalid(
-        f"The answer could not be held to its form any further: {why}. Make the schema or grammar "
-        "simpler (fewer alternatives and optional names, lower bounds of repetitions), or ask for "
-        "the form in the prompt.",
+        f"The answer could not be held to its form any further: {in_words(why)}. Make the schema "
+        "or grammar simpler (fewer alternatives and optional names, lower bounds of repetitions), "
+        "or ask for the form in the prompt.",
         None,
         "form_not_held",
     )
@@ -278,10 +242,20 @@ def named_as(params: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        first, dot, rest = (error.param or "").partition(".")
-        if first in params:
-            error.param = params[first] + dot + rest
+        if (inner := error.param) and (own := renamed(inner, params)) != inner:
+            said = error.message.replace(f"'{inner}'", f"'{own}'")
+            error.message = re.sub(rf"^{re.escape(inner)}(?=: )", lambda _: own, said)
+            error.param = own
         raise
+
+
+def renamed(name: str, params: Mapping[str, str]) -> str:
+    """The field *name* of an inner request as *params* call it, or the object that it is in."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (own := params.get(".".join(parts[:end]))) is not None:
+            return ".".join([own, *parts[end:]])
+    return name
 
 
 def timed_out(seconds: float) -> ApiError:

@@ -10,11 +10,12 @@ send them to any server. They have no effect, and the answer's header `IGNORED_H
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from itertools import chain, islice
+from collections.abc import Container, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import attrs
+import pydantic
 from sealring_protocol.limits import MAX_BIAS
 
 from sealring_trio.api.errors import ApiError, unsupported
@@ -152,9 +153,6 @@ IGNORED: Final[Mapping[str, str]] = {
 }
 """Fields that no answer depends on, which clients send to any server."""
 
-_OBJECTS: Final = ("stream_options",)
-"""Objects of a body whose fields are looked at as well."""
-
 
 def refuse(body: Mapping[str, Any], endpoint: str) -> None:
     """Raise `ApiError` for the first field of *body* that *endpoint* does not serve."""
@@ -172,22 +170,29 @@ def _plain(name: str, body: Mapping[str, Any]) -> Any:
     return None if name == "best_of" and value == (body.get("n") or 1) else value
 
 
-def without_effect(body: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in *body* that have no effect, of which *known* has those that have one; an object
-    there has its own. At most so many that a header shows them."""
-    names = (
-        name
-        for name, value in body.items()
-        if name not in known and name not in REFUSED and value is not None
-    )
-    within = (
-        f"{name}.{below}"
-        for name in _OBJECTS
-        if isinstance(value := body.get(name), dict)
-        for below, each in value.items()
-        if below not in known[name] and each is not None
-    )
-    return tuple(islice(chain(names, within), MAX_IGNORED + 1))
+def without_effect(
+    body: Mapping[str, Any], asked: pydantic.BaseModel, passed: Container[str]
+) -> tuple[str, ...]:
+    """The names in *body* that have no effect: *asked*, which is made of it, does not have them,
+    nor do its objects. Those of *passed* are no matter. At most so many that a header shows them.
+    """
+    return tuple(islice(_unknown(body, asked, passed, ""), MAX_IGNORED + 1))
+
+
+def _unknown(
+    told: Mapping[str, Any], asked: pydantic.BaseModel, passed: Container[str], before: str
+) -> Iterator[str]:
+    fields = type(asked).model_fields
+    known = {field.alias or name: name for name, field in fields.items()}
+    for name, value in told.items():
+        if value is None or name in passed:
+            continue
+        if name not in known:
+            yield before + name[: 2 * LONGEST_NAME + 1]
+        elif isinstance(value, dict):
+            inner = getattr(asked, known[name])
+            if isinstance(inner, pydantic.BaseModel):
+                yield from _unknown(value, inner, (), f"{before}{name}.")
 
 
 def headers_of(told: Mapping[str, Any]) -> dict[str, str]:

@@ -19,6 +19,7 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_trio.api.closed_schema import closed
 from sealring_trio.api.errors import ApiError, invalid, unsupported
 from sealring_trio.api.held_schema import Held, ResponseFormat
+from sealring_trio.api.unheld import cannot_be_held
 
 Grammar = dict[str, Any]
 """One grammar of the list, without its name."""
@@ -26,6 +27,7 @@ Grammar = dict[str, Any]
 BLANK: Final = r"[\x20\x0A\x0D\x09]{1,64}"
 """Blank space between the parts of a JSON text. Without a bound, an answer may be nothing else."""
 
+_SCHEMA_PARAM: Final = "response_format.json_schema.schema"
 _TEXT: Final = r"/(.|\n)*/"
 
 
@@ -65,11 +67,11 @@ def _response(asked: ResponseFormat | None) -> list[Form]:
         return [Form("response_format", json_grammar({"type": "object"}))]
     if asked.json_schema is None or asked.json_schema.form is None:
         raise invalid(
-            "response_format 'json_schema' needs a 'json_schema' with a 'schema'.",
-            "response_format.json_schema",
+            f"'{_SCHEMA_PARAM}' is missing: the type 'json_schema' needs it.",
+            _SCHEMA_PARAM,
             "missing_required_parameter",
         )
-    return [Form("response_format.json_schema.schema", json_grammar(asked.json_schema.form))]
+    return [Form(_SCHEMA_PARAM, json_grammar(asked.json_schema.form))]
 
 
 def _structured(asked: Held) -> list[Form]:
@@ -208,12 +210,7 @@ def answer(
     return json.dumps({"grammars": grammars})
 
 
-def refusal(param: str, why: str) -> ApiError:
-    """The error for a form that cannot be held."""
-    return ApiError(
-        400,
-        f"'{param}' cannot be held: {why}. An answer is held exactly or not at all; use what "
-        "llguidance supports, or ask for the form in the prompt.",
-        "unsupported_form",
-        param=param,
-    )
+def refusal(param: str, why: str, what: str = "") -> ApiError:
+    """The error for a form that cannot be held: that of the field *param*, or *what* it is."""
+    message = cannot_be_held(what or f"'{param}'", why)
+    return ApiError(400, message, "unsupported_form", param=param)

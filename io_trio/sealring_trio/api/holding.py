@@ -143,7 +143,10 @@ def _tools(
         else:
             held = free_calls(talk.calls, known.tokenizer, tools, known.fault)
     except Unheld as error:
-        raise refusal(f"tools ({error.function})", error.why) from None
+        strict = ((tool.function.name, bool(tool.function.strict)) for tool in asked.tools or ())
+        at = list(strict).index((error.function, True))
+        what = f"The schema of the strict tool '{error.function}'"
+        raise refusal(f"tools.{at}.function.parameters", error.why, what) from None
     if held is None and (any(map(_is_strict, tools)) or (form is not None and not talk.forced)):
         raise unsupported(
             "tools" if form is None else form.param,

@@ -25,6 +25,8 @@ def not_kept(name: str, param: str | None = None) -> ApiError:
         f"There is no response '{name}', or no longer: the head keeps the latest of each key in "
         "memory, unless 'store' is false."
     )
+    if param is not None:
+        message += " Send the conversation again."
     return ApiError(404, message, "response_not_found", param=param)
 
 

@@ -1,8 +1,8 @@
 """The body of ``POST /v1/responses``, checked in its form; `responses_input` makes the inner
 request of it.
 
-Unknown fields are ignored, and unlike those of `schema` no header names them. Known ones that
-cannot be honoured are refused by name. Items, parts and tools have one class each with the fields
+Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are refused
+by name. Items, parts and tools have one class each with the fields
 of all their kinds, since a union of many would blame the wrong kind for a fault; `responses_input`
 looks at the kind.
 """
@@ -20,6 +20,7 @@ from sealring_trio.api.values import (
     MAX_PARTS,
     MAX_TOOLS,
     U32,
+    Body,
     Count,
     Model,
     Name,
@@ -133,7 +134,7 @@ class ReasoningOptions(Model):
     summary: str | None = None
 
 
-class ResponsesRequest(Model):
+class ResponsesRequest(Body):
     """The body of ``POST /v1/responses``."""
 
     model: Name

@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_trio.api.errors import invalid, named_as, unsupported
-from sealring_trio.api.fields import refuse_of_chat
+from sealring_trio.api.fields import OF_CHAT, refuse_of_chat
 from sealring_trio.api.responses_body import (
     IGNORED_TOOLS,
     REFUSED,
@@ -29,7 +29,8 @@ from sealring_trio.api.responses_body import (
     ToolChoice,
     ToolRef,
 )
-from sealring_trio.api.schema import ChatRequest, checked, parse, validated
+from sealring_trio.api.schema import ChatRequest, checked, parse, validated, whole_body
+from sealring_trio.api.validation import missing
 from sealring_trio.api.values import MAX_MESSAGES
 
 _SAME: Final = (
@@ -49,7 +50,9 @@ _SAME: Final = (
 
 PARAMS: Final = {
     "messages": "input",
+    "messages.tool_calls.function.arguments": "input",
     "response_format": "text.format",
+    "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "max_completion_tokens": "max_output_tokens",
     "logprobs": "include",
@@ -67,10 +70,12 @@ none), and whether it is a custom tool."""
 
 @attrs.frozen
 class Converted:
-    """The inner *request*; what was *ignored* in the body; what its functions are (*names*); the
-    fields that the response repeats (*echo*); and the *items* of the input, each with an id."""
+    """The inner *request*, and what its fields are here (*params*); what was *ignored* in the body;
+    what its functions are (*names*); the fields that the response repeats (*echo*); and the *items*
+    of the input, each with an id."""
 
     request: ChatRequest
+    params: dict[str, str]
     ignored: list[str]
     names: Names
     echo: dict[str, Any]
@@ -81,10 +86,12 @@ def read_responses(body: bytes) -> ResponsesRequest:
     """The request in *body*. Raises `ApiError`."""
     told = parse(body)
     refuse_of_chat(told)
-    asked = validated(ResponsesRequest, told)
+    asked = whole_body(ResponsesRequest, told, OF_CHAT)
     for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             raise unsupported(name, message)
+    if asked.input is None and not (asked.instructions or asked.previous_response_id):
+        raise missing(("input",), told)
     _check_references(asked.input or ())
     if asked.background:
         raise unsupported("background", "Responses are not made in the background here.")
@@ -113,9 +120,10 @@ def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Co
         "tool_choice": tools.choose(asked.tool_choice),
         "tools": tools.functions or None,
     }
-    with named_as(PARAMS):
+    params = PARAMS | tools.params
+    with named_as(params):
         request = checked(validated(ChatRequest, fields))
-    return Converted(request, tools.ignored, tools.names, _echo(asked), list(_named(new)))
+    return Converted(request, params, tools.ignored, tools.names, _echo(asked), list(_named(new)))
 
 
 def _check_references(items: Iterable[Item]) -> None:
@@ -195,9 +203,15 @@ class _Tools:
         self.functions: list[dict[str, Any]] = []
         self.ignored: list[str] = []
         self.names: Names = {}
-        self._taken: set[str] = set()
-        for tool in tools:
-            self._add(tool, "")
+        self._places: dict[str, str] = {}  # of each function's tool in the body
+        for at, tool in enumerate(tools):
+            self._add(tool, "", f"tools.{at}")
+
+    @property
+    def params(self) -> dict[str, str]:
+        """What the fields of the functions are here."""
+        names = (tool["function"]["name"] for tool in self.functions)
+        return {f"tools.{at}.function": self._places[name] for at, name in enumerate(names)}
 
     def inner(self, name: str, namespace: str | None) -> str:
         """What the tool *name* of *namespace* is called in the inner request."""
@@ -220,7 +234,7 @@ class _Tools:
             raise unsupported("tool_choice", f"A tool of type '{tool.type}' cannot be chosen here.")
         return self.inner(tool.name, tool.namespace)
 
-    def _add(self, tool: ResponseTool, namespace: str) -> None:
+    def _add(self, tool: ResponseTool, namespace: str, place: str) -> None:
         if tool.type in IGNORED_TOOLS and not namespace:
             self.ignored.append(tool.type)
         elif tool.type not in ("function", "custom", "namespace") or (
@@ -232,16 +246,16 @@ class _Tools:
         elif tool.name is None:
             raise invalid("A tool needs a name.", "tools", "missing_required_parameter")
         elif tool.type == "namespace":
-            for each in tool.tools or ():
-                self._add(each, tool.name)
+            for at, each in enumerate(tool.tools or ()):
+                self._add(each, tool.name, f"{place}.tools.{at}")
         else:
-            self._function(tool, tool.name, namespace)
+            self._function(tool, tool.name, namespace, place)
 
-    def _function(self, tool: ResponseTool, own: str, namespace: str) -> None:
+    def _function(self, tool: ResponseTool, own: str, namespace: str, place: str) -> None:
         name = self.inner(own, namespace)
-        if name in self._taken:
+        if name in self._places:
             raise invalid(f"Two tools are called '{name}'.", "tools")
-        self._taken.add(name)
+        self._places[name] = place
         told: dict[str, Any] = {"name": name, "description": tool.description}
         if tool.type == "custom":
             told["parameters"] = _free_text(tool)

@@ -8,6 +8,7 @@ in all of them.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,9 +17,10 @@ from sealring_protocol.limits import MAX_LOGPROBS
 
 from sealring_trio.api import fields
 from sealring_trio.api.conversation import Message, NamedTool, Prediction, Tool
-from sealring_trio.api.errors import ApiError, from_validation, invalid, unsupported
+from sealring_trio.api.errors import ApiError, invalid, unsupported
 from sealring_trio.api.held_schema import Held, ResponseFormat
 from sealring_trio.api.json_text import parse_json
+from sealring_trio.api.validation import from_validation
 from sealring_trio.api.values import (
     COMPLETION_TOKENS,
     MAX_CHOICES,
@@ -31,6 +33,7 @@ from sealring_trio.api.values import (
     MAX_VALUES,
     U32,
     Bias,
+    Body,
     Ids,
     Limit,
     Logprobs,
@@ -52,7 +55,7 @@ class StreamOptions(Model):
     continuous_usage_stats: bool | None = None
 
 
-class Sampled(Held, Model):
+class Sampled(Held, Body):
     """What chat and text completions have in common."""
 
     model: Name
@@ -84,12 +87,6 @@ class Sampled(Held, Model):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: Annotated[str, pydantic.StringConstraints(max_length=MAX_STOP)] | None = None
-    _ignored: tuple[str, ...] = ()
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Names in the body that have no effect."""
-        return self._ignored
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -219,6 +216,7 @@ class CompletionRequest(CompletionOptions, Prompted):
 
 
 M = TypeVar("M", bound=ChatRequest | CompletionRequest)
+B = TypeVar("B", bound=Body)
 P = TypeVar("P", bound=pydantic.BaseModel)
 
 
@@ -237,9 +235,14 @@ def accepted(model: type[M], told: Any) -> M:
     if isinstance(told, dict):
         fields.refuse(told, "chat" if issubclass(model, ChatRequest) else "completion")
         fields.refuse_parts(told.get("messages"))
-    asked = checked(validated(model, told))
-    known = dict.fromkeys(model.model_fields) | {"stream_options": StreamOptions.model_fields}
-    asked._ignored = fields.without_effect(told, known)
+    return checked(whole_body(model, told, fields.REFUSED))
+
+
+def whole_body(model: type[B], told: Any, passed: Container[str]) -> B:
+    """*told* as a *model*, which knows its names that have no effect; those of *passed* ask for
+    what is done anyway. Raises `ApiError` for the first fault in its form."""
+    asked = validated(model, told)
+    asked._ignored = fields.without_effect(told, asked, passed)
     return asked
 
 
@@ -248,7 +251,7 @@ def validated(model: type[P], value: Any) -> P:
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error, value) from None
 
 
 def checked(asked: M) -> M:

@@ -20,8 +20,8 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import ContextOverflow
 
 from sealring_trio.api import anthropic_input, responses_input
-from sealring_trio.api.anthropic_body import CountRequest
-from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, unsupported
+from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
+from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, renamed, unsupported
 from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
 from sealring_trio.api.messages import render, tokenise
@@ -34,7 +34,7 @@ from sealring_trio.api.schema import (
     Sampled,
     parse,
     read,
-    validated,
+    whole_body,
 )
 from sealring_trio.api.token_texts import detokenize, tokenize
 from sealring_trio.api.told_tools import PLAIN
@@ -74,7 +74,7 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
         missing = {"previous": previous, "references": references}
         return {"read": 0.0, "lengths": [0], **missing}, b""
     made = responses_input.convert(wanted, body[:before], body[before:end])
-    with named_as(responses_input.PARAMS):
+    with named_as(made.params):
         told, data = _chat(tokenizer, made.request, asked, began, enter)
     echo = json_bytes(made.echo)
     told |= {
@@ -82,7 +82,11 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
         "store": wanted.store is not False,
         "summary": bool(wanted.reasoning and wanted.reasoning.summary),
         "names": made.names,
-        "ignored": [*told["ignored"], *(f"tools.{kind}" for kind in sorted({*made.ignored}))],
+        "ignored": [
+            *wanted.ignored,
+            *(renamed(name, made.params) for name in told["ignored"]),
+            *(f"tools.{kind}" for kind in sorted({*made.ignored})),
+        ],
     }
     return told, data + echo + b"\n".join(map(json_bytes, made.items))
 
@@ -92,22 +96,26 @@ def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter:
     than the context gets what the context has, as Anthropic's API does it."""
     enter(READ)
     began = time.perf_counter()
-    request = anthropic_input.convert(anthropic_input.read_messages(body))
-    with named_as(anthropic_input.PARAMS):
+    wanted = anthropic_input.read_messages(body)
+    request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
+    with named_as(params):
         told, data = _chat(tokenizer, request, asked, began, enter, fit=True)
+    told["ignored"] = [*wanted.ignored, *(renamed(name, params) for name in told["ignored"])]
     return told, data
 
 
 def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
     """The number of tokens of a prompt of Anthropic's."""
     enter(READ)
-    request = anthropic_input.convert(validated(CountRequest, parse(body)))
-    with named_as(anthropic_input.PARAMS):
+    wanted = whole_body(CountRequest, parse(body), MessagesRequest.model_fields)
+    request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
+    with named_as(params):
         _check_model(request, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
         enter(TOKENISE)
-        return {"tokens": len(tokenise(tokenizer, talk).ids)}, b""
+        ignored = [*wanted.ignored, *(renamed(name, params) for name in talk.ignored)]
+        return {"tokens": len(tokenise(tokenizer, talk).ids), "ignored": ignored}, b""
 
 
 def _chat(

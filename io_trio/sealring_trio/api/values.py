@@ -66,3 +66,14 @@ class Model(pydantic.BaseModel):
     """A part of a body: exact types, no infinities, unknown fields left aside."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class Body(Model):
+    """A whole body."""
+
+    _ignored: tuple[str, ...] = ()
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names in the body that have no effect."""
+        return self._ignored
