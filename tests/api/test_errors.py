@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -151,6 +152,34 @@ def test_refused(
     assert len(error["message"]) > 10
     assert answer.headers["x-request-id"]
     assert answer.headers["x-should-retry"] == "false"
+
+
+def test_the_log_says_what_was_wrong(ring: Served) -> None:
+    wide = "x\n\u2028" * 1000
+    for change, said in (
+        ({"top_p": 2}, r"invalid_value \(top_p: Input should be less than .* 1\); "),
+        ({"model": wide}, r"invalid_value \(model: .*\); "),
+        ({"guided_json": wide}, r"invalid_value \('guided_json' is no JSON.\); "),
+        ({"max_tokens": 1 << 20}, r"context_length_exceeded \(messages: .* tokens.*\); "),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": wide}}},
+            r"invalid_value \(tool_choice.*\); ",
+        ),
+        (
+            {"guided_json": {"$ref": f"#/{wide}"}},
+            r"unsupported_form \('guided_json' .*\.\.\.\); ",
+        ),
+    ):
+        answer = ring.post({"model": "tiny", "messages": HELLO, **change})
+        assert answer.status_code == 400, answer.text
+        name = answer.headers["x-request-id"]
+        ring.trace(name)
+        log = ring.head.log.read_text().split("\n")
+        (line,) = (line for line in log if f" {name}" in line and " ms: " in line)
+        assert re.search(said + r"[0-9.]+ ms: body ", line), line
+        assert "0 out" not in line
+        assert "first token" not in line
+        assert len(line) < 1000
 
 
 IGNORED: dict[str, Any] = {

@@ -35,6 +35,9 @@ INVALID: Final = "invalid_request_error"
 RETRY_SECONDS: Final = 1
 """What `Retry-After` says where nothing better is known."""
 
+_LOGGED: Final = 300
+"""Characters of a message in the log."""
+
 _AGAIN: Final = (408, 429, 500, 503, 504)
 """The statuses of requests that may succeed if they are sent again."""
 
@@ -106,6 +109,13 @@ class ApiError(Exception):
         # Anthropic's clients know "overloaded" by a status of its own.
         status = 529 if self.status == 503 else self.status
         return JSONResponse(self.anthropic_body(), status, headers)
+
+    def in_log(self) -> str:
+        """What is wrong, for a line of the log. What a client wrote may be in it."""
+        said = self.message if len(self.message) <= _LOGGED else f"{self.message[:_LOGGED]}..."
+        named = not self.param or self.param in said
+        where = "" if named else f"{(self.param or '')[:_LOGGED]}: "
+        return "".join(char if char.isprintable() else " " for char in where + said)
 
     def fields(self) -> dict[str, Any]:
         """All of the error, for `from_fields` in another process."""

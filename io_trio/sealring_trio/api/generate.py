@@ -83,7 +83,7 @@ class Generate(Generic[A]):
         try:
             outcome = await self._answer(scope, receive, send, Call(caller, trace))
         except ApiError as error:
-            outcome = error.code
+            outcome, trace.fault = error.code, error.in_log()
             raise
         except (ClientDisconnect, ClientGone):
             # Many clients leave at `[DONE]` or at the last chunk: they have had their answer.
@@ -107,7 +107,7 @@ class Generate(Generic[A]):
                 raise
             if call.shape is not None:
                 await stream.write(call.shape.failure(error))
-            trace.outcome = error.code
+            trace.outcome, trace.fault = error.code, error.in_log()
         else:
             if not stream.opened:
                 with head.holding(call.caller.owner, len(response.body)):

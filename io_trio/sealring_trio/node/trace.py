@@ -93,6 +93,7 @@ class Trace:
     last: float | None = None
     ended: float | None = None
     outcome: str = ""
+    fault: str = ""  # of a request that was refused or failed, for the log
     choices: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -206,7 +207,7 @@ class Trace:
         return f"reading your prompt: {read:,} of {self.prompt_tokens:,} tokens"
 
     def line(self) -> str:
-        """The same as one line for the log."""
+        """The same as one line for the log, without what the request never had."""
         phases = self.phases()
         ranks = phases.pop("compute")
         total, first = phases.pop("total"), phases.pop("first_token")
@@ -214,15 +215,20 @@ class Trace:
         for name, spent in phases.items():
             if name == "sample":
                 parts += [f"rank {rank} {spent}" for rank, spent in enumerate(ranks)]
-            parts.append(f"{name} {'-' if spent is None else spent}")
+            if spent or self.tokens:
+                parts.append(f"{name} {'-' if spent is None else spent}")
         who = f" for {self.owner}" if self.owner else ""
         who += f", called {self.asked}" if self.asked else ""
         who += f", trace {self.trace_id}" if self.trace_id else ""
-        return (
-            f"{self.id}{who}: {self.outcome}; {self.prompt_tokens} tokens in "
-            f"({self.cached_tokens} known), {self.tokens} out, {self.tokens_per_s:.1f} tokens/s; "
-            f"{total} ms, first token {'-' if first is None else first} ms: {', '.join(parts)}"
-        )
+        how = f"{self.outcome} ({self.fault})" if self.fault else self.outcome
+        counts, took = [], f"{total} ms"
+        if self.prompt_tokens:
+            counts.append(f"{self.prompt_tokens} tokens in ({self.cached_tokens} known)")
+        if self.tokens:
+            counts.append(f"{self.tokens} out, {self.tokens_per_s:.1f} tokens/s")
+            took += f", first token {'-' if first is None else first} ms"
+        told = [how, *([", ".join(counts)] if counts else []), f"{took}: {', '.join(parts)}"]
+        return f"{self.id}{who}: {'; '.join(told)}"
 
 
 def _span(start: float | None, end: float | None) -> float | None:
