@@ -232,6 +232,7 @@ LIMITS: Final = {
     "it; when there are more, the oldest of whoever has most go.",
     "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller; the oldest go first.",
     "responses_store.MAX_KEPT_COUNT": "How many of one caller are kept.",
+    "responses_store.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
     "responses_store.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
     "parsing.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
     "workers.MAX_WAITING": "Bytes of texts that wait for a text worker; one caller has half at "
