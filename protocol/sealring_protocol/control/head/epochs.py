@@ -211,10 +211,8 @@ class Epochs:
             deadline_ms=int(self._config.bootstrap_seconds * 1000),
             checked=self.checked,
         )
-        spans = [plan.split.layers(rank) for rank in range(len(plan.split.bounds) - 1)]
-        layers = ", ".join(f"{span.start} to {span.stop - 1}" for span in spans)
         effects: list[Effect] = [
-            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {layers}")
+            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.told}")
         ]
         effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return effects + self._engine.begin(orders[0], now)

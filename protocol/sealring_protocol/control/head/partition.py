@@ -61,6 +61,12 @@ class Partition:
         """The layers of *rank*."""
         return range(self.bounds[rank], self.bounds[rank + 1])
 
+    @property
+    def told(self) -> str:
+        """The layers of every rank, in words."""
+        pairs = pairwise(self.bounds)
+        return ", ".join(f"{first} to {bound - 1}" for first, bound in pairs)
+
 
 NO_JOINTS: Final = Joints()
 
