@@ -193,6 +193,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "unsupported_form",
         "guided_json",
     ),
+    "no grammar": ({"guided_grammar": "00"}, "invalid_value", "guided_grammar"),
+    "a rule that is missing": ({"guided_grammar": "root ::= b"}, "invalid_value", "guided_grammar"),
     "two": ({"guided_regex": "a", "guided_choice": ["a"]}, "invalid_value", "guided_choice"),
     "none": ({"structured_outputs": {}}, "invalid_value", "structured_outputs"),
     "tag": (

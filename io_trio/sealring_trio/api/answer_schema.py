@@ -39,6 +39,18 @@ class PromptDetails(Told):
     cached_tokens: int
 
 
+class PromptScore(Told):
+    """A token in a place of the prompt; *rank* 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptScores = list[dict[str, PromptScore] | None]
+"""For each token of the prompt what it and the likeliest ones have, by id; None for the first."""
+
+
 class CompletionDetails(Told):
     """Of the answer's tokens: those that were guessed rightly, and guesses that were wrong."""
 
@@ -121,6 +133,7 @@ class ChatAnswer(Told):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptScores | None = None
 
 
 class CallDelta(ToolCall):
@@ -175,6 +188,7 @@ class TextChoice(Told):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptScores | None = None
 
 
 class TextChunkChoice(TextChoice):

@@ -142,7 +142,7 @@ def _schema(given: Any, param: str) -> Any:
 def _lark(given: str, param: str) -> str:
     try:
         return str(gbnf_to_lark.any_to_lark(given))
-    except (ValueError, LookupError, RecursionError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001  it raises `Exception` itself for what it cannot read
         raise invalid(f"'{param}' is no grammar: {error}", param) from None
 
 
