@@ -78,7 +78,12 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "is not in the roster",
         "sealring roster add",
     ),
-    "unknown model": (edit('"tiny"', '"models/none"'), 2, "cannot find the model", "hub id"),
+    "unknown model": (
+        edit('"tiny"', '"models/none"\noffline = true'),
+        2,
+        "cannot find the model",
+        "hub id",
+    ),
     "no model folder": (edit('"tiny"', '"./none"'), 2, "there is no folder", "'tiny'"),
     "broken model": (break_model, 2, "cannot use the model", "Fetch it again"),
     "layers": (
