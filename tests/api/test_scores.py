@@ -14,6 +14,7 @@ import pytest
 from sealring_model import tiny
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.text.tokens import Tokenizer
+from sealring_trio.api.answer_schema import ChatAnswer, TextAnswer
 from sealring_trio.api.values import MAX_SCORED
 
 from tests.api.conftest import Served
@@ -101,12 +102,14 @@ def test_prompt_logprobs_are_those_of_vllm(ring: Served, alternatives: int) -> N
     """However many are asked for with the tokens of the answer."""
     wanted = {"prompt_logprobs": alternatives, "max_tokens": 2, "n": 2}
     told = ask(ring, TEXT, prompt=PROMPTS[0], logprobs=1, **wanted)
+    TextAnswer.model_validate(told)
     for choice in told["choices"]:
         check_list(choice["prompt_logprobs"], tokenizer().encode(PROMPTS[0]), alternatives)
         assert len(choice["logprobs"]["tokens"]) == 2
         assert all(len(tops) == 1 for tops in choice["logprobs"]["top_logprobs"])
     messages = [{"role": "user", "content": "Count to three."}]
     told = ask(ring, CHAT, messages=messages, **wanted)
+    ChatAnswer.model_validate(told)
     rendered = tokenizer().render(messages)
     check_list(told["prompt_logprobs"], tokenizer().encode_rendered(rendered), alternatives)
     assert all(choice["logprobs"] is None for choice in told["choices"])

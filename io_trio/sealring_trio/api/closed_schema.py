@@ -56,12 +56,11 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _within(schema: dict[str, Any]) -> list[Any]:
-    """The schemas that *schema* is made of. What is no schema, where one should be, is among
-    them."""
+    """The schemas that *schema* is made of, and None for what cannot be some."""
     found = [schema[name] for name in ("additionalProperties", "items") if name in schema]
     for name in _BY_NAME:
         part = schema.get(name, {})
-        found += part.values() if isinstance(part, dict) else [part]
+        found += part.values() if isinstance(part, dict) else [None]
     for name in _LISTS:
         part = schema.get(name, [])
         found += part if isinstance(part, list) else [None]
@@ -76,22 +75,18 @@ def _close(schema: Any) -> Any:
         if name in made:
             made[name] = _close(made[name])
     for name in _BY_NAME:
-        if isinstance(made.get(name), dict):
+        if name in made:
             made[name] = {key: _close(part) for key, part in made[name].items()}
     for name in _LISTS:
         if name in made:
             made[name] = list(map(_close, made[name]))
-    if schema.keys() <= _OBJECT and _names_all(
-        schema.get("properties"), schema.get("required", [])
-    ):
+    if "properties" in schema and schema.keys() <= _OBJECT and _names_what_it_requires(schema):
         made["additionalProperties"] = False
     return made
 
 
-def _names_all(properties: Any, required: Any) -> bool:
-    """Whether *properties* has every name that is *required*."""
-    return (
-        isinstance(properties, dict)
-        and isinstance(required, list)
-        and all(isinstance(name, str) and name in properties for name in required)
+def _names_what_it_requires(schema: dict[str, Any]) -> bool:
+    names, required = schema["properties"], schema.get("required", [])
+    return isinstance(required, list) and all(
+        isinstance(name, str) and name in names for name in required
     )

@@ -25,6 +25,7 @@ import functools
 from typing import Any, Final
 
 import mlx.core as mx
+from sealring_protocol.limits import MAX_GUESSED
 
 _WARPS: Final = 8
 _EACH: Final = 8
@@ -38,10 +39,9 @@ _KEYS_PER_BLOCK: Final = 32
 """Keys of a row for each block, up to which this kernel is used. On an H200 it was faster there,
 from 2 rows with 500 keys to 32 rows with 4,000, and slower for 2 rows with 2,000."""
 
-_FEW: Final = 17
+_FEW: Final = 1 + MAX_GUESSED
 """Tokens of a row for which cuDNN is avoided: the one drawn last, and the most guesses that a step
-reads (`MAX_GUESSED`). With 8,000 keys cuDNN's plan still takes ten times as long as this kernel in
-16 layers."""
+reads."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
