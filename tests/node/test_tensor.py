@@ -269,7 +269,7 @@ def test_all_ranks_read_the_same_guesses_ahead(world, fault):
         last.engine.wrong = True
     made.run_until(lambda: made.all_done, 200)
     assert made.tokens[uid] == text
-    assert made.done[uid].accepted > 80  # a lost step pauses guessing for 64 tokens
+    assert made.done[uid].accepted > 100
     assert made.done[uid].rejected > 10
 
 

@@ -32,7 +32,7 @@ _SHORT: Final = 2
 _CATCH_UP: Final = 256
 """Tokens of a prompt that one look-up indexes at most, so that none takes long."""
 
-_STEADY: Final = 32
+_STEADY: Final = 16
 """Guesses over which the share of right ones is averaged."""
 
 _ASSUMED: Final = 4
@@ -46,7 +46,7 @@ pause, until its own guesses tell."""
 _BASELINE: Final = 8
 """Tokens that a row decodes without guesses first, while their pace has not been measured."""
 
-_PAUSE: Final = 64
+_PAUSE: Final = 32
 _LONGEST_PAUSE: Final = 512
 """Tokens that a row decodes without guesses once they did not pay: at first, and at most. Each
 further pause is twice as long; right guesses shorten it again."""
