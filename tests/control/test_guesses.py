@@ -88,6 +88,23 @@ def test_a_row_whose_text_changes_is_guessed_again() -> None:
     assert row.run(1000, QUIET, 1.0) > 0.9
 
 
+def test_a_row_that_pauses_sees_what_it_would_have_guessed() -> None:
+    """Its pauses have grown to 512 tokens, yet it goes on once some guesses would have been right,
+    and not while none would have been."""
+    row = Row(GuessCosts())
+    row.run(3000, QUIET, 0.0)
+    assert row.run(3000, QUIET, 0.0) == 0
+    assert row.run(60, QUIET, 1.0) > 0.6
+
+
+def test_a_row_that_lost_a_step_pauses_whatever_it_would_have_guessed() -> None:
+    row = Row(GuessCosts())
+    row.run(200, QUIET, 1.0)
+    row.guesses.pause()
+    assert row.run(32, QUIET, 1.0) == 0
+    assert row.run(32, QUIET, 1.0) == 1
+
+
 def test_what_a_token_takes_without_guesses_is_measured_again() -> None:
     """It was slow once, so that wrong guesses seemed to cost nothing: they do now."""
     row = Row(GuessCosts())

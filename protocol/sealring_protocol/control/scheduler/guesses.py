@@ -10,7 +10,9 @@ have one for each place of the answer; or else from the row itself: what followe
 tokens stood there before, in the prediction that came with the request, in the prompt or in the
 answer so far (prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
 A row whose guesses do not pay (`guess_costs`), or that has lost a step, pauses guessing for some
-tokens.
+tokens. What it would have guessed is still compared with what is drawn, which costs nothing: it goes
+on as soon as enough of that is right, and not before. Where there is nothing to compare, it tries
+again after the pause.
 """
 
 from __future__ import annotations
@@ -112,6 +114,7 @@ class RowGuesses:
         self._last: tuple[Outcome | None, float] | None = None
         """What the last token came after, and when; None after several that were read ahead."""
         self._resumes = 0  # at this length
+        self._paused = False  # guesses did not pay
         self._pause = _PAUSE
 
     def give(self, position: int, tokens: Sequence[int]) -> None:
@@ -171,7 +174,10 @@ class RowGuesses:
         If the row decodes *alone*, *costs* learn how long the token took.
         """
         outcome, right = Outcome.PLAIN, None
+        if self._paused and not self.fed:
+            self._compare(token, costs)
         if self.fed:
+            self._paused = False
             outcome = Outcome.RIGHT if self.fed[0].token == token else Outcome.WRONG
             right = self.fed.popleft() if outcome is Outcome.RIGHT else None
             self._judge(outcome is Outcome.RIGHT, costs)
@@ -195,6 +201,7 @@ class RowGuesses:
         """A step that read *guesses* ahead gave the tokens *drawn*. If the row decodes *alone*,
         *costs* learn how long the step took."""
         ended = next((at for at, token in enumerate(drawn) if token in self._request.eos), None)
+        self._paused = False
         judged = guesses if ended is None else guesses[:ended]
         right = right_ones(judged, drawn)
         for _ in range(right):
@@ -221,6 +228,7 @@ class RowGuesses:
         self._share += (right - self._share) / (self._judged + _ASSUMED)
         if self._share < break_even:
             self.pause()
+            self._paused = True
             self._judged, self._margin = 0, _LATER_MARGIN
         if not right:
             self.rejected += 1
@@ -228,6 +236,16 @@ class RowGuesses:
         self.accepted += 1
         if self._share > break_even:
             self._pause = max(_PAUSE, self._pause // 2)
+
+    def _compare(self, token: int, costs: GuessCosts) -> None:
+        """*token* was drawn while guesses do not pay: judge what would have been guessed."""
+        guess = self._after(())
+        if guess is None:
+            return
+        self._judged = _STEADY - _ASSUMED
+        self._share += ((guess == token) - self._share) / _STEADY
+        if self._share > costs.break_even(self.ways) + self._margin:
+            self._resumes, self._paused = len(self._tokens), False
 
     def pause(self) -> None:
         """Guess nothing for some tokens."""
