@@ -18,8 +18,10 @@ on the disk since is given up, and fetched again.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import hmac
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -103,7 +105,7 @@ class WeightReader:
                     mx.eval(kept)
             for name in names:
                 del self._unread[name]
-            mx.clear_cache()
+            _give_back()
 
     def _read(self, names: Sequence[str]) -> None:
         try:
@@ -160,10 +162,31 @@ def _absent(lazy: mx.array) -> mx.array:
 
 
 def _own_copies(module: nn.Module) -> list[mx.array]:
-    """*module*'s own parameters, each made to hold no more memory than it needs."""
+    """*module*'s own parameters, each made to hold no more memory than it needs.
+
+    A layer multiplies by its weight transposed. MLX's matrix products on a CPU under Linux take
+    half as long in f32 (`sealring bench solo`), and give the same bits, where the transposed
+    weight is what lies in memory row by row. With a bias MLX adds in another order, so such a
+    layer's weight stays as it is.
+    """
     kept = []
     for name, value in list(module.items()):
         if isinstance(value, mx.array) and not name.startswith("_"):
-            module[name] = mx.contiguous(value)
+            turned = name == "weight" and "bias" not in module and _is_faster_turned(value)
+            module[name] = mx.contiguous(value.T).T if turned else mx.contiguous(value)
             kept.append(module[name])
     return kept
+
+
+def _give_back() -> None:
+    """Give back the memory of what was read and is not needed any more. Linux's C library keeps
+    it, unless it is told."""
+    mx.clear_cache()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _is_faster_turned(weight: mx.array) -> bool:
+    on_cpu = mx.default_device() == mx.Device(mx.cpu) and sys.platform == "linux"
+    return on_cpu and weight.ndim == 2 and weight.dtype == mx.float32

@@ -7,7 +7,7 @@ kernel.
 
 A step that reads guesses has a few tokens of one row. MLX gives them to cuDNN, which plans anew
 for each number of queries and of keys. That takes 60 to 80 ms, and each step has other keys. Here
-they are as many rows, with the same keys and a mask for each.
+they are as many rows with the same keys, of which each sees one more than the row before.
 
 Each block of threads has the keys of one row and one head, and all queries that go with them
 (grouped queries, arXiv:2305.13245), so that each key and value is read once. A thread has eight
@@ -59,6 +59,7 @@ _SOURCE: Final = f"""
     const T* value =
         values + row * values_strides[0] + head * values_strides[1] + first * values_strides[3];
     const bool* seen = mask + (mask_shape[0] == 1 ? 0 : row * mask_strides[0]);
+    const int sees = length - queries_shape[0] + row + 1;
 
     float query[QUERIES][EACH], sum[QUERIES][EACH], top[QUERIES], total[QUERIES];
     #pragma unroll
@@ -80,7 +81,7 @@ _SOURCE: Final = f"""
         #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {{
             const int at = begin + team + i * STRIDE;
-            there[i] = at < length && seen[at * mask_strides[3]];
+            there[i] = at < length && (CAUSAL ? at < sees : seen[at * mask_strides[3]]);
             if (there[i]) {{
                 k[i].load(key + at * keys_strides[2], keys_strides[3]);
                 v[i].load(value + at * values_strides[2], values_strides[3]);
@@ -196,6 +197,11 @@ def _factor(scale: float) -> mx.array:
     return mx.array([scale * _PER_NAT])
 
 
+@functools.cache
+def _no_mask() -> mx.array:
+    return mx.array([[[[True]]]])
+
+
 def fits(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> bool:
     """Whether `attend` takes these arguments, and is faster."""
     if not isinstance(mask, mx.array) or mask.dtype != mx.bool_ or mask.ndim != 4:
@@ -244,6 +250,34 @@ def attend(
     """What `mx.fast.scaled_dot_product_attention` gives for arguments that `fits` is true of:
     *queries* ``(rows, heads, 1, width)``, *keys* and *values* ``(rows, kv_heads, length, width)``
     and *mask* ``(rows or 1, 1, 1, length)``. Of a row that sees no key, zeros."""
+    return _launch(queries, keys, values, scale, mask, causal=False)
+
+
+def attend_few(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    """The same for arguments that `few` is true of: *queries* ``(1, heads, tokens, width)``."""
+    tokens = queries.shape[2]
+    found = _launch(
+        queries.transpose(2, 1, 0, 3),
+        mx.broadcast_to(keys, (tokens, *keys.shape[1:])),
+        mx.broadcast_to(values, (tokens, *values.shape[1:])),
+        scale,
+        _no_mask(),
+        causal=True,
+    )
+    return found.transpose(2, 1, 0, 3)
+
+
+def _launch(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array,
+    *,
+    causal: bool,
+) -> mx.array:
+    """`attend`; or, if *causal*, the rows are the last tokens of one row, and *mask* is not
+    read."""
     rows, heads, _, width = queries.shape
     kv_heads = keys.shape[1]
     threads = 32 * _WARPS
@@ -253,23 +287,14 @@ def attend(
         output_dtypes=[queries.dtype],
         grid=(threads * rows * kv_heads, 1, 1),
         threadgroup=(threads, 1, 1),
-        template=[("T", queries.dtype), ("QUERIES", heads // kv_heads), ("WIDTH", width)],
+        template=[
+            ("T", queries.dtype),
+            ("QUERIES", heads // kv_heads),
+            ("WIDTH", width),
+            ("CAUSAL", causal),
+        ],
     )
     return out
-
-
-def attend_few(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """The same for arguments that `few` is true of: *queries* ``(1, heads, tokens, width)``."""
-    tokens, length = queries.shape[2], keys.shape[2]
-    last = mx.arange(length - tokens, length)[:, None, None, None]
-    found = attend(
-        queries.transpose(2, 1, 0, 3),
-        mx.broadcast_to(keys, (tokens, *keys.shape[1:])),
-        mx.broadcast_to(values, (tokens, *values.shape[1:])),
-        scale,
-        mx.arange(length)[None, None, None] <= last,
-    )
-    return found.transpose(2, 1, 0, 3)
 
 
 @functools.cache
