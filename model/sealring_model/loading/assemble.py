@@ -12,6 +12,7 @@ a forward looks at values.
 
 from __future__ import annotations
 
+import gc
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -81,6 +82,7 @@ def load_stage(
     reader = WeightReader(info, first, last)
     model = build_model(info, reader.placeholders)
     outline = outline_of(info, model, first, last)
+    gc.collect()  # graphs of the outline's trials, which hold weights as they were read
     reader.read(model)
     stage = stage_of(model, outline, first, last)
     mx.eval(stage.parameters())

@@ -21,7 +21,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import hmac
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -36,6 +35,7 @@ from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import owner, tensors_of
 from sealring_model.stage.tensors import memory_of
+from sealring_model.stage.turned import turn_weight
 
 
 class WeightReader:
@@ -162,18 +162,13 @@ def _absent(lazy: mx.array) -> mx.array:
 
 
 def _own_copies(module: nn.Module) -> list[mx.array]:
-    """*module*'s own parameters, each made to hold no more memory than it needs.
-
-    A layer multiplies by its weight transposed. MLX's matrix products on a CPU under Linux take
-    half as long in f32 (`sealring bench solo`), and give the same bits, where the transposed
-    weight is what lies in memory row by row. With a bias MLX adds in another order, so such a
-    layer's weight stays as it is.
-    """
+    """*module*'s own parameters, each made to hold no more memory than it needs, and to lie as it
+    is multiplied (`stage/turned.py`)."""
+    is_turned = turn_weight(module)
     kept = []
     for name, value in list(module.items()):
         if isinstance(value, mx.array) and not name.startswith("_"):
-            turned = name == "weight" and "bias" not in module and _is_faster_turned(value)
-            module[name] = mx.contiguous(value.T).T if turned else mx.contiguous(value)
+            module[name] = value if name == "weight" and is_turned else mx.contiguous(value)
             kept.append(module[name])
     return kept
 
@@ -185,8 +180,3 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _is_faster_turned(weight: mx.array) -> bool:
-    on_cpu = mx.default_device() == mx.Device(mx.cpu) and sys.platform == "linux"
-    return on_cpu and weight.ndim == 2 and weight.dtype == mx.float32
