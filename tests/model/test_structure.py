@@ -10,6 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from model_families import config_of, random_weights, write_model
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
@@ -68,19 +69,38 @@ def deepseek(folder: Path, *, fp8: bool) -> Path:
     return folder
 
 
+def measure(folder: Path, bounds: tuple[int, int]) -> dict[str, int]:
+    """Bytes that a process has of layers *bounds*, and had at most while it read them."""
+    run = [sys.executable, "-c", MEASURE, str(folder), *map(str, bounds)]
+    done = subprocess.run(run, check=True, capture_output=True, text=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 def test_experts_that_are_stacked_and_fp8_that_is_widened_are_counted(tmp_path, fp8):
     info = describe(deepseek(tmp_path, fp8=fp8))
     found = structure_of(info)
     assert (sum(part.held for part in found.layers) > 1.5 * sum(info.layers)) == fp8
     for bounds in ((0, LAYERS), (1, LAYERS), (1, 2)):
-        run = [sys.executable, "-c", MEASURE, str(tmp_path), *map(str, bounds)]
-        done = subprocess.run(run, check=True, capture_output=True, text=True)
-        measured = json.loads(done.stdout)
+        measured = measure(tmp_path, bounds)
         assert measured["held"] == pytest.approx(found.held(*bounds), rel=0.02)
         # What comes between where fp8 is widened is less on a CPU than on a GPU.
         peak = found.peak(*bounds)
         assert (0.7 if fp8 else 0.95) * peak < measured["peak"] < 1.01 * peak
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_is_turned_while_it_is_read_is_counted(tmp_path, bias):
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 512}
+    config = config_of("llama", **sizes, num_hidden_layers=LAYERS, attention_bias=bias)
+    write_model(tmp_path, config, random_weights(config))
+    info = describe(tmp_path)
+    found = structure_of(info)
+    for bounds in ((0, LAYERS), (1, LAYERS)):
+        measured = measure(tmp_path, bounds)
+        assert measured["held"] == pytest.approx(found.held(*bounds), rel=0.02)
+        assert 0.95 * found.peak(*bounds) < measured["peak"] < 1.01 * found.peak(*bounds)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3n", "qwen3_next", "deepseek_v3", "mamba2"])

@@ -82,7 +82,6 @@ def load_stage(
     reader = WeightReader(info, first, last)
     model = build_model(info, reader.placeholders)
     outline = outline_of(info, model, first, last)
-    gc.collect()  # graphs of the outline's trials, which hold weights as they were read
     reader.read(model)
     stage = stage_of(model, outline, first, last)
     mx.eval(stage.parameters())
@@ -149,6 +148,7 @@ def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outl
     outline = Outline.of(model)
     for cut in (first, last):
         outline.hop(cut)
+    gc.collect()  # graphs of the trials: they would hold weights as they were read
     return outline.narrowed() if info.narrow else outline
 
 

@@ -25,6 +25,7 @@ from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
 from sealring_model.stage.outline import Outline, Spec, can_batch, new_caches
+from sealring_model.stage.turned import is_turnable
 
 _BETWEEN: Final = 5
 """What mlx-lm's dequantizing takes at most, in sizes of its result. Measured with fp8 experts: 5 on
@@ -127,7 +128,7 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
     count = len(info.layers)
     given = {id(array) for array in loaded}
     held = dict.fromkeys((ENDS, *range(count)), 0)
-    made, largest = dict(held), dict(held)
+    made, largest, turned = dict(held), dict(held), dict(held)
     seen: set[int] = set()
     for path, module in model.named_modules():
         part = owner(f"{path}.", count)
@@ -139,12 +140,14 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
                 if id(value) not in given:
                     made[part] += value.nbytes
                     largest[part] = max(largest[part], value.nbytes)
+                elif name == "weight" and is_turnable(module):
+                    turned[part] = max(turned[part], value.nbytes)
     read = (info.ends, *info.layers)
     sizes = {}
     for part, size in zip((ENDS, *range(count)), read, strict=True):
         # While a part is read there are its tensors and what is made of them; and where they become
-        # wider (fp8), temporary arrays in f32 for one of them.
-        between = _BETWEEN * largest[part] if held[part] > size else 0
+        # wider (fp8), temporary arrays in f32 for one of them; or one of them as it was read.
+        between = _BETWEEN * largest[part] if held[part] > size else turned[part]
         sizes[part] = PartSize(held[part], max(0, size + made[part] - held[part]) + between)
     return sizes
 

@@ -6,8 +6,9 @@ layer of this rank may depend on: its value is not a number, which the first run
 
 `WeightReader.read` then goes through the layers. It reads a layer's tensors, verifies them (it
 hashes the memory that the weights are made from), evaluates what the model makes of them, one
-parameter at a time, and lets the rest go. So a load never holds more than the rank's weights, the
-tensors of one layer, and what comes between for one parameter.
+parameter at a time, and lets the rest go: a tensor that is a parameter as it is once that has been
+copied. So a load never holds more than the rank's weights, the tensors of one layer, and what comes
+between for one parameter.
 
 Files that the hub tells a hash of are held to it meanwhile (`hub_hashes`).
 
@@ -100,11 +101,15 @@ class WeightReader:
             modules.setdefault(owner(f"{path}.", len(self._info.layers)), []).append(module)
         for layer, names in self._owned.items():
             self._read(names)
+            name_of = {id(self._unread[name]): name for name in names}
             for module in modules.get(layer, ()):
+                copied = [name_of.get(id(value), "") for value in module.values()]
                 for kept in _own_copies(module):
                     mx.eval(kept)
+                for name in copied:
+                    self._unread.pop(name, None)
             for name in names:
-                del self._unread[name]
+                self._unread.pop(name, None)
             _give_back()
 
     def _read(self, names: Sequence[str]) -> None:

@@ -302,12 +302,13 @@ def _launch(
 @functools.cache
 def install() -> None:
     """Have every model of this process use `attend` where it fits, if there is CUDA and the kernel
-    compiles; on a CPU under Linux turned keys (`turned`). Launches the kernel once, so
-    `LaunchSettings.choose` must have been called before."""
+    compiles. On a CPU under Linux, have it turn keys (`turned.attention`) instead. Launches the
+    kernel once, so `LaunchSettings.choose` must have been called before."""
     fast: Any = mx.fast
     theirs = fast.scaled_dot_product_attention
     if turned.is_reference_blas():
         fast.scaled_dot_product_attention = turned.attention(theirs)
+        return
     if not mx.cuda.is_available() or not _compiles():
         return
 
@@ -321,7 +322,7 @@ def install() -> None:
         sinks: Any = None,
         **others: Any,
     ) -> mx.array:
-        """Takes the arguments of MLX's own."""
+        """Takes the arguments of MLX's own, the first three by position."""
         if sinks is None and not others:
             if fits(queries, keys, values, mask):
                 return attend(queries, keys, values, scale, mask)

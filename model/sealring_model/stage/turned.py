@@ -2,12 +2,16 @@
 
 MLX multiplies there with the reference BLAS. Its product with a matrix that lies transposed is one
 sum after the other, each term by term. With one that lies row by row it adds up whole rows, in
-vector registers, in less than half the time (`sealring bench solo`, `sealring bench prefill`). Each
-number is the sum of the same terms in the same order, so the bits are the same.
+vector registers, in less than half the time (`python -m tests.turned_times`). Each number is the
+sum of the same terms in the same order, so the bits are the same.
 
-Weights are multiplied transposed, and so are keys. The weights are turned once, as they are loaded
-(`loading/weight_reader.py`). The keys are turned for each forward of several tokens: to turn them
-takes about as long as the product with one.
+A linear layer multiplies by its weight transposed, and attention by the keys transposed. Weights
+are turned once, as they are loaded (`loading/weight_reader.py`). Keys are turned for each forward
+of eight tokens or more of a row: turning them takes about as long as the product with one token's
+queries.
+
+An embedding is turned, too, for it may be the output head. Experts, and layers with a bias that are
+not `nn.Linear` itself (shards of tensor parallelism), stay as they are.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ import mlx.core as mx
 from mlx import nn
 
 _TOKENS: Final = 8
-"""Tokens of a row from which on its keys are turned. It gained 14 % or more there; with fewer it
-gained less, or lost, by the number of heads."""
+"""Tokens of a row from which on its keys are turned. With fewer it gains less, or loses, by the
+number of heads (`python -m tests.turned_times`)."""
 
 
 def is_reference_blas() -> bool:
@@ -48,16 +52,21 @@ class TurnedLinear(nn.Linear):
         return product + self["bias"]
 
 
-def turn_weight(module: nn.Module) -> bool:
-    """Turn the weight of *module*, if that pays and gives the same bits. Returns whether it did."""
+def is_turnable(module: nn.Module) -> bool:
+    """Whether it pays to turn the weight of *module*, and gives the same bits."""
     weight = module.get("weight")
     if not isinstance(weight, mx.array) or weight.ndim != 2 or not pays(weight):
         return False
+    return "bias" not in module or type(module) in (nn.Linear, TurnedLinear)
+
+
+def turn_weight(module: nn.Module) -> bool:
+    """Turn the weight of *module*, if it `is_turnable`. Returns whether it is."""
+    if not is_turnable(module):
+        return False
     if "bias" in module:
-        if type(module) is not nn.Linear:
-            return False
         module.__class__ = TurnedLinear
-    module["weight"] = turned(weight)
+    module["weight"] = turned(module["weight"])
     return True
 
 
@@ -65,7 +74,7 @@ def attention(theirs: Any) -> Any:
     """*theirs*, which is MLX's attention, with keys that are turned where that pays."""
 
     def attend(queries: mx.array, keys: mx.array, values: mx.array, **others: Any) -> mx.array:
-        """Takes the arguments of MLX's own."""
+        """Takes the arguments of MLX's own, the first three by position."""
         if queries.shape[2] >= _TOKENS and pays(keys):
             keys = turned(keys)
         found: mx.array = theirs(queries, keys, values, **others)
