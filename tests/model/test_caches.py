@@ -5,6 +5,8 @@ import io
 
 import mlx.core as mx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from model_families import (
     FAMILIES,
     config_of,
@@ -15,7 +17,7 @@ from model_families import (
 )
 from model_rings import Ring, StepFailed, stage_of
 from sealring_model.loading.mlx_lm_import import mlx_lm
-from sealring_model.stage.caches import cost_of, is_trimmable
+from sealring_model.stage.caches import cost_of, extended, is_trimmable
 from sealring_protocol.codec.messages import CacheCost, FailureKind, Join, Open, Prefill
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(50)]
@@ -302,3 +304,47 @@ def test_a_row_alone_in_its_group_has_no_batch(models, references):
     texts = ring.text[first], [*ring.text[second], *ring.text[again]], ring.text[third]
     for text, prompt in zip(texts, (PROMPT, OTHER, PROMPT), strict=True):
         assert text == reference_tokens(reference, prompt, len(text))
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    st.integers(0, 600),
+    st.lists(st.integers(1, 300), min_size=1, max_size=2),
+)
+@settings(max_examples=30, deadline=None)
+def test_rows_that_join_a_batch_stand_where_mlx_lm_puts_them(lengths, decoded, joining):
+    cache = mlx_lm("models.cache")
+
+    def rows(lengths):
+        found = []
+        for length in lengths:
+            found.append(cache.KVCache())
+            keys = mx.random.normal((1, 2, length, 4))
+            found[-1].update_and_fetch(keys, keys + 1)
+        return found
+
+    def batch(rows):
+        found = cache.KVCache.merge(rows)
+        if decoded:
+            keys = mx.arange(len(rows) * 2 * decoded * 4, dtype=mx.float32)
+            keys = keys.reshape(len(rows), 2, decoded, 4)
+            found.update_and_fetch(keys, keys + 1)
+        return found
+
+    live, new = rows(lengths), rows(joining)
+    ours, theirs = batch(live), batch(live)
+    (found,) = extended([ours], [cache.KVCache.merge(new)])
+    theirs.extend(cache.KVCache.merge(new))
+    assert found is ours
+    for token in range(3):
+        assert ours._idx == theirs._idx
+        for one, other in zip(ours.keys_and_values(), theirs.keys_and_values(), strict=True):
+            assert mx.array_equal(one, other)
+        assert mx.array_equal(ours.offset, theirs.offset)
+        assert mx.array_equal(ours.left_padding, theirs.left_padding)
+        assert mx.array_equal(ours.make_mask(1), theirs.make_mask(1))
+        size = ours.keys.shape[2]
+        keys = mx.full((len(live) + len(new), 2, 1, 4), float(token))
+        for each in (ours, theirs):
+            each.update_and_fetch(keys, keys)
+        assert token or ours.keys.shape[2] == size  # it has room for it

@@ -33,6 +33,7 @@ from sealring_protocol.codec.messages import CacheCost, Open, Prefill, Step
 from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 
 from sealring_model.errors import LedgerError
+from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.stage.forks import forks
 from sealring_model.stage.layout import flat
 from sealring_model.stage.stage import Stage
@@ -194,19 +195,44 @@ class CacheStore:
             return
         if rows:
             merged = [type(caches[0]).merge(list(caches)) for caches in zip(*rows, strict=True)]
-            batched = _extended(batched, merged)
+            batched = extended(batched, merged)
         if batched:
             # Now, so that the private caches are freed, and no graph grows from change to change.
             start(*arrays(batched))
             self._batched[batch] = batched
 
 
-def _extended(slots: list[Any], merged: list[Any]) -> list[Any]:
+def extended(slots: list[Any], merged: list[Any]) -> list[Any]:
+    """The batched caches *slots* with the rows of *merged* behind theirs; *merged* if there are
+    none."""
     if not slots:
         return merged
     for cache, joiners in zip(slots, merged, strict=True):
-        cache.extend(joiners)
+        plain = type(cache) is type(joiners) is mlx_lm("models.cache").BatchKVCache
+        if plain and cache.keys is not None and joiners.keys is not None:
+            _append(cache, joiners)
+        else:
+            cache.extend(joiners)
     return slots
+
+
+def _append(cache: Any, joiners: Any) -> None:
+    """What ``cache.extend(joiners)`` does for plain keys and values, with one copy in place of
+    three: into a rectangle that has room for the next token."""
+    end = max(cache._idx, joiners._idx)
+    room = (end // cache.step + 1) * cache.step
+    count = len(cache.keys)
+    parts = ((slice(None, count), cache), (slice(count, None), joiners))
+    for name in ("keys", "values"):
+        first, other = getattr(cache, name), getattr(joiners, name)
+        _, heads, _, width = first.shape
+        both = mx.zeros((count + len(other), heads, room, width), first.dtype)
+        for rows, part in parts:
+            both[rows, :, end - part._idx : end] = getattr(part, name)[:, :, : part._idx]
+        setattr(cache, name, both)
+    cache.left_padding = mx.concatenate([part.left_padding + end - part._idx for _, part in parts])
+    cache.offset = mx.concatenate([part.offset for _, part in parts])
+    cache._idx = end
 
 
 def _extract(cache: Any, at: int) -> Any:
