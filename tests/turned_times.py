@@ -1,8 +1,8 @@
 """What it brings on a CPU under Linux that matrices lie as they are multiplied.
 
-``uv run python -m tests.turned_times`` prints milliseconds of a linear layer and of attention, in
-f32, of so many tokens at once: with the matrix as it is stored, turned, and their ratio. Both take
-turns; medians.
+``uv run python -m tests.turned_times`` prints milliseconds of a linear layer (in f32 and bf16), of
+attention and of an embedding's look-up (in f32), of so many tokens at once: with the matrix as it
+is stored, turned, and their ratio. Both take turns; medians.
 """
 
 from __future__ import annotations
@@ -37,6 +37,15 @@ def linear(wide: int, out: int, tokens: int, dtype: mx.Dtype) -> list[float]:
     return milliseconds(lambda: inputs @ weight.T, lambda: inputs @ other.T)
 
 
+def lookup(vocabulary: int, wide: int, tokens: int) -> list[float]:
+    """The embeddings of *tokens*."""
+    weight = mx.random.normal((vocabulary, wide))
+    other = turned(weight)
+    ids = mx.random.randint(0, vocabulary, (1, tokens))
+    mx.eval(weight, other, ids)
+    return milliseconds(lambda: weight[ids], lambda: other[ids])
+
+
 def attention(heads: int, kv_heads: int, length: int, tokens: int) -> list[float]:
     """Attention of the last *tokens* over *length* keys, which are turned each time."""
     queries = mx.random.normal((1, tokens, heads, 64)).swapaxes(1, 2)
@@ -58,6 +67,9 @@ def main() -> None:
                 one, other = linear(wide, out, tokens, dtype)
                 what = f"{dtype}, {wide} to {out}, {tokens} tokens"
                 print(f"{what}: {one:.2f}, {other:.2f} turned: {one / other:.2f}")
+    for tokens in (1, 64):
+        one, other = lookup(32000, 1024, tokens)
+        print(f"look-up of 1024, {tokens} tokens: {one:.2f}, {other:.2f} turned: {one / other:.2f}")
     for heads, kv_heads in ((8, 4), (16, 16)):
         for length in (300, 2048):
             for tokens in (1, 4, 8, 64):

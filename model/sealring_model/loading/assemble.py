@@ -148,7 +148,7 @@ def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outl
     outline = Outline.of(model)
     for cut in (first, last):
         outline.hop(cut)
-    gc.collect()  # graphs of the trials: they would hold weights as they were read
+    gc.collect()  # the trials' classes, for their closures hold the weights as they were read
     return outline.narrowed() if info.narrow else outline
 
 

@@ -128,7 +128,7 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
     count = len(info.layers)
     given = {id(array) for array in loaded}
     held = dict.fromkeys((ENDS, *range(count)), 0)
-    made, largest, turned = dict(held), dict(held), dict(held)
+    made, largest, turning = dict(held), dict(held), dict(held)
     seen: set[int] = set()
     for path, module in model.named_modules():
         part = owner(f"{path}.", count)
@@ -141,13 +141,14 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
                     made[part] += value.nbytes
                     largest[part] = max(largest[part], value.nbytes)
                 elif name == "weight" and is_turnable(module):
-                    turned[part] = max(turned[part], value.nbytes)
+                    turning[part] = max(turning[part], value.nbytes)
     read = (info.ends, *info.layers)
     sizes = {}
     for part, size in zip((ENDS, *range(count)), read, strict=True):
-        # While a part is read there are its tensors and what is made of them; and where they become
-        # wider (fp8), temporary arrays in f32 for one of them; or one of them as it was read.
-        between = _BETWEEN * largest[part] if held[part] > size else turned[part]
+        # While a part is read there are its tensors and what is made of them. Beside those there
+        # are, for one of them: temporary arrays in f32, where tensors become wider (fp8); or the
+        # tensor as it was read, where it is turned.
+        between = _BETWEEN * largest[part] if held[part] > size else turning[part]
         sizes[part] = PartSize(held[part], max(0, size + made[part] - held[part]) + between)
     return sizes
 

@@ -6,9 +6,9 @@ layer of this rank may depend on: its value is not a number, which the first run
 
 `WeightReader.read` then goes through the layers. It reads a layer's tensors, verifies them (it
 hashes the memory that the weights are made from), evaluates what the model makes of them, one
-parameter at a time, and lets the rest go: a tensor that is a parameter as it is once that has been
-copied. So a load never holds more than the rank's weights, the tensors of one layer, and what comes
-between for one parameter.
+parameter at a time, and lets the rest go. A tensor that is a parameter as it is goes as soon as it
+has been copied, others once their layer is done. So a load never holds more than the rank's
+weights, the tensors of one layer, and what comes between for one parameter.
 
 Files that the hub tells a hash of are held to it meanwhile (`hub_hashes`).
 
@@ -103,10 +103,10 @@ class WeightReader:
             self._read(names)
             name_of = {id(self._unread[name]): name for name in names}
             for module in modules.get(layer, ()):
-                copied = [name_of.get(id(value), "") for value in module.values()]
+                copied = [name_of[id(value)] for value in module.values() if id(value) in name_of]
                 for kept in _own_copies(module):
                     mx.eval(kept)
-                for name in copied:
+                for name in copied:  # which two modules may share
                     self._unread.pop(name, None)
             for name in names:
                 self._unread.pop(name, None)
@@ -169,13 +169,15 @@ def _absent(lazy: mx.array) -> mx.array:
 def _own_copies(module: nn.Module) -> list[mx.array]:
     """*module*'s own parameters, each made to hold no more memory than it needs, and to lie as it
     is multiplied (`stage/turned.py`)."""
-    is_turned = turn_weight(module)
-    kept = []
-    for name, value in list(module.items()):
-        if isinstance(value, mx.array) and not name.startswith("_"):
-            module[name] = value if name == "weight" and is_turned else mx.contiguous(value)
-            kept.append(module[name])
-    return kept
+    names = [
+        name
+        for name, value in module.items()
+        if isinstance(value, mx.array) and not name.startswith("_")
+    ]
+    for name in names:
+        module[name] = mx.contiguous(module[name])
+    turn_weight(module)
+    return [module[name] for name in names]
 
 
 def _give_back() -> None:

@@ -1,8 +1,8 @@
 """f32 on a CPU under Linux: matrices lie in memory as they are multiplied.
 
-MLX multiplies there with the reference BLAS. Its product with a matrix that lies transposed is one
-sum after the other, each term by term. With one that lies row by row it adds up whole rows, in
-vector registers, in 0.4 to 0.65 of the time (`python -m tests.turned_times`). Each number is the
+MLX's wheels multiply there with the reference BLAS. Its product with a matrix that lies transposed
+is one sum after the other, each term by term. With one that lies row by row it adds up whole rows,
+in vector registers, in 0.4 to 0.65 of the time (`python -m tests.turned_times`). Each number is the
 sum of the same terms in the same order, so the bits are the same.
 
 A linear layer multiplies by its weight transposed, and attention by the keys transposed. Weights
@@ -10,8 +10,9 @@ are turned once, as they are loaded (`loading/weight_reader.py`). Keys are turne
 of eight tokens or more of a row: turning them takes about as long as the product with one token's
 queries.
 
-An embedding is turned, too, for it may be the output head. Experts, and layers with a bias that are
-not `nn.Linear` itself (shards of tensor parallelism), stay as they are.
+An embedding is turned, too, for it may be the output head; a look-up then takes some microseconds
+more for each token. Experts, and layers with a bias that are not `nn.Linear` itself (shards of
+tensor parallelism), stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ number of heads (`python -m tests.turned_times`)."""
 
 
 def is_reference_blas() -> bool:
-    """Whether products of f32 are computed by that BLAS."""
+    """Whether this is a CPU under Linux, where MLX's own wheels bring that BLAS."""
     return sys.platform == "linux" and mx.default_device() == mx.Device(mx.cpu)
 
 
