@@ -63,7 +63,7 @@ def _told(step: Step) -> bytes:
             length = _LENGTHS.index(count) if count in _LENGTHS else 0
             return told + bytes([1, uid % 9, 1, position % 8, length, scored])
         case Decode(group, guessed, ahead):
-            return told + bytes([2, group % 3, guessed % 5, ahead > 0])
+            return told + bytes([2, group % 3, guessed % 5, ahead % 5])
         case _:
             return told + b"\0"
 
@@ -116,7 +116,7 @@ def _work(source: Source, ledger: Ledger) -> Work:
             return Prefill(uid, position, source.pick(_LENGTHS), source.flag())
         case 2:
             group, guessed = source.below(3), source.below(5)
-            return Decode(group, guessed, guessed * source.below(2))
+            return Decode(group, guessed, min(guessed, source.below(5)))
         case _:
             return NO_WORK
 
@@ -194,7 +194,7 @@ class Model:
             case Decode(group, guessed, ahead):
                 yield group in self.groups
                 (uid, _), *others = self.groups[group]
-                most = ahead or self.guessed[uid] + 1
+                most = guessed if guessed == ahead else self.guessed[uid] + 1 + ahead
                 yield not guessed or (not others and guessed <= most)
                 self.guessed[uid] = guessed
                 reads = 1 + ahead

@@ -100,13 +100,13 @@ class AlwaysPay(guess_costs.GuessCosts):
         """Any share will do."""
         return 0.0
 
-    def ahead(self, share: float, most: int, ways: guess_costs.Ways) -> int:
-        """Any number that there may be."""
+    def way(self, share: float, most: int, ways: guess_costs.Ways) -> guess_costs.Way:
+        """Any number that there may be, with steps behind or without."""
         self.asked += 1
         sizes = [0, *(guesses for guesses in ways.sizes if guesses <= most)]
-        return sizes[self.asked % len(sizes)]
+        return guess_costs.Way(ways.piped and self.asked % 4 > 0, sizes[self.asked % len(sizes)])
 
-    def seconds(self, outcome: guess_costs.Outcome) -> float | None:
+    def seconds(self, outcome: guess_costs.Outcome, ahead: int = 0) -> float | None:
         """They are known from the beginning."""
         return 1.0
 
@@ -194,10 +194,10 @@ class Ring:
             asked = self.requests[step.work.uid]
             assert asked.scores or not step.work.scored
         if isinstance(step.work, Decode):
-            count = step.work.guesses
+            count, on_guess = step.work.guesses, step.work.on_guess
             same = sum(self.is_sure(other, step.work.group) for other in self.flying)
-            assert same < self.window or (count and not step.work.ahead)
-            assert not step.work.ahead or (self.ready.trimmable and same == 0)
+            assert same < self.window or on_guess
+            assert not step.work.ahead or (self.ready.trimmable and (on_guess or same == 0))
         assert len(step.ids) == len(step.join) + count
         self.flying.append(planned)
         return True
@@ -224,13 +224,14 @@ class Ring:
         count, drawn = self.scheduler.expects(step.n), ()
         if isinstance(step.work, Decode):
             ahead = step.work.ahead
-            right = not step.work.guessed or ahead or self.decided.pop(step.n)
-            assert count == bool(right) * len(self.scheduler.uids(step.n)) + ahead
-            guesses = step.ids[len(step.ids) - ahead :]
-            drawn = guesses[: token % (ahead + 1)]
-            if len(drawn) < ahead and guesses[len(drawn)] == token:
-                token += 1
-            count -= ahead
+            right = not step.work.on_guess or self.decided.pop(step.n)
+            assert count == right * (len(self.scheduler.uids(step.n)) + ahead)
+            if right:
+                guesses = step.ids[len(step.ids) - ahead :]
+                drawn = guesses[: token % (ahead + 1)]
+                if len(drawn) < ahead and guesses[len(drawn)] == token:
+                    token += 1
+                count -= ahead
         ids = (*drawn, *(token,) * count)
         self.take(self.scheduler.answered(step.n, ids, self.now, scores=_scores(step)))
         return True

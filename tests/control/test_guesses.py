@@ -7,7 +7,7 @@ import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
 from sealring_protocol.control.head.config import scheduler_config
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Way, Ways
 from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses, right_ones
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
@@ -56,13 +56,13 @@ class Row:
         for _ in range(count):
             token = 5
             self.guesses.give(len(self.tokens), [token if self.random.random() < share else 6])
-            guess = self.guesses.next(self.costs)
-            if guess is not None:
+            guess = self.guesses.next(self.costs, 1)
+            if guess:
                 self.guesses.fed.append(Fed(1, guess))
                 guessed += 1
             self.now += wait
-            self.guesses.drawn(token, self.now, self.costs, alone=True)
-            wait = plain if guess is None else right if guess == token else wrong
+            self.guesses.drawn((), (token,), self.now, self.costs, alone=True)
+            wait = plain if not guess else right if guess == (token,) else wrong
             self.guesses.fed.clear()
             self.tokens.append(token)
         return guessed / count
@@ -125,7 +125,7 @@ def test_a_row_that_waited_for_an_epoch_tells_nothing_of_guesses() -> None:
 def test_a_row_that_is_not_alone_any_more_tells_nothing_of_guesses() -> None:
     row = Row(GuessCosts())
     row.run(5, QUIET, 0.0)
-    row.guesses.drawn(5, row.now + 1000, row.costs, alone=False)
+    row.guesses.drawn((), (5,), row.now + 1000, row.costs, alone=False)
     row.run(1, QUIET, 0.0)
     assert row.costs.seconds(Outcome.PLAIN) == pytest.approx(1.0)
 
@@ -354,18 +354,38 @@ def test_a_pipeline_guesses_in_the_way_that_is_faster():
     for seconds, outcome in ((1.0, Outcome.PLAIN), (0.8, Outcome.RIGHT), (1.1, Outcome.WRONG)):
         for _ in range(8):
             costs.took(outcome, seconds)
-    assert costs.ahead(0.8, 4, ways) == 1  # not known yet
+    assert costs.way(0.8, 4, ways) == Way(True, 1)  # not known yet
     for _ in range(8):
         for size in (1, 2, 4):
-            costs.took_ahead(size, FLAT[size])
-    assert costs.ahead(0.8, 4, ways) == 4
-    assert costs.ahead(0.8, 3, ways) == 2
-    assert costs.ahead(0.0, 4, ways) == 0
+            costs.took(Outcome.PLAIN, FLAT[size], size)
+            for outcome in (Outcome.RIGHT, Outcome.WRONG):
+                costs.took(outcome, 1.5 * FLAT[size], size)
+    assert costs.way(0.8, 4, ways) == Way(False, 4)
+    assert costs.way(0.8, 3, ways) == Way(False, 2)
+    assert costs.way(0.0, 4, ways).ahead == 0
     for _ in range(40):
         for size in (1, 2, 4):
-            costs.took_ahead(size, STEEP[size])
+            for outcome in Outcome:
+                costs.took(outcome, STEEP[size], size)
         costs.took(Outcome.PLAIN, 1.0)
-    assert costs.ahead(0.8, 4, ways) == 0
+    assert costs.way(0.8, 4, ways) == Way(True, 0)
+
+
+def test_a_pipeline_reads_several_guesses_with_each_step_where_both_ways_together_are_faster():
+    """A step of three tokens takes a half longer than one of one. Half of that is a stage's."""
+    costs, ways = GuessCosts(), Ways(piped=True, sizes=(1, 2, 4))
+    for ahead, seconds in enumerate((1.0, 1.3, 1.5, 1.9, 2.4)):
+        for _ in range(8):
+            costs.took(Outcome.PLAIN, seconds, ahead)
+            costs.took(Outcome.RIGHT, seconds / 2, ahead)
+            costs.took(Outcome.WRONG, seconds, ahead)
+    assert [costs.way(share, 4, ways) for share in (0.3, 0.6, 0.9)] == [
+        Way(True, 0),
+        Way(True, 1),
+        Way(True, 2),
+    ]
+    assert costs.way(0.9, 1, ways) == Way(True, 1)
+    assert costs.way(0.9, 4, Ways(piped=False, sizes=(1, 2, 4))) == Way(False, 2)
 
 
 def test_a_device_that_prepares_for_a_shape_more_than_once_is_not_taken_for_slow():
@@ -373,9 +393,9 @@ def test_a_device_that_prepares_for_a_shape_more_than_once_is_not_taken_for_slow
     for _ in range(8):
         costs.took(Outcome.PLAIN, 1.0)
     for seconds in (300.0, 150.0, 1.5, 1.4):
-        costs.took_ahead(4, seconds)
-    assert costs.seconds_ahead(4) == 1.4
-    assert costs.ahead(0.8, 4, ways) == 4
+        costs.took(Outcome.PLAIN, seconds, 4)
+    assert costs.seconds(Outcome.PLAIN, 4) == 1.4
+    assert costs.way(0.8, 4, ways) == Way(False, 4)
 
 
 def test_guesses_end_before_the_first_that_is_beyond_the_vocabulary():
@@ -395,5 +415,5 @@ def test_guesses_end_before_the_first_that_is_beyond_the_vocabulary():
 def test_guesses_of_what_comes_after_the_end_are_not_counted():
     request = Request((1, 2), 20, eos=frozenset({99}))
     guesses = RowGuesses([1, 2], request)
-    guesses.drawn_ahead((5, 99, 7, 8), (5, 99, 7, 8, 9), 0.0, AlwaysPay(), alone=True)
+    guesses.drawn((5, 99, 7, 8), (5, 99, 7, 8, 9), 0.0, AlwaysPay(), alone=True)
     assert (guesses.accepted, guesses.rejected) == (1, 0)

@@ -24,7 +24,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Way, Ways
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -58,11 +58,13 @@ class AlwaysPay(GuessCosts):
     def break_even_piped(self) -> float:
         return 0.0
 
-    def ahead(self, share: float, most: int, ways: Ways) -> int:
+    def way(self, share: float, most: int, ways: Ways) -> Way:
         sizes = [0, *(guesses for guesses in ways.sizes if guesses <= most)]
-        return max(sizes) if self.random is None else self.random.choice(sizes)
+        if self.random is None:
+            return Way(ways.piped, max(sizes))
+        return Way(self.random.choice([False, ways.piped]), self.random.choice(sizes))
 
-    def seconds(self, outcome: Outcome) -> float | None:
+    def seconds(self, outcome: Outcome, ahead: int = 0) -> float | None:
         return 1.0
 
 

@@ -372,10 +372,10 @@ class FakeEngine:
             case Prefill(_, _, count, scored):
                 assert len(ids) == count + scored
                 return [embed(token) for token in self._safe(ids[:count])]
-            case Decode(group, guessed, ahead):
-                assert len(ids) == step.work.guesses
+            case Decode(group) as work:
+                assert len(ids) == work.guesses
                 uids = self.ledger.rows(group)
-                if not guessed or ahead:
+                if not work.on_guess:
                     assert not any({*uids} & {*p.uids} for p in self.pending.values())
                     ids = [*(self.last[uid] for uid in uids), *ids]
                 return [embed(token) for token in self._safe(ids)]

@@ -370,12 +370,12 @@ class Tracer:
 def describe_step(timing: StepTiming) -> str:
     """*timing* as one line for the log."""
     match timing.work:
-        case Decode(group, guessed, ahead):
+        case Decode(group, guessed, ahead) as decode:
             work = f"decode of group {group}, rows {', '.join(map(str, timing.uids))}"
+            if decode.on_guess:
+                work += f", on guess {guessed - ahead}"
             if ahead:
                 work += f", {ahead} {'guess' if ahead == 1 else 'guesses'} read ahead"
-            elif guessed:
-                work += f", on guess {guessed}"
         case Prefill(uid, position, count):
             work = f"prefill of row {uid} from {position}, {count} tokens"
         case _:

@@ -315,12 +315,11 @@ class Executor:
     def _decode(self, step: Step, work: Decode) -> PendingAnswer:
         batch, uids = work.group, self._ledger.rows(work.group)
         awaiting = self._forward.awaiting_logits.values()
-        on_guess = work.guessed and not work.ahead
-        if not on_guess and any(state.batch == batch for state in awaiting):
+        if not work.on_guess and any(state.batch == batch for state in awaiting):
             raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
         received = None if self._first else self._open_hidden(step, batch, uids, 1 + work.ahead)
         # What is built ahead reads one token, and on rank 0 the one drawn last.
-        as_built = not work.ahead and not (on_guess and self._first)
+        as_built = not work.ahead and not (work.on_guess and self._first)
         if not as_built:
             self._lookahead.drop_decode(batch)
         if work.ahead and not self._loaded.trimmable:

@@ -199,7 +199,7 @@ class Forward:
         if self._first:
             positions = tuple(self._ledger.length(uid) - ahead for uid in uids)
             guesses = step.ids[len(step.ids) - ahead :]
-            on_guess = _is_guess(step)
+            on_guess = _is_on_guess(step)
             state = self._sampler.begin(batch, uids, positions, guesses, on_guess=on_guess)
             if self._last:
                 return self._sample(step, state, outputs, prints)
@@ -224,9 +224,10 @@ class Forward:
         return self._sample(done, state, outputs, None)
 
     def _tokens(self, step: Step, batch: int) -> mx.array:
-        if _is_guess(step):
-            return mx.array([step.ids[-1:]], mx.uint32)
-        last, ahead = self._sampled_last(batch), _ahead(step)
+        ahead = _ahead(step)
+        if _is_on_guess(step):
+            return mx.array([step.ids[-1 - ahead :]], mx.uint32)
+        last = self._sampled_last(batch)
         if not ahead:
             return last
         return mx.concatenate([last, mx.array([step.ids[-ahead:]], mx.uint32)], axis=1)
@@ -333,13 +334,13 @@ class Forward:
 
 
 def _ahead(step: Step) -> int:
-    """How many guesses the decode *step* reads after the token drawn last."""
+    """How many guesses the decode *step* reads after its first token."""
     return step.work.ahead if isinstance(step.work, Decode) else 0
 
 
-def _is_guess(step: Step) -> bool:
+def _is_on_guess(step: Step) -> bool:
     """Whether *step* reads a guess in place of the token drawn last."""
-    return isinstance(step.work, Decode) and step.work.guessed > 0 and not step.work.ahead
+    return isinstance(step.work, Decode) and step.work.on_guess
 
 
 def _prefaced(pending: PendingAnswer, prints: Fingerprints | None) -> PendingAnswer:

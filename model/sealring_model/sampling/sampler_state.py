@@ -33,8 +33,8 @@ class SamplerState:
     A decode on a guess begins before the token that it reads is drawn, by the decode *before*. Its
     processor follows the one *after* that.
 
-    A decode that reads *guesses* ahead has one row. A token is drawn for the place of each guess,
-    and one more. *positions* has that of the first.
+    A decode that reads *guesses* ahead, after its first token, has one row. A token is drawn for
+    the place of each of these guesses, and one more. *positions* has that of the first.
 
     If one of the rows is *constrained*, it is sampled with *masks*, which cannot be made before the
     tokens before are known here.
@@ -189,19 +189,21 @@ class Sampler:
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing. *state*
         must not lack masks."""
-        if state.guesses:
-            return self._end_ahead(state, logits)
         before, state.before = state.before, None
         processor = state.processor
         if before is not None:  # rows may have left in between
             processor = self._processors.following(before.after, state.rows)
+        if state.guesses:
+            return self._end_ahead(state, processor, logits)
         adjusted = logits if processor is None else processor.apply(logits)
         tokens = sample(_masked(adjusted, state), state.rows, state.positions)
         after = None if processor is None else processor.after(tokens)
         logprobs = logprobs_of(logits, state.rows, tokens)
         return self._ended(state, tokens, tokens, after, logprobs)
 
-    def _end_ahead(self, state: SamplerState, logits: mx.array) -> Sampled:
+    def _end_ahead(
+        self, state: SamplerState, processor: LogitProcessor | None, logits: mx.array
+    ) -> Sampled:
         """Sample the tokens of one row from *logits* ``(1 + guesses, vocabulary)``.
 
         Each is drawn as if the guesses before it were right. The next decode reads the last one
@@ -209,7 +211,7 @@ class Sampler:
         """
         (first,) = state.positions
         places, guesses = len(state.guesses) + 1, mx.array(state.guesses, mx.uint32)
-        processor, adjusted = state.processor, logits
+        adjusted = logits
         if processor is not None:
             adjusted = processor.apply_ahead(logits, guesses)
         positions = range(first, first + places)

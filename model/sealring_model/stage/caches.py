@@ -119,10 +119,8 @@ class CacheStore:
     def reads(self, batch: int, guessed: int, ahead: int = 0) -> None:
         """The next token of *batch* is written, and *ahead* guesses after it; the last *guessed*
         ones may be taken back."""
-        if ahead:
-            self._undo.keep_ahead(batch, self.batch(batch), ahead)
-        elif guessed:
-            self._undo.keep(batch, self.batch(batch), guessed)
+        if guessed:
+            self._undo.keep(batch, self.batch(batch), guessed, ahead)
         else:
             self._undo.forget(batch)
 

@@ -26,21 +26,21 @@ class Undo:
     def __init__(self) -> None:
         self._before: dict[int, deque[list[Any]]] = {}  # by batch: copies from before each guess
 
-    def keep(self, batch: int, slots: Sequence[Any], guessed: int) -> None:
-        """A guess is about to be written to *slots*, the caches of *batch*; it is the last of
-        *guessed* that may be taken back."""
-        before = self._before.setdefault(batch, deque())
-        while len(before) >= guessed:
-            before.popleft()
-        before.append([None if _can_trim_next(cache) else fork(cache) for cache in flat(slots)])
-
-    def keep_ahead(self, batch: int, slots: Sequence[Any], guesses: int) -> None:
-        """So many *guesses* are about to be written to *slots*, the caches of *batch*, at once.
-        Raises `LedgerError` if these cannot drop some of them alone."""
+    def keep(self, batch: int, slots: Sequence[Any], guessed: int, ahead: int) -> None:
+        """A token, and *ahead* guesses after it, are about to be written to *slots*, the caches of
+        *batch*; then the last *guessed* tokens are guesses. Raises `LedgerError` if these caches
+        cannot drop some of several tokens alone."""
         caches = list(flat(slots))
-        if not all(cache.empty() or type(cache).__name__ in FULL_CACHES for cache in caches):
+        if ahead and not all(cache.empty() or _holds_all(cache) for cache in caches):
             raise LedgerError(f"group {batch} reads guesses ahead, and its caches cannot be cut")
-        self._before[batch] = deque([None] * len(caches) for _ in range(guesses))
+        before = self._before.setdefault(batch, deque())
+        guesses = ahead + (guessed > ahead)
+        while len(before) > guessed - guesses:
+            before.popleft()
+        if ahead:
+            before.extend([None] * len(caches) for _ in range(guesses))
+        elif guessed:
+            before.append([None if _can_trim_next(cache) else fork(cache) for cache in caches])
 
     def forget(self, batch: int) -> None:
         """No token of *batch* will be taken back."""
@@ -61,9 +61,13 @@ class Undo:
                 cache.trim(first)
 
 
+def _holds_all(cache: Any) -> bool:
+    return type(cache).__name__ in FULL_CACHES
+
+
 def _can_trim_next(cache: Any) -> bool:
     """Whether *cache* will be able to trim the token that is written next."""
-    if type(cache).__name__ in FULL_CACHES:
+    if _holds_all(cache):
         return True
     window = getattr(cache, "max_size", None)
     return window is not None and not cache.empty() and cache.offset + 1 < window

@@ -40,11 +40,12 @@ class Prefill:
 class Decode:
     """Generate one token for every row of *group*.
 
-    With *guessed* the group has one row, and the token that it reads now is a guess of the head's.
-    The last *guessed* tokens of its cache, this one included, may be taken back.
+    With *guessed* the group has one row. The last *guessed* tokens of its cache, those that it
+    reads now included, are guesses of the head's and may be taken back.
 
-    With *ahead*, which then equals *guessed*, the row reads the token drawn last and after it so
-    many guesses. It draws a token after each of them, up to the first that is not the next guess.
+    With *ahead* the row reads so many guesses after its first token. It draws a token after each,
+    up to the first that is not the next guess. The first token is the one drawn last; with more
+    *guessed* than *ahead*, a guess stands in its place.
     """
 
     group: int
@@ -54,12 +55,17 @@ class Decode:
     def __attrs_post_init__(self) -> None:
         rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
         rule(self.guessed <= MAX_GUESSED, "more guesses than a row may have")
-        rule(self.ahead in (0, self.guessed), "other guesses than those that it reads ahead")
+        rule(self.ahead <= self.guessed, "fewer guesses than it reads ahead")
+
+    @property
+    def on_guess(self) -> bool:
+        """Whether it reads a guess in place of the token drawn last."""
+        return self.guessed > self.ahead
 
     @property
     def guesses(self) -> int:
         """How many guesses it reads."""
-        return self.ahead or int(self.guessed > 0)
+        return self.ahead + self.on_guess
 
 
 Work = NoWork | Prefill | Decode

@@ -145,14 +145,14 @@ class Ledger:
         change = self._compose(step) if step.changes else _UNCHANGED
         self._scored = 0
         match step.work:
-            case Decode(group, guessed, ahead):
+            case Decode(group, guessed, ahead) as work:
                 rows = self._groups.get(group)
                 if not rows:
                     raise RemoteProtocolError(
                         f"step {step.n} decodes group {group}, which is empty"
                     )
                 if guessed or self._guessed:
-                    self._guess(step.n, rows, guessed, ahead)
+                    self._guess(step.n, rows, work)
                 for uid in rows:
                     self._lengths[uid] = self._longer(step.n, self._lengths[uid], 1 + ahead)
             case Prefill(uid, position, count, scored):
@@ -173,10 +173,11 @@ class Ledger:
             raise RemoteProtocolError(f"step {n} makes a row longer than {MAX_TOKENS} tokens")
         return length + count
 
-    def _guess(self, n: int, rows: list[int], guessed: int, ahead: int) -> None:
-        """Of the only one of *rows* the last *guessed* tokens are guesses now, with the one or the
-        *ahead* ones to come; those before are none any more."""
-        many = not ahead and guessed > self.guessed(rows[0]) + 1
+    def _guess(self, n: int, rows: list[int], work: Decode) -> None:
+        """Of the only one of *rows* the last tokens are guesses now, those that *work* reads
+        included; those before are none any more."""
+        guessed = work.guessed
+        many = guessed > work.guesses + (self.guessed(rows[0]) if work.on_guess else 0)
         if guessed and (len(rows) > 1 or many):
             raise RemoteProtocolError(f"step {n} has {guessed} guesses, more than there can be")
         for uid in rows:

@@ -277,9 +277,9 @@ class HeadPipeline:
             return []
         self._engine.append(step.n)
         match step.work:
-            case Decode(guessed=guessed, ahead=ahead):
+            case Decode() as work:
                 self._return.add(step.n)
-                if guessed and not ahead:
+                if work.on_guess:
                     self._undecided.add(step.n)
             case Prefill(scored=True):
                 self._return.add(step.n)

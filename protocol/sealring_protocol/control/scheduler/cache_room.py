@@ -107,5 +107,5 @@ class CacheRoom:
 
     def _need(self, row: LiveRow, growth: int) -> int:
         """The tokens of *row* after it has grown by *growth*, or as far as it may."""
-        tokens = len(row.tokens) + row.flying + row.ahead
+        tokens = row.reach + row.wasted
         return tokens + max(row.draws, min(min(row.end, self.longest) - tokens, growth))

@@ -97,7 +97,7 @@ class Flights:
         """Whether step *n* may be answered with *ids*. One that reads ahead gives the tokens up to
         the first that is not the guess in its place."""
         flight = self._by_number.get(n)
-        if flight is None or not flight.guesses:
+        if flight is None or flight.wasted or not flight.guesses:
             return len(ids) == self.expects(n)
         return len(ids) == 1 + right_ones(flight.guesses, ids)
 

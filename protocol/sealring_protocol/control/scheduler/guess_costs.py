@@ -1,15 +1,17 @@
-"""When guesses pay: what a right one gains, and what a wrong one costs, as measured.
+"""When guesses pay: what right ones gain, and what wrong ones cost, as measured.
 
 Stages that would wait cost nothing, in theory. In practice machines share memory, processors or a
-link, so that work on a wrong guess slows down the rest. So the time between two tokens of a row
-that decodes alone is averaged for three cases: after no guess, after a right one, after a wrong
-one. Guesses pay for a row if its share of right ones makes up for the rest. The time after no guess
-is forgotten where all tokens have been guessed for long: the machine may have other work now.
+link, so that work on a wrong guess slows down the rest. And a step that reads several guesses
+*ahead* gives more tokens, but takes longer. So the time between two answers to a row that decodes
+alone is averaged, by how many guesses the step read ahead, for three cases: nothing was in flight
+behind the answer before; the next step was, on a right guess; or on a wrong one.
 
-A row may also read several guesses *ahead* with one step. Of k guesses, each right with a share a
-if those before it are, such a step gives 1 + a + ... + a^k tokens, and it takes a time that depends
-on k alone. This time is averaged for a few k. One that is not known, or was not measured for long,
-is tried a few times as if it were no longer than the next smaller one's.
+Of k guesses that a step reads ahead, each right with a share a if those before it are, it gives
+1 + a + ... + a^k tokens. The step behind it is of use if all of them are right, and the one that it
+begins with, too: a share a^(k + 1) of all. So each `Way` of guessing has a pace in tokens per
+second, and the fastest is taken. A time that is not known, or was not measured for long, is tried a
+few times as if it were that of the next smaller k. The time after no guess is forgotten where all
+tokens have been guessed for long: the machine may have other work now.
 """
 
 from __future__ import annotations
@@ -33,12 +35,11 @@ _STALE: Final = 512
 without."""
 
 _TRIES: Final = 3
-"""Steps that read so many guesses ahead after which their time is known: that of the fastest. A
-device prepares for a new shape, a GPU for a second or more; so the very first does not count."""
+"""Intervals of a kind after which their time is known: that of the fastest. A device prepares for a
+new shape, a GPU for a second or more; so the very first does not count."""
 
 _FORGOTTEN: Final = 2048
-"""Intervals after which it is not known any more what a step takes that was not measured
-meanwhile."""
+"""Intervals after which a time is not known any more that was not measured meanwhile."""
 
 _GAIN: Final = 1.05
 """How much faster than without guesses it must be to read some ahead, as the share of right ones is
@@ -52,7 +53,8 @@ _HALVINGS: Final = 6
 
 
 class Outcome(enum.Enum):
-    """What a token came after."""
+    """What an answer came after: one with nothing in flight behind it, or with a step on a guess
+    that was right, or wrong."""
 
     PLAIN = "plain"
     RIGHT = "right"
@@ -60,29 +62,37 @@ class Outcome(enum.Enum):
 
 
 @attrs.frozen
+class Way:
+    """How a row guesses: each step reads so many guesses *ahead*; and if *piped*, steps that begin
+    with a guess follow it, while stages are idle."""
+
+    piped: bool = False
+    ahead: int = 0
+
+
+@attrs.frozen
 class Ways:
-    """How a row may have guesses: *piped*, each with a step of its own, for stages are idle; or
-    several ahead with one step, so many as one of *sizes* says, which rise. Only a row that decodes
-    *alone* tries sizes whose times are not known."""
+    """How a row may guess: *piped*, for stages are idle; and with as many guesses ahead as one of
+    *sizes* says, which rise. Only a row that decodes *alone* tries what is not known."""
 
     piped: bool = True
     sizes: tuple[int, ...] = ()
     alone: bool = True
 
 
-class _Ahead:
-    """The *seconds* of steps that read so many guesses ahead, by *count* of them since *since*."""
+class _Time:
+    """The *seconds* of intervals of one kind, *count* of them since *latest* was the tick."""
 
-    def __init__(self, since: int) -> None:
-        self.seconds, self.count, self.latest = 0.0, -1, since
+    def __init__(self) -> None:
+        self.seconds, self.count, self.latest = 0.0, -1, 0
 
     def add(self, seconds: float, tick: int) -> None:
         self.count, self.latest = min(self.count + 1, _STEADY), tick
-        if self.count == 1:
+        if self.count <= 1:
             self.seconds = seconds
-        elif 1 < self.count <= _TRIES:
+        elif self.count <= _TRIES:
             self.seconds = min(self.seconds, seconds)
-        elif self.count > _TRIES:
+        else:
             self.seconds += (min(seconds, _OUTLIER * self.seconds) - self.seconds) / self.count
 
 
@@ -90,66 +100,57 @@ class GuessCosts:
     """The measured times of one ring."""
 
     def __init__(self) -> None:
-        self._seconds: dict[Outcome, tuple[float, int]] = {}
+        self._times: dict[tuple[Outcome, int], _Time] = {}  # by outcome and guesses ahead
         self._guessed = 0  # intervals since the last one after no guess
-        self._ahead: dict[int, _Ahead] = {}  # by number of guesses
         self._tick = 0  # intervals so far
 
-    def took(self, outcome: Outcome, seconds: float) -> bool:
-        """A row's token came *seconds* after the one before, after *outcome*. True if it is not
-        known any more what a token takes after no guess."""
-        mean, count = self._seconds.get(outcome, (seconds, 0))
-        count = min(count + 1, _STEADY)
-        mean += (min(seconds, _OUTLIER * mean) - mean) / count
-        self._seconds[outcome] = mean, count
-        return self._counted(plain=outcome is Outcome.PLAIN)
-
-    def took_ahead(self, guesses: int, seconds: float) -> bool:
-        """A step that read so many *guesses* ahead took *seconds*. True as in `took`."""
-        self._ahead.setdefault(guesses, _Ahead(self._tick)).add(seconds, self._tick)
-        return self._counted(plain=False)
-
-    def _counted(self, *, plain: bool) -> bool:
+    def took(self, outcome: Outcome, seconds: float, ahead: int = 0) -> bool:
+        """The answer to a step that read so many guesses *ahead* came *seconds* after the one
+        before, after *outcome*. True if it is not known any more what a token takes after no
+        guess."""
         self._tick += 1
+        self._times.setdefault((outcome, ahead), _Time()).add(seconds, self._tick)
+        plain = outcome is Outcome.PLAIN and not ahead
         self._guessed = 0 if plain else self._guessed + 1
         if self._guessed < _STALE:
             return False
         self._guessed = 0
-        self._seconds.pop(Outcome.PLAIN, None)
+        self._times.pop((Outcome.PLAIN, 0), None)
         return True
 
-    def seconds(self, outcome: Outcome) -> float | None:
-        """The mean seconds of *outcome*; None before it is known."""
-        mean, count = self._seconds.get(outcome, (0.0, 0))
-        return mean if count >= 4 else None
-
-    def seconds_ahead(self, guesses: int) -> float | None:
-        """The mean seconds of a step that reads so many *guesses* ahead; None before it is
-        known."""
-        found = self._ahead.get(guesses)
+    def seconds(self, outcome: Outcome, ahead: int = 0) -> float | None:
+        """The mean seconds of steps that read so many guesses *ahead*, after *outcome*; None before
+        it is known."""
+        found = self._times.get((outcome, ahead))
         if found is None or found.count < _TRIES:
             return None
         if self._tick - found.latest > _FORGOTTEN:
-            del self._ahead[guesses]
+            del self._times[outcome, ahead]
             return None
         return found.seconds
+
+    @property
+    def told(self) -> dict[str, float]:
+        """The mean seconds that are known: of a token after no guess (`plain`), after a right and
+        after a wrong one; of a step that reads so many ahead with nothing behind it (`ahead 4`);
+        and of one after a right or a wrong one, which reads so many ahead (`right 2`)."""
+        told = {}
+        for outcome, ahead in sorted(self._times, key=lambda key: (key[1], key[0].value)):
+            name = "ahead" if ahead and outcome is Outcome.PLAIN else outcome.value
+            if (seconds := self.seconds(outcome, ahead)) is not None:
+                told[f"{name} {ahead}" if ahead else name] = seconds
+        return told
 
     def break_even(self, ways: Ways) -> float:
         """The share of right guesses at which they begin to pay in one of *ways*; above 1 if they
         never do."""
         shares = [self.break_even_piped] if ways.piped or not ways.sizes else []
-        for guesses in ways.sizes:
-            unknown = _UNKNOWN if guesses == ways.sizes[0] else 2.0
-            shares.append(self._break_even_ahead(guesses, unknown))
+        for ahead in ways.sizes:
+            unknown = _UNKNOWN if ahead == ways.sizes[0] else 2.0
+            shares.append(self._break_even(Way(False, ahead), unknown))
+            if ways.piped:
+                shares.append(self._break_even(Way(True, ahead), 2.0))
         return min(shares)
-
-    @property
-    def told(self) -> dict[str, float]:
-        """The mean seconds that are known: of a token after no guess (`plain`), after a right and
-        after a wrong one, and of a step that reads so many ahead (`ahead 4`)."""
-        found = {outcome.value: self.seconds(outcome) for outcome in Outcome}
-        found |= {f"ahead {size}": self.seconds_ahead(size) for size in sorted(self._ahead)}
-        return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     @property
     def break_even_piped(self) -> float:
@@ -161,52 +162,72 @@ class GuessCosts:
             return 0.02 if right < plain else 2.0
         return (wrong - plain) / (wrong - right) if right < plain else 2.0
 
-    def _break_even_ahead(self, guesses: int, unknown: float) -> float:
-        plain, seconds = self.seconds(Outcome.PLAIN), self.seconds_ahead(guesses)
-        if plain is None or seconds is None:
+    def _break_even(self, way: Way, unknown: float) -> float:
+        plain = self.seconds(Outcome.PLAIN)
+        if plain is None or not self._is_known(way):
             return unknown
-        wanted = _GAIN * seconds / max(plain, _LEAST)
-        if wanted >= 1 + guesses:
+        wanted = _GAIN / max(plain, _LEAST)
+        if self._pace(way, 1.0) <= wanted:
             return 2.0
         low, high = 0.02, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            low, high = (low, middle) if _tokens(middle, guesses) > wanted else (middle, high)
+            low, high = (low, middle) if self._pace(way, middle) > wanted else (middle, high)
         return high
 
-    def ahead(self, share: float, most: int, ways: Ways) -> int:
-        """How many guesses, *most* at most, a row with these *ways* is to read ahead with its next
-        step, if so large a *share* of them is right. 0 if that does not pay, or less than a guess
-        for each stage."""
+    def way(self, share: float, most: int, ways: Ways) -> Way:
+        """How a row with these *ways* is to guess, if so large a *share* of its guesses is right,
+        and it may read *most* ahead with one step."""
+        best = Way(ways.piped and share >= self.break_even_piped)
         plain = self.seconds(Outcome.PLAIN)
-        if plain is None or not ways.sizes:
-            return 0
-        best, pace = 0, _GAIN / max(plain, _LEAST)
+        if plain is None:
+            return best
+        pace = _GAIN / max(plain, _LEAST)
         if ways.piped:
-            pace = max(pace, self._piped_pace(plain, share))
-        smaller = plain
-        for guesses in ways.sizes:
-            seconds = self.seconds_ahead(guesses)
-            if guesses > most or (seconds is None and not ways.alone):
-                break
-            found = _tokens(share, guesses) / max(_LEAST, smaller if seconds is None else seconds)
-            if found > pace:
-                best, pace = guesses, found
-            if seconds is None:
-                break
-            smaller = seconds
+            pace = max(pace, self._pace(Way(True), share))
+        for piped in (True, False) if ways.piped else (False,):
+            for ahead in ways.sizes:
+                way = Way(piped, ahead)
+                known = self._is_known(way)
+                if ahead > most or not (known or ways.alone):
+                    break
+                found = self._pace(way, share)
+                if found > (pace if known else _GAIN * pace):
+                    best, pace = way, found
+                if not known:
+                    break
         return best
 
-    def _piped_pace(self, plain: float, share: float) -> float:
-        """Tokens a second with a guess for each idle stage; endless before it is known."""
-        right, wrong = self.seconds(Outcome.RIGHT), self.seconds(Outcome.WRONG)
+    def _is_known(self, way: Way) -> bool:
+        outcomes = (Outcome.RIGHT, Outcome.WRONG) if way.piped else (Outcome.PLAIN,)
+        return any(self.seconds(outcome, way.ahead) is not None for outcome in outcomes)
+
+    def _pace(self, way: Way, share: float) -> float:
+        """Tokens a second; endless for a guess for each idle stage before that is known."""
+        tokens = sum(share**right for right in range(way.ahead + 1))
+        plain = self._expected(Outcome.PLAIN, way.ahead)
+        if not way.piped:
+            return tokens / max(_LEAST, plain or 0.0)
+        right = self._expected(Outcome.RIGHT, way.ahead)
         if right is None:
             return float("inf")
-        if wrong is None:
-            wrong = max(plain, right)
-        return 1 / max(_LEAST, share * right + (1 - share) * wrong)
+        wrong = self._expected(Outcome.WRONG, way.ahead) or max(right, plain or 0.0)
+        useful = share ** (way.ahead + 1)
+        return tokens / max(_LEAST, useful * right + (1 - useful) * wrong)
 
-
-def _tokens(share: float, guesses: int) -> float:
-    """The tokens that a step gives which reads so many *guesses* ahead."""
-    return 1 + sum(share**right for right in range(1, guesses + 1))
+    def _expected(self, outcome: Outcome, ahead: int) -> float | None:
+        """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
+        are taken to rise as between the two next smaller numbers of which they are; None if there
+        are none at all."""
+        known: list[tuple[int, float]] = []
+        for fewer in range(ahead, -1, -1):
+            seconds = self.seconds(outcome, fewer)
+            if seconds is not None:
+                known.append((fewer, seconds))
+                if fewer == ahead or len(known) == 2:
+                    break
+        if not known:
+            return None
+        (most, seconds), (least, less) = known[0], known[-1]
+        rise = max(0.0, seconds - less) / max(1, most - least)
+        return seconds + rise * (ahead - most)

@@ -2,8 +2,9 @@
 
 In a pipeline the stages wait for each other while one row decodes. So the head has them work on a
 guess of the next token. And where a step takes hardly longer with several tokens than with one, it
-has a row read several guesses *ahead* with one step. A guess is right if it is the token that is
-drawn; else what was computed on it is taken back. Guesses therefore never change a text.
+has a row read several guesses *ahead* with one step. Both may go together: then each step under way
+reads several. A guess is right if it is the token that is drawn; else what was computed on it is
+taken back. Guesses therefore never change a text.
 
 A guess comes from whoever `RowGuesses.give`s some (a draft model); or from the request, which may
 have one for each place of the answer; or else from the row itself: what followed when its last
@@ -24,7 +25,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Ways
+from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Way, Ways
 from sealring_protocol.control.scheduler.requests import Request
 
 _LONG: Final = 3
@@ -89,10 +90,10 @@ def right_ones(guesses: Sequence[int], drawn: Sequence[int]) -> int:
 
 @attrs.frozen
 class Fed:
-    """The guess *token*, which step *n* reads."""
+    """The guesses *tokens*, which step *n* reads: the first in place of the token drawn last."""
 
     n: int
-    token: int
+    tokens: tuple[int, ...]
 
 
 class RowGuesses:
@@ -103,8 +104,10 @@ class RowGuesses:
         self._request: Final = request
         self._lookup: Final = Lookup(request.prediction, tokens)
         self._given: tuple[int, Sequence[int]] = (0, ())  # from a position on
+        self.ahead: tuple[int, ...] = ()
+        """Those that a step under way reads after the row's last token."""
         self.fed: Final[deque[Fed]] = deque()
-        """Guesses under way, of the tokens after those that are known."""
+        """Those of the steps behind that one, which begin with a guess."""
         self.ways = Ways()
         self.accepted = 0
         self.rejected = 0
@@ -112,7 +115,8 @@ class RowGuesses:
         self._judged = 0  # guesses that the share is made of
         self._margin = _FIRST_MARGIN
         self._last: tuple[Outcome | None, float] | None = None
-        """What the last token came after, and when; None after several that were read ahead."""
+        """What the next answer comes after, and when the last one came; None after several that
+        were read ahead with nothing behind them, where nothing is built ahead."""
         self._resumes = 0  # at this length
         self._paused = False  # guesses did not pay
         self._pause = _PAUSE
@@ -122,23 +126,45 @@ class RowGuesses:
         before."""
         self._given = position, tokens
 
-    def next(self, costs: GuessCosts) -> int | None:
-        """The next guess, after those under way; None if there is none, or guesses do not pay by
-        *costs*."""
-        if not self._may_guess(costs) or self._assumed(costs) < costs.break_even_piped:
-            return None
-        return self._after([fed.token for fed in self.fed])
+    @property
+    def under_way(self) -> tuple[int, ...]:
+        """All that are under way: of the tokens after those that are known."""
+        return self.ahead + tuple(token for fed in self.fed for token in fed.tokens)
 
-    def ahead(self, costs: GuessCosts, coming: int, most: int) -> tuple[int, ...]:
-        """The guesses that the row is to read ahead with one step, *most* at most, once *coming*
-        tokens have come that are not known yet, and none if that does not pay by *costs*."""
-        if not self._may_guess(costs) or not costs.ahead(self._assumed(costs), most, self.ways):
+    def next(self, costs: GuessCosts, most: int) -> tuple[int, ...]:
+        """The guesses that the next step is to read, *most* at most, after those under way; none if
+        there are none, or that does not pay by *costs*."""
+        if most < 1 or not self._may_guess(costs):
             return ()
-        chain: list[int] = []
-        while len(chain) < coming + most and (guess := self._after(chain)) is not None:
+        way = self._way(costs, most - 1)
+        chain = self._chain(self.under_way, 1 + way.ahead) if way.piped else ()
+        if len(chain) < 1 + way.ahead:
+            way = self._way(costs, len(chain) - 1)
+        return chain[: 1 + way.ahead] if way.piped else ()
+
+    def after_last(self, costs: GuessCosts, coming: int, most: int) -> tuple[int, ...]:
+        """The guesses that the row is to read ahead with the step that reads its last token, *most*
+        at most, once *coming* tokens have come that are not known yet; none if that does not pay by
+        *costs*."""
+        if not self._may_guess(costs):
+            return ()
+        ahead = self._way(costs, most).ahead
+        if not ahead:
+            return ()
+        chain = self._chain((), coming + ahead)
+        if len(chain) < coming + ahead:
+            ahead = self._way(costs, len(chain) - coming).ahead
+        return chain[coming : coming + ahead]
+
+    def _way(self, costs: GuessCosts, most: int) -> Way:
+        return costs.way(self._assumed(costs), most, self.ways)
+
+    def _chain(self, under_way: Sequence[int], count: int) -> tuple[int, ...]:
+        """So many guesses, or fewer, of what follows the tokens so far and then *under_way*."""
+        chain = [*under_way]
+        while len(chain) < len(under_way) + count and (guess := self._after(chain)) is not None:
             chain.append(guess)
-        count = costs.ahead(self._assumed(costs), len(chain) - coming, self.ways)
-        return tuple(chain[coming : coming + count])
+        return tuple(chain[len(under_way) :])
 
     def _may_guess(self, costs: GuessCosts) -> bool:
         first = len(self._request.prompt) + _BASELINE if costs.seconds(Outcome.PLAIN) is None else 0
@@ -167,50 +193,58 @@ class RowGuesses:
         known = [*self._tokens[position:], *under_way][:at]
         return given[at] if list(given[:at]) == known else None
 
-    def drawn(self, token: int, now: float, costs: GuessCosts, *, alone: bool) -> Fed | None:
-        """*token* was drawn. Returns the oldest guess under way, and forgets it, if it was right.
-        None if there is none, or if it was wrong: then all guesses under way are.
-
-        If the row decodes *alone*, *costs* learn how long the token took.
-        """
-        outcome, right = Outcome.PLAIN, None
-        if self._paused and not self.fed:
-            self._compare(token, costs)
-        if self.fed:
-            self._paused = False
-            outcome = Outcome.RIGHT if self.fed[0].token == token else Outcome.WRONG
-            right = self.fed.popleft() if outcome is Outcome.RIGHT else None
-            self._judge(outcome is Outcome.RIGHT, costs)
-        before, self._last = self._last, (outcome, now) if alone else None
-        if alone and before is not None and before[0] is not None:
-            # While nothing was guessed before, a guess under way makes the token late.
-            late = before[0] is Outcome.PLAIN and outcome is not Outcome.PLAIN
-            if not late and costs.took(before[0], now - before[1]):
-                self._measure()
-        return right
-
-    def drawn_ahead(
+    def drawn(
         self,
-        guesses: Sequence[int],
-        drawn: Sequence[int],
+        ahead: tuple[int, ...],
+        tokens: Sequence[int],
         now: float,
         costs: GuessCosts,
         *,
         alone: bool,
+    ) -> Fed | None:
+        """The step that read the row's last token, and the guesses *ahead*, gave *tokens*. Returns
+        the guesses of the step behind it if that begins with a right one: it is the first now. None
+        if there is none, or if it is wrong: then all guesses under way are.
+
+        If the row decodes *alone*, *costs* learn how long the step took.
+        """
+        guesses = ahead + tuple(fed.tokens[0] for fed in [*self.fed][:1])
+        if guesses:
+            self._paused = False
+        elif self._paused:
+            self._compare(tokens[0], costs)
+        ended = next((at for at, token in enumerate(tokens) if token in self._request.eos), None)
+        self._judge_all(guesses[:ended], tokens, costs)
+        outcome, right = Outcome.WRONG if self.fed else Outcome.PLAIN, None
+        if self.fed and right_ones(guesses, tokens) == len(guesses):
+            outcome, right = Outcome.RIGHT, self.fed.popleft()
+            self.ahead = right.tokens[1:]
+        self._time(outcome, len(ahead), now, costs, alone=alone)
+        return right
+
+    def _time(
+        self, outcome: Outcome, ahead: int, now: float, costs: GuessCosts, *, alone: bool
     ) -> None:
-        """A step that read *guesses* ahead gave the tokens *drawn*. If the row decodes *alone*,
-        *costs* learn how long the step took."""
-        ended = next((at for at, token in enumerate(drawn) if token in self._request.eos), None)
-        self._paused = False
-        judged = guesses if ended is None else guesses[:ended]
-        right = right_ones(judged, drawn)
+        """A step that read so many guesses *ahead* was answered. The next answer comes after
+        *outcome*."""
+        before, lone = self._last, outcome is Outcome.PLAIN
+        self._last = (None if ahead and lone else outcome, now) if alone else None
+        if before is None or not alone:
+            return
+        came_after = before[0]
+        if came_after is not Outcome.RIGHT and ahead and lone:
+            came_after = Outcome.PLAIN
+        elif came_after is Outcome.PLAIN and not lone:
+            return  # while nothing was guessed before, a guess under way makes the token late
+        if came_after is not None and costs.took(came_after, now - before[1], ahead):
+            self._measure()
+
+    def _judge_all(self, guesses: Sequence[int], tokens: Sequence[int], costs: GuessCosts) -> None:
+        right = right_ones(guesses, tokens)
         for _ in range(right):
             self._judge(True, costs)
-        if right < len(judged):
+        if right < len(guesses):
             self._judge(False, costs)
-        before, self._last = self._last, (None, now) if alone else None
-        if alone and before is not None and costs.took_ahead(len(guesses), now - before[1]):
-            self._measure()
 
     def _measure(self) -> None:
         """Guess nothing for a while, to see how long a token takes then."""

@@ -21,18 +21,18 @@ itself."""
 
 @attrs.frozen
 class Guess:
-    """*row*, alone in its group, is likely to go on with *token*."""
+    """*row*, alone in its group, is likely to go on with *tokens*."""
 
     row: LiveRow
-    token: int
+    tokens: tuple[int, ...]
 
 
 class Guessing:
     """Guesses of the rows *running*, whose steps are *flights*.
 
-    A row has its guesses in one of two ways: each with a step of its own, so that idle stages have
-    work, or several *ahead* with one step. Then it has no other step in flight, and its next one
-    waits until the tokens are known.
+    A row has its guesses in two ways. Steps that begin with a guess follow the one that reads its
+    last token, so that idle stages have work. And a step may read several *ahead*; then the next
+    one that begins with no guess waits until the tokens are known.
     """
 
     def __init__(self, running: RunningRows, flights: Flights) -> None:
@@ -57,52 +57,36 @@ class Guessing:
             return None
         rows = [self._alone(group) for group in self._running.ledger.groups]
         for row in sorted(filter(None, rows), key=lambda row: len(row.guesses.fed)):
-            if not self._may_guess(row) or self._guesses_ahead(row):
-                continue
-            token = row.guesses.next(self.costs)
-            if token is not None:
-                return Guess(row, token)
+            if self._may_guess(row):
+                self._find_ways(row)
+                most = min(MAX_GUESSED - len(row.guesses.under_way), self._left(row))
+                if tokens := row.guesses.next(self.costs, most):
+                    return Guess(row, tokens)
         return None
 
     def waits(self, group: int) -> bool:
         """Whether the next decode of *group* waits for the tokens of the one in flight: that has
         read guesses ahead, or the next one is to read some after it."""
         rows = map(self._running.rows.get, self._running.ledger.rows(group))
-        if any(row is not None and row.ahead for row in rows):
+        if any(row is not None and row.guesses.ahead for row in rows):
             return True
         row = self._alone(group)
-        return row is not None and row.coming > 0 and bool(self._guesses_ahead(row))
+        return row is not None and row.coming > 0 and bool(self._after_last(row))
 
     def ahead(self, group: int) -> tuple[int, ...]:
         """The guesses that the row of *group* reads ahead with its next decode, if it is alone."""
         row = self._alone(group)
-        return () if row is None or row.coming else self._guesses_ahead(row)
+        return () if row is None or row.coming else self._after_last(row)
 
-    def drawn(self, row: LiveRow, token: int, now: float) -> None:
-        """*row* goes on with *token*: its guesses are confirmed, or wasted."""
-        right = row.guesses.drawn(token, now, self.costs, alone=self._is_only(row))
+    def drawn(self, row: LiveRow, flight: Flight, tokens: Sequence[int], now: float) -> None:
+        """*row* goes on with *tokens*, which *flight* gave: its guesses are confirmed, or have the
+        next step take them back."""
+        alone = self._is_only(row)
+        right = row.guesses.drawn(flight.guesses, tokens, now, self.costs, alone=alone)
         if right is None:
             self._running.waste(row)
         else:
             self._flights.confirm(right)
-
-    def landed(self, flight: Flight, ids: Sequence[int], now: float) -> LiveRow | None:
-        """The step *flight* gave *ids*. Its row, if that has read guesses ahead and stays in its
-        group: call `take_back` for it next."""
-        row = self._running.rows.get(flight.uids[0]) if flight.guesses else None
-        if row is None:
-            return None
-        alone = self._is_only(row)
-        row.guesses.drawn_ahead(flight.guesses, ids, now, self.costs, alone=alone)
-        return row if self._running.stays(row) else None
-
-    def take_back(self, row: LiveRow, flight: Flight) -> None:
-        """*row* has its tokens of *flight*: have the next step take the other guesses back."""
-        (first,) = flight.positions
-        wrong = first + len(flight.guesses) + 1 - len(row.tokens)
-        if wrong:
-            row.position -= wrong
-            self._running.backs[row.uid] = wrong
 
     @property
     def _reading(self) -> bool:
@@ -119,27 +103,33 @@ class Guessing:
         single = len(rows) == 1 and not self._running.joiners(group)
         return self._running.rows.get(rows[0]) if single else None
 
-    def _guesses_ahead(self, row: LiveRow) -> tuple[int, ...]:
-        """The guesses that *row*, alone in its group, is to read ahead with one step, once the
-        tokens in flight are known."""
+    def _after_last(self, row: LiveRow) -> tuple[int, ...]:
+        """The guesses that *row*, alone in its group, is to read ahead with the step that reads its
+        last token, once those in flight are known."""
+        self._find_ways(row)
+        sizes = row.guesses.ways.sizes
+        if not sizes or self._reading or not self._running.stays(row):
+            return ()
+        most = min(sizes[-1], self._left(row) - 1)
+        return row.guesses.after_last(self.costs, row.coming, most) if most > 0 else ()
+
+    def _find_ways(self, row: LiveRow) -> None:
+        """Tell *row*, alone in its group, in which ways it may guess."""
         running = self._running
         able = running.prefixes.cuttable and row.request.sampling.logprobs == NO_LOGPROBS
         sizes = self._sizes if able else ()
         row.guesses.ways = Ways(len(running.live) < self._stages, sizes, self._is_only(row))
-        if not sizes or self._reading or not running.stays(row):
-            return ()
-        left = min(row.end, running.room.longest) - len(row.tokens) - row.coming - 1
-        most = min(sizes[-1], left)
-        return row.guesses.ahead(self.costs, row.coming, most) if most > 0 else ()
+
+    def _left(self, row: LiveRow) -> int:
+        """How many tokens *row* may read beyond those in flight, so that one is drawn after
+        each."""
+        return min(row.end, self._running.room.longest) - row.reach
 
     def _may_guess(self, row: LiveRow) -> bool:
-        """Whether *row*, alone in its group, may decode on a guess now: each of its tokens in
-        flight but the last is guessed already."""
-        fed = len(row.guesses.fed)
+        """Whether *row*, alone in its group, may decode on a guess now: each of its steps in flight
+        but the first begins with a guess."""
         settled = row.uid not in self._running.backs and self._running.stays(row)
-        if not settled or row.ahead or row.coming != fed + 1 or fed == MAX_GUESSED:
-            return False
-        return len(row.tokens) + row.coming < row.end and self._fits(row)
+        return settled and row.coming == len(row.guesses.fed) + 1 and self._fits(row)
 
     def _fits(self, row: LiveRow) -> bool:
         """Whether each rank has room to keep what takes one more guess of *row* back: a state, if

@@ -77,7 +77,6 @@ class LiveRow:
     scored: int = 0  # tokens of the prompt after which the next one's score has been told
     flying: int = 0  # decode steps in flight
     wasted: int = 0  # those of them that read a wrong guess
-    ahead: int = 0  # guesses that a decode in flight reads after the row's last token
     guesses: RowGuesses = attrs.field(init=False)
     group: int = 0
     failures: int = 0
@@ -113,8 +112,14 @@ class LiveRow:
 
     @property
     def coming(self) -> int:
-        """The number of tokens that steps in flight will give, if all guesses are right."""
+        """The number of steps in flight that will give tokens, if all guesses are right."""
         return self.flying - self.wasted
+
+    @property
+    def reach(self) -> int:
+        """The number of its tokens after the steps in flight, if all guesses are right."""
+        guesses = self.guesses
+        return len(self.tokens) + self.coming + len(guesses.under_way) - len(guesses.fed)
 
     @property
     def sampling(self) -> Row:
@@ -180,12 +185,12 @@ class Flight:
     wasted: bool = False
     guesses: tuple[int, ...] = ()
 
-    def tokens(self, ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Each of *ids*, which it is answered with, as the last of (row, position, token)."""
+    def tokens(self, ids: Sequence[int]) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """*ids*, which it is answered with, as (row, position of the first, its tokens)."""
         if self.guesses:
-            (uid,), (first,) = self.uids, self.positions
-            return ((uid, first + at, token) for at, token in enumerate(ids))
-        return zip(self.uids, self.positions, ids, strict=False)
+            return iter([(self.uids[0], self.positions[0], ids)] if ids else [])
+        each = zip(self.uids, self.positions, ids, strict=False)
+        return ((uid, position, (token,)) for uid, position, token in each)
 
 
 @attrs.frozen

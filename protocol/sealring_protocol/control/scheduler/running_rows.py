@@ -133,13 +133,17 @@ class RunningRows:
         """The guesses of *row* that are under way are wrong, or no longer of use: have the next
         step take their tokens back."""
         fed = row.guesses.fed
-        wrong = len(fed) + row.ahead
+        if self.stays(row):
+            self.take_back(row, len(row.guesses.under_way))
         row.wasted += len(fed)
-        row.position -= wrong
         self.wrong += fed
-        if wrong and self.stays(row):
-            self.backs[row.uid] = wrong
         fed.clear()
+
+    def take_back(self, row: LiveRow, wrong: int) -> None:
+        """Have the next step take *wrong* more tokens of *row*, which is in its group, back."""
+        if wrong:
+            row.position -= wrong
+            self.backs[row.uid] = self.backs.get(row.uid, 0) + wrong
 
     def landed(self, flight: Flight) -> None:
         """The step *flight* is over."""
@@ -147,7 +151,8 @@ class RunningRows:
             if isinstance(flight.work, Decode):
                 row.flying -= 1
                 row.wasted -= flight.wasted
-                row.ahead -= len(flight.guesses)
+                if not flight.wasted:
+                    row.guesses.ahead = ()
 
     @property
     def taken_back(self) -> tuple[TakeBack, ...]:
@@ -274,7 +279,8 @@ class RunningRows:
             self.waste(row)
             self._requeue(row)
         for row in self.rows.values():
-            row.flying = row.wasted = row.ahead = row.unready = 0
+            row.flying = row.wasted = row.unready = 0
+            row.guesses.ahead = ()
         self.wrong.clear()
 
     # ------------------------------------------------------------ who comes in
@@ -354,7 +360,7 @@ class RunningRows:
 
     def make_room(self) -> None:
         """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
-        lengths = [len(row.tokens) + row.coming + row.ahead for row in self.live.values()]
+        lengths = [row.reach for row in self.live.values()]
         if all(-length % GRAIN > self.room.ahead for length in lengths):
             return
         while self.live and self._shortage() > 0:

@@ -58,7 +58,7 @@ from sealring_protocol.control.scheduler.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import LiveRow, Planned
+from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.control.scheduler.step_making import StepMaker
 from sealring_protocol.errors import RemoteProtocolError
@@ -247,9 +247,10 @@ class Scheduler:
         """A decode of a row on a guess, if stages are idle and there is a guess; else None."""
         if (guess := self._guessing.next()) is None:
             return None
-        guess.row.guesses.fed.append(Fed(self._maker.n + 1, guess.token))
-        work = Decode(guess.row.group, len(guess.row.guesses.fed))
-        return self._maker.make([], [], (), work, now, (guess.token,))
+        guesses = guess.row.guesses
+        guesses.fed.append(Fed(self._maker.n + 1, guess.tokens))
+        work = Decode(guess.row.group, len(guesses.under_way), len(guess.tokens) - 1)
+        return self._maker.make([], [], (), work, now, guess.tokens)
 
     def decided(self) -> list[tuple[int, bool]]:
         """See `Flights.decided`."""
@@ -357,24 +358,40 @@ class Scheduler:
         self._running.landed(flight)
         if isinstance(flight.work, Prefill):
             return self._was_read(flight.work, scores)
-        stays = self._guessing.landed(flight, ids, now)
         outcomes: list[Outcome] = []
-        last = {uid: position for uid, position, _ in flight.tokens(ids)} if over else {}
-        for uid, position, token in flight.tokens(ids):
+        for uid, position, tokens in flight.tokens(ids):
             row = self._running.rows.get(uid)
             # Ignore the surplus token of a row that is in prefill again: it will be drawn again,
             # with the same result.
             if row is None or position != len(row.tokens) or uid in self._running.reading:
                 continue
-            if uid in over and position == last[uid]:
-                ended = FinishReason.UNHELD if over[uid] else FinishReason.STOP
-                outcomes += self._running.end(uid, ended, over[uid])
-                continue
-            if not flight.guesses:
-                self._guessing.drawn(row, token, now)
-            outcomes += self._token(row, token, logprobs.get(uid))
-        if stays is not None:
-            self._guessing.take_back(stays, flight)
+            outcomes += self._drew(row, flight, tokens, now, logprobs.get(uid), over.get(uid))
+        return outcomes
+
+    def _drew(
+        self,
+        row: LiveRow,
+        flight: Flight,
+        tokens: Sequence[int],
+        now: float,
+        logprobs: Logprobs | None,
+        over: str | None,
+    ) -> list[Outcome]:
+        """The step *flight* gave *row* *tokens*. See `answered` for a row that is *over*."""
+        reach, stays = len(row.tokens) + 1 + len(flight.guesses), self._running.stays(row)
+        if over is not None:
+            tokens = tokens[:-1]
+        if tokens:
+            self._guessing.drawn(row, flight, tokens, now)
+        outcomes: list[Outcome] = []
+        for token in tokens:
+            if row.uid in self._running.rows:
+                outcomes += self._token(row, token, logprobs)
+        if over is not None:
+            ended = FinishReason.UNHELD if over else FinishReason.STOP
+            outcomes += self._running.end(row.uid, ended, over)
+        if stays and flight.guesses:
+            self._running.take_back(row, reach - len(row.tokens))
         return outcomes
 
     def _was_read(self, work: Prefill, scores: Sequence[Scores]) -> list[Outcome]:

@@ -93,16 +93,18 @@ class StepMaker:
     def _flight(self, work: Work, now: float, guesses: tuple[int, ...]) -> Flight:
         running = self._running
         match work:
-            case Decode(group, _, ahead):
+            case Decode(group, _, ahead) as decode:
                 uids = running.ledger.rows(group)
                 self._decoded[group] = self.n
                 for uid in uids:
                     row = running.rows[uid]
                     row.position += 1 + ahead
                     row.flying += 1
-                    row.ahead += ahead
+                read_ahead = guesses[len(guesses) - ahead :]
+                if ahead and not decode.on_guess:
+                    running.rows[uids[0]].guesses.ahead = read_ahead
                 drawn = tuple(running.ledger.length(uid) - ahead for uid in uids)
-                return Flight(work, uids, drawn, now, guesses=guesses if ahead else ())
+                return Flight(work, uids, drawn, now, guesses=read_ahead)
             case Prefill(uid, _, count):
                 row = running.rows[uid]
                 row.position += count
