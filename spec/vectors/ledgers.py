@@ -77,6 +77,12 @@ GUESSED: Final[Course] = (
     (step(work=Decode(0, 2)), alone(8, 2)),
 )
 
+BOTH: Final[Course] = (
+    *ONE_ROW,
+    (step(work=Decode(0, 2, 2)), alone(9, 2)),
+    (step(work=Decode(0, 5, 2)), alone(12, 5)),
+)
+
 BACK_1: Final = (TakeBack(1, 1),)
 BACK_2: Final = (TakeBack(2, 1),)
 
@@ -122,6 +128,34 @@ GUESSES: Final[dict[str, tuple[str, Course]]] = {
             (step(work=Decode(0, 2, 2)), alone(9, 2)),
             (step(work=Decode(0, 1)), alone(10, 1)),
         ),
+    ),
+    "guess-both": (
+        "a decode that reads two guesses ahead, and one that begins with a guess and reads two",
+        BOTH,
+    ),
+    "guess-both-first": (
+        "a decode begins with a guess and reads two ahead; the one before read none",
+        (*ONE_ROW, (step(work=Decode(0, 3, 2)), alone(9, 3))),
+    ),
+    "guess-both-right": (
+        "the first three of five guesses are known to be right",
+        (*BOTH, (step(work=Decode(0, 5, 2)), alone(15, 5))),
+    ),
+    "guess-both-fewer": (
+        "a guess alone comes after several",
+        (*BOTH, (step(work=Decode(0, 6)), alone(13, 6))),
+    ),
+    "guess-both-most": (
+        "the last of 16 guesses are read eight with one step",
+        (
+            *ONE_ROW,
+            (step(work=Decode(0, 8, 8)), alone(15, 8)),
+            (step(work=Decode(0, 16, 7)), alone(23, 16)),
+        ),
+    ),
+    "guess-both-back": (
+        "one of five is right, and others are read ahead with the step that takes the rest back",
+        (*BOTH, (step(back=(TakeBack(1, 4),), work=Decode(0, 2, 2)), alone(11, 2))),
     ),
     "guess-back": (
         "both guesses are taken back, and the token that was drawn is read",
@@ -415,6 +449,21 @@ FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
     "guess-two-each": ("decodes two rows on a guess", TWO_ROWS, step(work=Decode(0, 1))),
     "guess-leap": ("a second guess before the first", ONE_ROW, step(work=Decode(0, 2))),
     "guess-leap-on": ("a fourth guess before the third", GUESSED, step(work=Decode(0, 4))),
+    "guess-leap-both": (
+        "begins with a guess and reads two ahead, which makes four",
+        ONE_ROW,
+        step(work=Decode(0, 4, 2)),
+    ),
+    "guess-leap-both-on": (
+        "begins with a guess and reads two ahead, which makes six after two",
+        GUESSED,
+        step(work=Decode(0, 6, 2)),
+    ),
+    "guess-both-two": (
+        "two rows begin with a guess and read one ahead",
+        TWO_ROWS,
+        step(work=Decode(0, 2, 1)),
+    ),
     "guess-leap-back": (
         "counts guesses that it has taken back",
         GUESSED,
@@ -482,6 +531,9 @@ CARELESS: Final[dict[str, LedgerState]] = {
     "guess-two-each": state({}, {0: ((1, 8), (2, 2))}, {}, {1: 1, 2: 1}),
     "guess-leap": alone(7, 2),
     "guess-leap-on": alone(9, 4),
+    "guess-leap-both": alone(9, 4),
+    "guess-leap-both-on": alone(11, 6),
+    "guess-both-two": state({}, {0: ((1, 9), (2, 3))}, {}, {1: 2}),
     "guess-leap-back": alone(8, 3),
     "guess-leap-new": state({}, {0: ((2, 1),)}, {}, {2: 3}),
 }

@@ -300,7 +300,6 @@ def _steps() -> Iterator[Case]:
         ("idle-position", "a position and no work", put(idle, 65, b"\1")),
         ("idle-count", "a count and no work", put(idle, 69, b"\1")),
         ("decode-position", "a decode without guesses that reads one", put(decode, 65, b"\1")),
-        ("decode-ahead-few", "two guesses are read ahead, of three", put(ahead, 65, b"\2")),
         ("decode-ahead-many", "four guesses are read ahead, of three", put(ahead, 65, b"\4")),
         ("decode-ahead-17", "17 guesses are read ahead", put(ahead, 62, u32(17) + u32(17))),
         ("decode-17", "a decode of the 17th guess", put(decode, 69, b"\x11")),

@@ -219,6 +219,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "a decode that reads 16 guesses ahead",
         attrs.evolve(STEP, work=Decode(1, 16, 16), ids=tuple(range(16))),
     ),
+    "step-guess-ahead": (
+        "a decode that begins with the 9th guess and reads seven ahead",
+        attrs.evolve(STEP, work=Decode(1, 16, 7), ids=tuple(range(8))),
+    ),
     "step-guess-id": (
         "a row joins, and its group decodes a guess: a token id for each",
         attrs.evolve(STEP, join=(Join(5, 1),), work=Decode(1, 1), ids=(8, 2**32 - 1)),

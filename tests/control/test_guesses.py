@@ -308,6 +308,101 @@ def test_a_row_that_is_cut_short_while_it_reads_ahead_keeps_what_is_known():
     assert scheduler.answered(ahead.n, (8, 3), 0.0) == []
 
 
+def piped(stages: int, **config) -> Scheduler:
+    """A pipeline of *stages* that guesses as much as it may."""
+    scheduler = Scheduler(SchedulerConfig(groups=1, **config), 1000)
+    scheduler.shape(1, 1, stages, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    return scheduler
+
+
+def plan_all(scheduler: Scheduler) -> list[Step]:
+    """All steps that may begin now."""
+    steps = []
+    while (planned := scheduler.plan(0.0)) is not None:
+        steps.append(planned.step)
+    return steps
+
+
+def test_idle_stages_read_several_guesses_each():
+    """Each of the steps behind the first begins with the guess after those that are under way."""
+    scheduler = piped(3, ahead=4)
+    uid = scheduler.submit(Request((1,), 40, guesses=tuple(range(7, 40))))
+    first, second, third = plan_all(scheduler)
+    assert (first.work, first.ids) == (Decode(0), (1,))
+    assert (second.work, second.ids) == (Decode(0, 5, 4), (7, 8, 9, 10, 11))
+    assert (third.work, third.ids) == (Decode(0, 10, 4), (12, 13, 14, 15, 16))
+    scheduler.answered(first.n, (7,), 0.0)
+    assert scheduler.decided() == [(second.n, True)]
+    (fourth,) = plan_all(scheduler)
+    assert (fourth.work, fourth.ids) == (Decode(0, 14, 4), (17, 18, 19, 20, 21))
+    outcomes = scheduler.answered(second.n, (8, 9, 10, 11, 12), 0.0)
+    assert [outcome.token for outcome in outcomes] == [8, 9, 10, 11, 12]
+    assert scheduler.decided() == [(third.n, True)]
+    assert not scheduler._running.backs
+    assert scheduler.expects(third.n) == 5
+    assert scheduler.ledger.length(uid) == 16
+
+
+@pytest.mark.parametrize(("drawn", "back"), [((8, 9, 3), 7), ((8, 9, 10, 11, 3), 5), ((3,), 9)])
+def test_a_wrong_guess_wastes_the_rest_of_its_step_and_all_steps_behind_it(drawn, back):
+    scheduler = piped(2, ahead=4)
+    uid = scheduler.submit(Request((1,), 40, guesses=tuple(range(7, 40))))
+    first, second = plan_all(scheduler)
+    scheduler.answered(first.n, (7,), 0.0)
+    (third,) = plan_all(scheduler)
+    scheduler.decided()
+    outcomes = scheduler.answered(second.n, drawn, 0.0)
+    assert [outcome.token for outcome in outcomes] == [*drawn]
+    assert scheduler.decided() == [(third.n, False)]
+    steps = plan_all(scheduler)
+    assert [step.back for step in steps] == [(TakeBack(uid, back),)] + [()] * (len(steps) - 1)
+    assert [step.work.on_guess for step in steps] == [False] + [True] * (len(steps) - 1)
+    assert scheduler.expects(third.n) == 0
+    assert not scheduler.gives(third.n, (13,))
+    assert scheduler.answered(third.n, (), 0.0) == []
+    read = sum(1 + step.work.ahead for step in steps)
+    assert scheduler.ledger.length(uid) == len((1, 7, *drawn[:-1])) + read
+
+
+def test_no_more_guesses_are_under_way_than_a_row_may_have():
+    scheduler = piped(4, ahead=6)
+    scheduler.submit(Request((1,), 90, guesses=tuple(range(7, 90))))
+    works = [step.work for step in plan_all(scheduler)]
+    assert works == [Decode(0), Decode(0, 7, 6), Decode(0, 14, 6), Decode(0, 16, 1)]
+
+
+def test_a_row_reads_no_guess_beyond_its_last_token():
+    """Of six tokens one is drawn after the prompt, and one after each of five guesses at most."""
+    scheduler = piped(2, ahead=4)
+    scheduler.submit(Request((1,), 6, guesses=tuple(range(7, 40))))
+    first, second = plan_all(scheduler)
+    assert second.work == Decode(0, 5, 4)
+    scheduler.answered(first.n, (7,), 0.0)
+    assert plan_all(scheduler) == []
+    done = scheduler.answered(second.n, (8, 9, 10, 11, 12), 0.0)
+    assert (done[-1].accepted, done[-1].rejected) == (5, 0)
+
+
+def test_a_row_that_ends_amid_guesses_leaves_a_snapshot_of_its_text():
+    """Its end is right as a guess, and so is what stands behind it: nobody asked for that."""
+    scheduler = piped(2, ahead=4, prefixes=2)
+    prompt = tuple(range(120, 160))
+    eos = frozenset({9})
+    uid = scheduler.submit(Request(prompt, 40, eos, guesses=tuple(range(7, 40))))
+    read, first = plan_all(scheduler)
+    scheduler.answered(read.n, (), 0.0)
+    (second,) = plan_all(scheduler)
+    scheduler.answered(first.n, (7,), 0.0)
+    plan_all(scheduler)
+    outcomes = scheduler.answered(second.n, (8, 9, 10, 11, 12), 0.0)  # 9 ends it
+    assert (outcomes[-1].accepted, outcomes[-1].rejected) == (2, 0)
+    step = scheduler.plan(0.0).step
+    assert (step.back, step.evict) == ((TakeBack(uid, 8),), (uid,))
+    assert [*scheduler.ledger.snaps.values()] == [len(prompt) + 2]
+
+
 def test_rows_that_share_a_group_read_nothing_ahead():
     scheduler = Scheduler(SchedulerConfig(groups=1, ahead=4), 1000)
     scheduler.shape(1, 2, guesses=True)

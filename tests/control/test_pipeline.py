@@ -190,17 +190,19 @@ def test_the_own_engine_may_not_answer_out_of_order(answer):
 BACK = (None, done(1, tensors=HIDDEN), done(2, tensors=HIDDEN, spent=TIMES))
 
 
-def guessing():
-    """A decode is on the chain, and behind it one that reads a guess."""
+def guessing(ahead=0):
+    """A decode is on the chain, and behind it one that begins with a guess. Both read so many
+    guesses *ahead*."""
     machine = head()
-    for n, guessed in ((1, 0), (2, 1)):
-        machine.begin(step(n, work=Decode(0, guessed)))
+    for n, guessed in ((1, ahead), (2, 1 + 2 * ahead)):
+        machine.begin(step(n, work=Decode(0, guessed, ahead)))
         machine.output(step(n, tensors=HIDDEN))
     return machine
 
 
-def test_a_right_guess_is_drawn_from_once_it_is_known_to_be_right():
-    early, late = guessing(), guessing()
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_right_guess_is_drawn_from_once_it_is_known_to_be_right(ahead):
+    early, late = guessing(ahead), guessing(ahead)
     for machine in (early, late):
         assert machine.done(2, BACK[1]) == [ToEngine(BACK[1])]
         machine.output(done(1, ids=(5,)))

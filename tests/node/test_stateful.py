@@ -33,6 +33,7 @@ class RingMachine(RuleBasedStateMachine):
         )
         self.world = world
         self.asked = {}
+        self.ends = set()
         self.cancelled = set()
         self.finished = set()
         self.down = set()
@@ -47,17 +48,22 @@ class RingMachine(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, 900), min_size=1, max_size=20),
         count=st.integers(1, 30),
         wrong=st.none() | st.sets(st.integers(0, 29), max_size=12),
+        end=st.none() | st.integers(0, 29),
     )
-    def submit(self, stem, prompt, count, wrong):
-        """All tokens are guessed, but for *wrong* ones, or some may be looked up."""
+    def submit(self, stem, prompt, count, wrong, end):
+        """All tokens are guessed, but for *wrong* ones, or some may be looked up. A row may have an
+        *end*: what is guessed after that is of no use, right as it may be."""
         self.scheduler._guessing.costs = AlwaysPay()
         prompt = (*STEM[:stem], *prompt)
         text = reference(prompt, count, LAYERS)
+        eos = frozenset(text[end : end + 1] if end is not None else ())
         guesses = None
         if wrong is not None:
             guesses = tuple(1 if n in wrong else token for n, token in enumerate(text))
-        uid = self.cluster.submit(Request(prompt, count, guesses=guesses))
-        self.asked[uid] = (prompt, count)
+        uid = self.cluster.submit(Request(prompt, count, eos, guesses=guesses))
+        told = next((n for n, token in enumerate(text) if token in eos), count)
+        self.asked[uid] = (prompt, told)
+        self.ends |= {uid} if eos else set()
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data(), ids=st.lists(st.integers(0, 900), max_size=6))
@@ -149,7 +155,8 @@ class RingMachine(RuleBasedStateMachine):
                 assert cluster.done[uid].reason in (FinishReason.CANCELLED, FinishReason.STOP)
                 assert cluster.tokens[uid] == expected[: len(cluster.tokens[uid])]
             else:
-                assert cluster.done[uid].reason is FinishReason.LENGTH, cluster.done[uid]
+                reason = FinishReason.STOP if uid in self.ends else FinishReason.LENGTH
+                assert cluster.done[uid].reason is reason, cluster.done[uid]
                 assert cluster.tokens[uid] == expected
         cluster.check(False)
         cluster.run_for(10.0)

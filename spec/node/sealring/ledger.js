@@ -174,14 +174,15 @@ export class Ledger {
   /**
    * @param {number} group
    * @param {number} count how many of its row's last tokens, with those that it reads, are guesses
-   * @param {number} ahead how many guesses it reads after the token drawn last
+   * @param {number} ahead how many guesses it reads after its first token, which is one, too, if *count* is more
    */
   #decode(group, count, ahead) {
     const rows = this.groups.get(group);
     must(rows, "decodes a group without rows");
     const [first] = rows.keys();
     must(count === 0 || rows.size === 1, "guesses for several rows");
-    must(ahead > 0 || count <= (this.guessed.get(first) ?? 0) + 1, "more guesses than there can be");
+    const most = (this.guessed.get(first) ?? 0) + 1 + ahead;
+    must(count === ahead || count <= most, "more guesses than there can be");
     this.#setGuessed(first, count);
     for (const [uid, length] of rows) {
       must(length + 1 + ahead <= MAX_TOKENS, "a row that is too long");

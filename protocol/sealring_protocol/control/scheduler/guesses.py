@@ -204,19 +204,21 @@ class RowGuesses:
     ) -> Fed | None:
         """The step that read the row's last token, and the guesses *ahead*, gave *tokens*. Returns
         the guesses of the step behind it if that begins with a right one: it is the first now. None
-        if there is none, or if it is wrong: then all guesses under way are.
+        if there is none, or if it is wrong, or the row ends: then all guesses under way are wrong.
 
         If the row decodes *alone*, *costs* learn how long the step took.
         """
-        guesses = ahead + tuple(fed.tokens[0] for fed in [*self.fed][:1])
+        guesses = (*ahead, self.fed[0].tokens[0]) if self.fed else ahead
+        ended = None
         if guesses:
             self._paused = False
+            eos = self._request.eos
+            ended = next((at for at, token in enumerate(tokens) if token in eos), None)
+            self._judge_all(guesses[:ended], tokens, costs)
         elif self._paused:
             self._compare(tokens[0], costs)
-        ended = next((at for at, token in enumerate(tokens) if token in self._request.eos), None)
-        self._judge_all(guesses[:ended], tokens, costs)
         outcome, right = Outcome.WRONG if self.fed else Outcome.PLAIN, None
-        if self.fed and right_ones(guesses, tokens) == len(guesses):
+        if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
             outcome, right = Outcome.RIGHT, self.fed.popleft()
             self.ahead = right.tokens[1:]
         self._time(outcome, len(ahead), now, costs, alone=alone)

@@ -118,8 +118,8 @@ class LiveRow:
     @property
     def reach(self) -> int:
         """The number of its tokens after the steps in flight, if all guesses are right."""
-        guesses = self.guesses
-        return len(self.tokens) + self.coming + len(guesses.under_way) - len(guesses.fed)
+        ahead = len(self.guesses.ahead) + sum([len(fed.tokens) - 1 for fed in self.guesses.fed])
+        return len(self.tokens) + self.coming + ahead
 
     @property
     def sampling(self) -> Row:

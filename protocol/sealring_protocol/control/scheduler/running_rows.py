@@ -18,6 +18,7 @@ from typing import Final
 from sealring_protocol.codec.messages import Decode, Ready, Save, Step, TakeBack
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.cache_room import CacheRoom
+from sealring_protocol.control.scheduler.group_choice import cheapest_group
 from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.kv_budget import GRAIN
 from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Snapshot
@@ -38,9 +39,6 @@ from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
 
 _READING: Final = 4
 """Rows of the queue whose prompts are read in turns."""
-
-_WASTE: Final = 1024
-"""Tokens of padding in a group's cache that count as much as one more row."""
 
 
 class RunningRows:
@@ -313,7 +311,7 @@ class RunningRows:
 
     def _open(self, row: LiveRow) -> bool:
         """Open *row* if there is room. False if it has to wait."""
-        row.group = self._bucket(row)
+        row.group = cheapest_group(row, self.live.values(), self.groups, self.config.rows)
         while self._shortage(row) > 0:
             if not self._drop_oldest():
                 if self.live:
@@ -333,25 +331,6 @@ class RunningRows:
             if not row.draws:
                 self.ended += self.end(row.uid, FinishReason.LENGTH)
         return True
-
-    def _bucket(self, row: LiveRow) -> int:
-        """The cheapest group for *row*, of those with room.
-
-        Rows are spread evenly. But a batched cache is a rectangle, in which every row costs as much
-        as the longest, so rows of similar length are put together.
-        """
-        lengths: list[list[int]] = [[] for _ in range(self.groups)]
-        for other in self.live.values():
-            if other.group < self.groups:
-                lengths[other.group].append(len(other.tokens))
-
-        def cost(group: int) -> tuple[bool, float, int]:
-            others, own = lengths[group], len(row.tokens)
-            gap = own - max(others, default=own)
-            waste = len(others) * gap if gap > 0 else -gap
-            return len(others) >= self.config.rows, len(others) + waste / _WASTE, group
-
-        return min(range(self.groups), key=cost)
 
     # -------------------------------------------------------------------- room
 

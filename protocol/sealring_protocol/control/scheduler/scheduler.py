@@ -23,7 +23,8 @@ The rank that draws the token has it on the device at once, so the next decode c
 head knows the token. With one rank, or in tensor parallelism, two may therefore be in flight
 (*window* 2).
 
-`losses` says what becomes of rows when a forward fails.
+`results` says what an answer brings its rows, and `losses` what becomes of them when a forward
+fails.
 """
 
 from __future__ import annotations
@@ -55,10 +56,9 @@ from sealring_protocol.control.scheduler.requests import (
     Outcome,
     Request,
     SchedulerConfig,
-    ScoresOut,
-    TokenOut,
 )
-from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
+from sealring_protocol.control.scheduler.results import Results
+from sealring_protocol.control.scheduler.rows import LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.control.scheduler.step_making import StepMaker
 from sealring_protocol.errors import RemoteProtocolError
@@ -80,6 +80,7 @@ class Scheduler:
         self._losses = Losses(self._running)
         self._window = 1
         self._guessing = Guessing(self._running, self._flights)
+        self._results = Results(self._running, self._guessing)
 
     # -------------------------------------------------------------- requests
 
@@ -357,71 +358,5 @@ class Scheduler:
             raise RemoteProtocolError(f"step {n} gave the scores of {scored} of {to_score} tokens")
         self._running.landed(flight)
         if isinstance(flight.work, Prefill):
-            return self._was_read(flight.work, scores)
-        outcomes: list[Outcome] = []
-        for uid, position, tokens in flight.tokens(ids):
-            row = self._running.rows.get(uid)
-            # Ignore the surplus token of a row that is in prefill again: it will be drawn again,
-            # with the same result.
-            if row is None or position != len(row.tokens) or uid in self._running.reading:
-                continue
-            outcomes += self._drew(row, flight, tokens, now, logprobs.get(uid), over.get(uid))
-        return outcomes
-
-    def _drew(
-        self,
-        row: LiveRow,
-        flight: Flight,
-        tokens: Sequence[int],
-        now: float,
-        logprobs: Logprobs | None,
-        over: str | None,
-    ) -> list[Outcome]:
-        """The step *flight* gave *row* *tokens*. See `answered` for a row that is *over*."""
-        reach, stays = len(row.tokens) + 1 + len(flight.guesses), self._running.stays(row)
-        if over is not None:
-            tokens = tokens[:-1]
-        if tokens:
-            self._guessing.drawn(row, flight, tokens, now)
-        outcomes: list[Outcome] = []
-        for token in tokens:
-            if row.uid in self._running.rows:
-                outcomes += self._token(row, token, logprobs)
-        if over is not None:
-            ended = FinishReason.UNHELD if over else FinishReason.STOP
-            outcomes += self._running.end(row.uid, ended, over)
-        if stays and flight.guesses:
-            self._running.take_back(row, reach - len(row.tokens))
-        return outcomes
-
-    def _was_read(self, work: Prefill, scores: Sequence[Scores]) -> list[Outcome]:
-        """A chunk was read, and gave *scores*. Those that have been told before (of a row that was
-        interrupted) are dropped."""
-        row = self._running.rows.get(work.uid)
-        if row is None:
-            return []
-        due = row.scored + 1
-        new = [some.since(due) for some in scores if some.end > due]
-        if new:
-            row.scored = new[-1].end - 1
-            row.stalls = row.tries = 0
-        outcomes: list[Outcome] = [ScoresOut(row.uid, some) for some in new]
-        if not row.draws and work.position + work.count == len(row.tokens) - 1:
-            outcomes += self._running.end(row.uid, FinishReason.LENGTH)
-        return outcomes
-
-    def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:
-        position = len(row.tokens)
-        row.tokens.append(token)
-        row.stalls = row.tries = 0
-        if token in row.request.eos:
-            return self._running.end(row.uid, FinishReason.STOP)
-        outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
-        if len(row.tokens) >= row.end:
-            return outcomes + self._running.end(row.uid, FinishReason.LENGTH)
-        if row.suspect:
-            row.suspect = False
-            row.failures = 0
-            if any(other.suspect for other in self._running.rows.values()):
-                self._running.preempt(row.uid)
-        return outcomes
+            return self._results.of_prefill(flight.work, scores)
+        return self._results.of_decode(flight, ids, now, logprobs, over)
