@@ -129,12 +129,14 @@ class RowGuesses:
     @property
     def under_way(self) -> tuple[int, ...]:
         """All that are under way: of the tokens after those that are known."""
+        if not self.fed:
+            return self.ahead
         return self.ahead + tuple(token for fed in self.fed for token in fed.tokens)
 
     def next(self, costs: GuessCosts, most: int) -> tuple[int, ...]:
         """The guesses that the next step is to read, *most* at most, after those under way; none if
         there are none, or that does not pay by *costs*."""
-        if most < 1 or not self._may_guess(costs):
+        if most < 1 or not self._may_guess(costs) or not self._chain(self.under_way, 1):
             return ()
         way = self._way(costs, most - 1)
         chain = self._chain(self.under_way, 1 + way.ahead) if way.piped else ()
@@ -146,7 +148,7 @@ class RowGuesses:
         """The guesses that the row is to read ahead with the step that reads its last token, *most*
         at most, once *coming* tokens have come that are not known yet; none if that does not pay by
         *costs*."""
-        if not self._may_guess(costs):
+        if not self._may_guess(costs) or not self._chain((), 1):
             return ()
         ahead = self._way(costs, most).ahead
         if not ahead:
@@ -221,17 +223,18 @@ class RowGuesses:
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
             outcome, right = Outcome.RIGHT, self.fed.popleft()
             self.ahead = right.tokens[1:]
-        self._time(outcome, len(ahead), now, costs, alone=alone)
+        if alone:
+            self._time(outcome, len(ahead), now, costs)
+        else:
+            self._last = None
         return right
 
-    def _time(
-        self, outcome: Outcome, ahead: int, now: float, costs: GuessCosts, *, alone: bool
-    ) -> None:
+    def _time(self, outcome: Outcome, ahead: int, now: float, costs: GuessCosts) -> None:
         """A step that read so many guesses *ahead* was answered. The next answer comes after
         *outcome*."""
         before, lone = self._last, outcome is Outcome.PLAIN
-        self._last = (None if ahead and lone else outcome, now) if alone else None
-        if before is None or not alone:
+        self._last = None if ahead and lone else outcome, now
+        if before is None:
             return
         came_after = before[0]
         if came_after is not Outcome.RIGHT and ahead and lone:

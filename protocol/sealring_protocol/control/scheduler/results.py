@@ -69,7 +69,8 @@ class Results:
         over: str | None,
     ) -> list[Outcome]:
         """The step *flight* gave *row* *tokens*. See `of_decode` for a row that is *over*."""
-        reach, stays = len(row.tokens) + 1 + len(flight.guesses), self._running.stays(row)
+        ahead, known = len(flight.guesses), len(row.tokens)
+        stays = ahead and self._running.stays(row)
         if over is not None:
             tokens = tokens[:-1]
         if tokens:
@@ -81,8 +82,8 @@ class Results:
         if over is not None:
             ended = FinishReason.UNHELD if over else FinishReason.STOP
             outcomes += self._running.end(row.uid, ended, over)
-        if stays and flight.guesses:
-            self._running.take_back(row, reach - len(row.tokens))
+        if stays:
+            self._running.take_back(row, known + 1 + ahead - len(row.tokens))
         return outcomes
 
     def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:

@@ -118,8 +118,10 @@ class LiveRow:
     @property
     def reach(self) -> int:
         """The number of its tokens after the steps in flight, if all guesses are right."""
-        ahead = len(self.guesses.ahead) + sum([len(fed.tokens) - 1 for fed in self.guesses.fed])
-        return len(self.tokens) + self.coming + ahead
+        reach, guesses = len(self.tokens) + self.flying - self.wasted, self.guesses
+        if guesses.ahead or guesses.fed:
+            reach += len(guesses.under_way) - len(guesses.fed)
+        return reach
 
     @property
     def sampling(self) -> Row:

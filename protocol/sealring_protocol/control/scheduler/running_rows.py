@@ -130,9 +130,11 @@ class RunningRows:
     def waste(self, row: LiveRow) -> None:
         """The guesses of *row* that are under way are wrong, or no longer of use: have the next
         step take their tokens back."""
-        fed = row.guesses.fed
+        fed, under_way = row.guesses.fed, row.guesses.under_way
+        if not under_way:
+            return
         if self.stays(row):
-            self.take_back(row, len(row.guesses.under_way))
+            self.take_back(row, len(under_way))
         row.wasted += len(fed)
         self.wrong += fed
         fed.clear()
