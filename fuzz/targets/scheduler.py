@@ -104,9 +104,10 @@ class AlwaysPay(guess_costs.GuessCosts):
         """Any number that there may be, with steps behind or without."""
         self.asked += 1
         sizes = [0, *(guesses for guesses in ways.sizes if guesses <= most)]
-        return guess_costs.Way(ways.piped and self.asked % 4 > 0, sizes[self.asked % len(sizes)])
+        turn, size = divmod(self.asked, len(sizes))
+        return guess_costs.Way(ways.piped and turn % 4 > 0, sizes[size])
 
-    def seconds(self, outcome: guess_costs.Outcome, ahead: int = 0) -> float | None:
+    def seconds(self, after: guess_costs.After, ahead: int = 0) -> float | None:
         """They are known from the beginning."""
         return 1.0
 
@@ -118,7 +119,7 @@ class Ring:
         self.scheduler = Scheduler(config, CONTEXT)
         self.scheduler.shape(config.groups, window, 3 if window == 1 else 1, guesses=True)
         self.scheduler._guessing.costs = AlwaysPay()
-        self.decided: dict[int, bool] = {}  # by step that read a guess: whether it was right
+        self.decided: dict[int, bool] = {}  # by step that begins with a guess: whether it was right
         self.config = config
         self.window = window
         cost = CacheCost(0, 1)

@@ -290,7 +290,7 @@ def test_every_step_is_told_when_asked_for(team: Served) -> None:
     told = team.trace(answer.json()["id"])
     lines = [line for line in team.head.log.read_text().splitlines() if " step " in line]
     assert len(lines) >= told["steps"] >= 4
-    guess = r"(, on guess \d+|, \d+ guess(es)? read ahead)?"
+    guess = r"(, on guess \d+)?(, \d+ guess(es)? read ahead)?"
     decode = rf"decode of group \d+, rows [\d, ]+{guess}"
     form = rf"step \d+: ({decode}|prefill of row .*|no work): [\d.]+ ms: "
     for line in lines:

@@ -7,7 +7,7 @@ import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
 from sealring_protocol.control.head.config import scheduler_config
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Way, Ways
+from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses, right_ones
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
@@ -119,7 +119,7 @@ def test_a_row_that_waited_for_an_epoch_tells_nothing_of_guesses() -> None:
     row.now += 1000
     row.guesses.interrupted()
     row.run(5, QUIET, 0.0)
-    assert row.costs.seconds(Outcome.PLAIN) == pytest.approx(1.0)
+    assert row.costs.seconds(After.PLAIN) == pytest.approx(1.0)
 
 
 def test_a_row_that_is_not_alone_any_more_tells_nothing_of_guesses() -> None:
@@ -127,7 +127,7 @@ def test_a_row_that_is_not_alone_any_more_tells_nothing_of_guesses() -> None:
     row.run(5, QUIET, 0.0)
     row.guesses.drawn((), (5,), row.now + 1000, row.costs, alone=False)
     row.run(1, QUIET, 0.0)
-    assert row.costs.seconds(Outcome.PLAIN) == pytest.approx(1.0)
+    assert row.costs.seconds(After.PLAIN) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -340,9 +340,9 @@ def test_idle_stages_read_several_guesses_each():
     outcomes = scheduler.answered(second.n, (8, 9, 10, 11, 12), 0.0)
     assert [outcome.token for outcome in outcomes] == [8, 9, 10, 11, 12]
     assert scheduler.decided() == [(third.n, True)]
-    assert not scheduler._running.backs
     assert scheduler.expects(third.n) == 5
-    assert scheduler.ledger.length(uid) == 16
+    assert [step.back for step in plan_all(scheduler)] == [()]
+    assert scheduler.ledger.length(uid) == 16 + 5
 
 
 @pytest.mark.parametrize(("drawn", "back"), [((8, 9, 3), 7), ((8, 9, 10, 11, 3), 5), ((3,), 9)])
@@ -446,34 +446,35 @@ def test_a_chunk_for_each_rank_and_two_more_may_wait(world):
 def test_a_pipeline_guesses_in_the_way_that_is_faster():
     """Reading ahead takes hardly longer than one token; a guess for each stage gains little."""
     costs, ways = GuessCosts(), Ways(piped=True, sizes=(1, 2, 4))
-    for seconds, outcome in ((1.0, Outcome.PLAIN), (0.8, Outcome.RIGHT), (1.1, Outcome.WRONG)):
+    for seconds, outcome in ((1.0, After.PLAIN), (0.8, After.RIGHT), (1.1, After.WRONG)):
         for _ in range(8):
             costs.took(outcome, seconds)
     assert costs.way(0.8, 4, ways) == Way(True, 1)  # not known yet
     for _ in range(8):
         for size in (1, 2, 4):
-            costs.took(Outcome.PLAIN, FLAT[size], size)
-            for outcome in (Outcome.RIGHT, Outcome.WRONG):
+            costs.took(After.PLAIN, FLAT[size], size)
+            for outcome in (After.RIGHT, After.WRONG):
                 costs.took(outcome, 1.5 * FLAT[size], size)
     assert costs.way(0.8, 4, ways) == Way(False, 4)
     assert costs.way(0.8, 3, ways) == Way(False, 2)
     assert costs.way(0.0, 4, ways).ahead == 0
     for _ in range(40):
         for size in (1, 2, 4):
-            for outcome in Outcome:
+            for outcome in After:
                 costs.took(outcome, STEEP[size], size)
-        costs.took(Outcome.PLAIN, 1.0)
+        costs.took(After.PLAIN, 1.0)
     assert costs.way(0.8, 4, ways) == Way(True, 0)
 
 
 def test_a_pipeline_reads_several_guesses_with_each_step_where_both_ways_together_are_faster():
-    """A step of three tokens takes a half longer than one of one. Half of that is a stage's."""
+    """A step of three tokens takes a half longer than one of one, and half of its time if it was in
+    flight already when the one before was answered."""
     costs, ways = GuessCosts(), Ways(piped=True, sizes=(1, 2, 4))
     for ahead, seconds in enumerate((1.0, 1.3, 1.5, 1.9, 2.4)):
         for _ in range(8):
-            costs.took(Outcome.PLAIN, seconds, ahead)
-            costs.took(Outcome.RIGHT, seconds / 2, ahead)
-            costs.took(Outcome.WRONG, seconds, ahead)
+            costs.took(After.PLAIN, seconds, ahead)
+            costs.took(After.RIGHT, seconds / 2, ahead)
+            costs.took(After.WRONG, seconds, ahead)
     assert [costs.way(share, 4, ways) for share in (0.3, 0.6, 0.9)] == [
         Way(True, 0),
         Way(True, 1),
@@ -483,13 +484,102 @@ def test_a_pipeline_reads_several_guesses_with_each_step_where_both_ways_togethe
     assert costs.way(0.9, 4, Ways(piped=False, sizes=(1, 2, 4))) == Way(False, 2)
 
 
+def known(times: dict[tuple[After, int], float]) -> GuessCosts:
+    """Costs that have measured *times*."""
+    costs = GuessCosts()
+    for (after, ahead), seconds in times.items():
+        for _ in range(8):
+            costs.took(after, seconds, ahead)
+    return costs
+
+
+SINGLE = {(After.PLAIN, 0): 1.0, (After.RIGHT, 0): 0.6, (After.WRONG, 0): 1.0}
+SINGLE |= {(After.PLAIN, 1): 2.5}  # nothing behind them: never worth it
+PAIRS = {(After.RIGHT, 1): 1.0, (After.WRONG, 1): 1.6}
+
+
+@pytest.mark.parametrize(
+    ("times", "share", "most"),
+    [
+        (SINGLE, 0.9, 1),  # as if two tokens took as long as one
+        (SINGLE | PAIRS, 0.9, 1),  # three as if in 1.4 and 2.2: 1.68 tokens a second, two give 1.71
+        (SINGLE | PAIRS, 1.0, 2),  # 2.14, and two give 2
+        (SINGLE | PAIRS | {(After.RIGHT, 1): 1.1}, 1.0, 1),  # 1.88, less than 5 % above 1.82
+    ],
+)
+def test_what_is_not_known_is_tried_if_it_promises_more(times, share, most):
+    ways = Ways(piped=True, sizes=(1, 2, 4))
+    assert known(times).way(share, 4, ways) == Way(True, most)
+
+
+def test_only_a_row_that_is_alone_tries_what_is_not_known():
+    assert known(SINGLE).way(0.9, 4, Ways(True, (1, 2), alone=False)) == Way(True, 0)
+
+
+def test_a_share_pays_if_it_does_in_one_of_the_ways():
+    """Single guesses never pay here, nor do several alone."""
+    times = {(After.PLAIN, 0): 1.0, (After.RIGHT, 0): 1.1, (After.WRONG, 0): 1.3}
+    times |= {(After.PLAIN, 1): 2.5, (After.RIGHT, 1): 1.2, (After.WRONG, 1): 2.0}
+    assert known(times).break_even(Ways(True, (1,))) < 1
+    assert known(times).break_even(Ways(False, (1,))) > 1
+    assert known(times).way(1.0, 1, Ways(True, (1,))) == Way(True, 1)
+
+
+def test_times_are_told_by_what_a_step_came_after_and_what_it_read():
+    assert known(SINGLE | PAIRS | {(After.PLAIN, 4): 2.0}).told == {
+        "plain": 1.0,
+        "right": 0.6,
+        "wrong": 1.0,
+        "right 1": 1.0,
+        "wrong 1": 1.6,
+        "ahead 1": 2.5,
+        "ahead 4": 2.0,
+    }
+
+
+def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
+    """What is learnt of a row's *steps*: how many guesses each reads ahead, whether it is followed
+    by one that begins with a right guess, or a wrong one, and its seconds. Each is done five times
+    over, one after the other."""
+    costs, tokens, now = GuessCosts(), [1], 0.0
+    guesses = RowGuesses(tokens, Request((1,)))
+    for _ in range(5):
+        for ahead, right, seconds in steps:
+            now += seconds
+            if right is not None:
+                guesses.fed.append(Fed(1, (5 if right else 6,)))
+            guesses.drawn((5,) * ahead, (5,) * (ahead + 1), now, costs, alone=True)
+            guesses.fed.clear()
+            guesses.ahead = ()
+            tokens += (5,) * (ahead + 1)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"),
+    [
+        ([(0, None, 1.0)], {"plain": 1.0}),
+        ([(0, True, 1.0)], {"right": 1.0}),
+        ([(0, False, 1.0)], {"wrong": 1.0}),
+        ([(2, True, 1.0)], {"right 2": 1.0}),
+        ([(2, False, 1.0)], {"wrong 2": 1.0}),
+        ([(2, None, 1.0)], {"ahead 2": 1.0}),
+        ([(0, None, 1.0), (0, False, 9.0)], {"wrong": 1.0}),  # the second came late
+        ([(0, None, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),  # the first was not built ahead
+        ([(0, False, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),
+    ],
+)
+def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, told):
+    assert timed(*steps).told == told
+
+
 def test_a_device_that_prepares_for_a_shape_more_than_once_is_not_taken_for_slow():
     costs, ways = GuessCosts(), Ways(piped=False, sizes=(4,))
     for _ in range(8):
-        costs.took(Outcome.PLAIN, 1.0)
+        costs.took(After.PLAIN, 1.0)
     for seconds in (300.0, 150.0, 1.5, 1.4):
-        costs.took(Outcome.PLAIN, seconds, 4)
-    assert costs.seconds(Outcome.PLAIN, 4) == 1.4
+        costs.took(After.PLAIN, seconds, 4)
+    assert costs.seconds(After.PLAIN, 4) == 1.4
     assert costs.way(0.8, 4, ways) == Way(False, 4)
 
 

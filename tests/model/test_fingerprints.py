@@ -32,7 +32,7 @@ EPOCH = Epoch(7, 1)
 
 
 def sign(place: int, seed: int) -> int:
-    """The sign of the element at *place*, from 1, as section 11.11 has it."""
+    """The sign of the element at *place*, from 1, as section 11.12 has it."""
     mixed = place * seed & MASK
     mixed = (mixed ^ (mixed >> 15)) * 0xC2B2AE35 & MASK
     return 1 - 2 * ((mixed ^ (mixed >> 13)) & 1)

@@ -258,7 +258,7 @@ def test_a_guess_follows_a_decode_of_more_rows(models, alone, world, way):
 
 def ask_ahead(folder: Path, world: int, request: Request, expected: list[int]) -> list[int]:
     """What a ring of *world* ranks answers to *request*, whose guesses are read as far ahead as may
-    be. Returns how many were read with each decode."""
+    be. Returns how many were read after the first token of each decode."""
     random = Random(f"{folder.name} {world} {request}")
     ring = Brains(
         world,

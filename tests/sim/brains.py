@@ -24,7 +24,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Way, Ways
+from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -64,7 +64,7 @@ class AlwaysPay(GuessCosts):
             return Way(ways.piped, max(sizes))
         return Way(self.random.choice([False, ways.piped]), self.random.choice(sizes))
 
-    def seconds(self, outcome: Outcome, ahead: int = 0) -> float | None:
+    def seconds(self, after: After, ahead: int = 0) -> float | None:
         return 1.0
 
 

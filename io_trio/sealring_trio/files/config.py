@@ -235,8 +235,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     )
     ahead: Annotated[int, pydantic.Field(ge=0, le=MAX_GUESSED)] | None = pydantic.Field(
         default=None,
-        description="guesses that a row alone reads with one step at most, where that pays; if "
-        "left out, 4 where MLX computes on a CPU, and none on a GPU (head)",
+        description="guesses that a row alone reads after the first token of a step at most, where "
+        "that pays; if left out, 4 where MLX computes on a CPU, and none on a GPU (head)",
         examples=["8"],
     )
     hop_dtype: HopDTypeName = pydantic.Field(

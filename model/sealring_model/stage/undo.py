@@ -24,12 +24,14 @@ class Undo:
     """What is kept to take back the guesses of every batch, each of one row."""
 
     def __init__(self) -> None:
-        self._before: dict[int, deque[list[Any]]] = {}  # by batch: copies from before each guess
+        self._before: dict[
+            int, deque[list[Any]]
+        ] = {}  # by batch and guess: copies from before it, None where a cache can be cut
 
     def keep(self, batch: int, slots: Sequence[Any], guessed: int, ahead: int) -> None:
         """A token, and *ahead* guesses after it, are about to be written to *slots*, the caches of
-        *batch*; then the last *guessed* tokens are guesses. Raises `LedgerError` if these caches
-        cannot drop some of several tokens alone."""
+        *batch*; then the last *guessed* tokens are guesses. Raises `LedgerError` if there are some
+        *ahead*, and these caches cannot be cut."""
         caches = list(flat(slots))
         if ahead and not all(cache.empty() or _holds_all(cache) for cache in caches):
             raise LedgerError(f"group {batch} reads guesses ahead, and its caches cannot be cut")
@@ -39,7 +41,7 @@ class Undo:
             before.popleft()
         if ahead:
             before.extend([None] * len(caches) for _ in range(guesses))
-        elif guessed:
+        else:
             before.append([None if _can_trim_next(cache) else fork(cache) for cache in caches])
 
     def forget(self, batch: int) -> None:

@@ -38,7 +38,7 @@ class Prefill:
 
 @attrs.frozen
 class Decode:
-    """Generate one token for every row of *group*.
+    """Read the next token of every row of *group*, and draw the one after it.
 
     With *guessed* the group has one row. The last *guessed* tokens of its cache, those that it
     reads now included, are guesses of the head's and may be taken back.

@@ -86,8 +86,8 @@ _UNCHANGED: Final = Change()
 class Ledger:
     """The rows and snapshots of one epoch. Lengths count the tokens in a cache.
 
-    The last tokens of a row that is alone in its group may be guesses. Those before are none any
-    more once the group decodes on a token that was drawn, or its rows change.
+    The last tokens of a row that is alone in its group may be guesses. Each decode says how many
+    still are. There are none any more once the rows of the group change.
 
     A step that does not fit raises `RemoteProtocolError`. Discard the ledger then, and end the
     epoch.

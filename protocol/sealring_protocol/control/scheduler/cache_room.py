@@ -28,7 +28,7 @@ class CacheRoom:
     def __init__(self, context: int) -> None:
         """*context* is the longest row in tokens that the model allows."""
         self.longest = context  # tokens of the longest row that fits, alone
-        self.ahead = 0  # guesses that a row may read with one step
+        self.ahead = 0  # guesses that a row may read after the first token of a step
         self.learnt: dict[int, int] = {}  # limit in bytes, by rank whose memory ran out
         self._context: Final = context
         self._ranks: tuple[Ready, ...] = ()
@@ -107,5 +107,5 @@ class CacheRoom:
 
     def _need(self, row: LiveRow, growth: int) -> int:
         """The tokens of *row* after it has grown by *growth*, or as far as it may."""
-        tokens = row.reach + row.wasted
+        tokens = row.reach
         return tokens + max(row.draws, min(min(row.end, self.longest) - tokens, growth))

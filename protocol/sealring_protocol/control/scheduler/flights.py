@@ -1,7 +1,8 @@
 """The steps that wait for their answers, by number.
 
 A decode that has *returned* from the ring waits only for the head's own engine. One that is
-*wasted* read a wrong guess, and gives no token. Neither keeps its group from going on.
+*wasted* begins with a wrong guess, or follows one, and gives no token. Neither keeps its group from
+going on.
 """
 
 from __future__ import annotations
@@ -65,18 +66,19 @@ class Flights:
         self._by_number[n] = attrs.evolve(self._by_number[n], returned=True)
 
     def waste(self, wrong: list[Fed]) -> None:
-        """Mark the steps that read the guesses *wrong*, and empty that list."""
+        """The steps *wrong* give no token: mark them, and empty that list."""
         for fed in wrong:
             self._by_number[fed.n] = attrs.evolve(self._by_number[fed.n], wasted=True)
             self._decided.append((fed.n, False))
         wrong.clear()
 
     def confirm(self, right: Fed) -> None:
-        """The guess *right* is the token that was drawn."""
+        """The step *right* begins with the token that was drawn."""
         self._decided.append((right.n, True))
 
     def decided(self) -> list[tuple[int, bool]]:
-        """Each step whose guess has been judged since the last call, and whether it was right."""
+        """Each step that begins with a guess which has been judged since the last call, and whether
+        it was right."""
         decided, self._decided = self._decided, []
         return decided
 

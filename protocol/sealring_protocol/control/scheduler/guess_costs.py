@@ -3,15 +3,18 @@
 Stages that would wait cost nothing, in theory. In practice machines share memory, processors or a
 link, so that work on a wrong guess slows down the rest. And a step that reads several guesses
 *ahead* gives more tokens, but takes longer. So the time between two answers to a row that decodes
-alone is averaged, by how many guesses the step read ahead, for three cases: nothing was in flight
-behind the answer before; the next step was, on a right guess; or on a wrong one.
+alone is averaged, by how many guesses the step read ahead, and by what was in flight behind the
+step before (`After`).
 
 Of k guesses that a step reads ahead, each right with a share a if those before it are, it gives
-1 + a + ... + a^k tokens. The step behind it is of use if all of them are right, and the one that it
-begins with, too: a share a^(k + 1) of all. So each `Way` of guessing has a pace in tokens per
-second, and the fastest is taken. A time that is not known, or was not measured for long, is tried a
-few times as if it were that of the next smaller k. The time after no guess is forgotten where all
-tokens have been guessed for long: the machine may have other work now.
+1 + a + ... + a^k tokens. The step behind it begins with one guess more, and is of use if all k + 1
+are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace in tokens per
+second, and the fastest is taken.
+
+A time that is not known, or was not measured for long, is taken to rise with k as between the two
+smaller k that are known. Such a way is tried a few times, by a row that decodes alone, if it
+promises 5 % more than the best of the others. The time after no guess is forgotten where all tokens
+have been guessed for long: the machine may have other work now.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ _FORGOTTEN: Final = 2048
 
 _GAIN: Final = 1.05
 """How much faster than without guesses it must be to read some ahead, as the share of right ones is
-known roughly."""
+known roughly; and how much faster than the best one a way must promise to be that is not known."""
 
 _LEAST: Final = 1e-9
 """Seconds that a token takes at least."""
@@ -52,9 +55,13 @@ _HALVINGS: Final = 6
 """How exactly a break-even share is computed."""
 
 
-class Outcome(enum.Enum):
-    """What an answer came after: one with nothing in flight behind it, or with a step on a guess
-    that was right, or wrong."""
+class After(enum.Enum):
+    """What the step that an answer is to came after. PLAIN: a step with nothing behind it. RIGHT:
+    the step was in flight then, and began with a right guess. WRONG: another step was, and began
+    with a wrong one.
+
+    A step that reads guesses ahead and has nothing behind it is PLAIN after a wrong guess, too.
+    """
 
     PLAIN = "plain"
     RIGHT = "right"
@@ -100,44 +107,44 @@ class GuessCosts:
     """The measured times of one ring."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[Outcome, int], _Time] = {}  # by outcome and guesses ahead
+        self._times: dict[tuple[After, int], _Time] = {}  # by after and guesses ahead
         self._guessed = 0  # intervals since the last one after no guess
         self._tick = 0  # intervals so far
 
-    def took(self, outcome: Outcome, seconds: float, ahead: int = 0) -> bool:
-        """The answer to a step that read so many guesses *ahead* came *seconds* after the one
-        before, after *outcome*. True if it is not known any more what a token takes after no
-        guess."""
+    def took(self, after: After, seconds: float, ahead: int = 0) -> bool:
+        """The answer to a step that read so many guesses *ahead*, and came *after* that, came
+        *seconds* after the answer before. True if it is not known any more what a token takes after
+        no guess."""
         self._tick += 1
-        self._times.setdefault((outcome, ahead), _Time()).add(seconds, self._tick)
-        plain = outcome is Outcome.PLAIN and not ahead
+        self._times.setdefault((after, ahead), _Time()).add(seconds, self._tick)
+        plain = after is After.PLAIN and not ahead
         self._guessed = 0 if plain else self._guessed + 1
         if self._guessed < _STALE:
             return False
         self._guessed = 0
-        self._times.pop((Outcome.PLAIN, 0), None)
+        self._times.pop((After.PLAIN, 0), None)
         return True
 
-    def seconds(self, outcome: Outcome, ahead: int = 0) -> float | None:
-        """The mean seconds of steps that read so many guesses *ahead*, after *outcome*; None before
-        it is known."""
-        found = self._times.get((outcome, ahead))
+    def seconds(self, after: After, ahead: int = 0) -> float | None:
+        """The mean seconds of steps that read so many guesses *ahead*, *after* that; None before it
+        is known."""
+        found = self._times.get((after, ahead))
         if found is None or found.count < _TRIES:
             return None
         if self._tick - found.latest > _FORGOTTEN:
-            del self._times[outcome, ahead]
+            del self._times[after, ahead]
             return None
         return found.seconds
 
     @property
     def told(self) -> dict[str, float]:
-        """The mean seconds that are known: of a token after no guess (`plain`), after a right and
-        after a wrong one; of a step that reads so many ahead with nothing behind it (`ahead 4`);
-        and of one after a right or a wrong one, which reads so many ahead (`right 2`)."""
+        """The mean seconds that are known, by name. Of steps that read no guess ahead: `plain`,
+        `right` and `wrong`. Of those that read four: `ahead 4`, with none behind; `right 4` and
+        `wrong 4`."""
         told = {}
-        for outcome, ahead in sorted(self._times, key=lambda key: (key[1], key[0].value)):
-            name = "ahead" if ahead and outcome is Outcome.PLAIN else outcome.value
-            if (seconds := self.seconds(outcome, ahead)) is not None:
+        for after, ahead in sorted(self._times, key=lambda key: (key[1], key[0].value)):
+            name = "ahead" if ahead and after is After.PLAIN else after.value
+            if (seconds := self.seconds(after, ahead)) is not None:
                 told[f"{name} {ahead}" if ahead else name] = seconds
         return told
 
@@ -154,8 +161,9 @@ class GuessCosts:
 
     @property
     def break_even_piped(self) -> float:
-        """The share of right guesses at which one for each idle stage begins to pay."""
-        plain, right, wrong = map(self.seconds, Outcome)
+        """The share of right guesses at which one for each idle stage begins to pay. Where stages
+        are idle that takes no margin: both times are compared at the same size."""
+        plain, right, wrong = map(self.seconds, After)
         if plain is None or right is None:
             return _UNKNOWN
         if wrong is None or wrong <= plain:
@@ -163,7 +171,7 @@ class GuessCosts:
         return (wrong - plain) / (wrong - right) if right < plain else 2.0
 
     def _break_even(self, way: Way, unknown: float) -> float:
-        plain = self.seconds(Outcome.PLAIN)
+        plain = self.seconds(After.PLAIN)
         if plain is None or not self._is_known(way):
             return unknown
         wanted = _GAIN / max(plain, _LEAST)
@@ -179,7 +187,7 @@ class GuessCosts:
         """How a row with these *ways* is to guess, if so large a *share* of its guesses is right,
         and it may read *most* ahead with one step."""
         best = Way(ways.piped and share >= self.break_even_piped)
-        plain = self.seconds(Outcome.PLAIN)
+        plain = self.seconds(After.PLAIN)
         if plain is None:
             return best
         pace = _GAIN / max(plain, _LEAST)
@@ -199,29 +207,30 @@ class GuessCosts:
         return best
 
     def _is_known(self, way: Way) -> bool:
-        outcomes = (Outcome.RIGHT, Outcome.WRONG) if way.piped else (Outcome.PLAIN,)
-        return any(self.seconds(outcome, way.ahead) is not None for outcome in outcomes)
+        afters = (After.RIGHT, After.WRONG) if way.piped else (After.PLAIN,)
+        return any(self.seconds(after, way.ahead) is not None for after in afters)
 
     def _pace(self, way: Way, share: float) -> float:
-        """Tokens a second; endless for a guess for each idle stage before that is known."""
+        """Tokens a second. Infinite for a piped way while no time after a right guess is known, so
+        that single guesses are tried first."""
         tokens = sum(share**right for right in range(way.ahead + 1))
-        plain = self._expected(Outcome.PLAIN, way.ahead)
+        plain = self._expected(After.PLAIN, way.ahead)
         if not way.piped:
             return tokens / max(_LEAST, plain or 0.0)
-        right = self._expected(Outcome.RIGHT, way.ahead)
+        right = self._expected(After.RIGHT, way.ahead)
         if right is None:
             return float("inf")
-        wrong = self._expected(Outcome.WRONG, way.ahead) or max(right, plain or 0.0)
+        wrong = self._expected(After.WRONG, way.ahead) or max(right, plain or 0.0)
         useful = share ** (way.ahead + 1)
         return tokens / max(_LEAST, useful * right + (1 - useful) * wrong)
 
-    def _expected(self, outcome: Outcome, ahead: int) -> float | None:
+    def _expected(self, after: After, ahead: int) -> float | None:
         """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
         are taken to rise as between the two next smaller numbers of which they are; None if there
         are none at all."""
         known: list[tuple[int, float]] = []
         for fewer in range(ahead, -1, -1):
-            seconds = self.seconds(outcome, fewer)
+            seconds = self.seconds(after, fewer)
             if seconds is not None:
                 known.append((fewer, seconds))
                 if fewer == ahead or len(known) == 2:

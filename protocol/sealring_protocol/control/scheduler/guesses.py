@@ -25,7 +25,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Outcome, Way, Ways
+from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.requests import Request
 
 _LONG: Final = 3
@@ -114,9 +114,9 @@ class RowGuesses:
         self._share = 0.0
         self._judged = 0  # guesses that the share is made of
         self._margin = _FIRST_MARGIN
-        self._last: tuple[Outcome | None, float] | None = None
-        """What the next answer comes after, and when the last one came; None after several that
-        were read ahead with nothing behind them, where nothing is built ahead."""
+        self._last: tuple[After | None, float] | None = None
+        """When the last answer came, and what the next step comes after, if a time after that may
+        be learnt. None before the first answer that can be timed."""
         self._resumes = 0  # at this length
         self._paused = False  # guesses did not pay
         self._pause = _PAUSE
@@ -139,7 +139,9 @@ class RowGuesses:
         if most < 1 or not self._may_guess(costs) or not self._chain(self.under_way, 1):
             return ()
         way = self._way(costs, most - 1)
-        chain = self._chain(self.under_way, 1 + way.ahead) if way.piped else ()
+        if not way.piped:
+            return ()
+        chain = self._chain(self.under_way, 1 + way.ahead)
         if len(chain) < 1 + way.ahead:
             way = self._way(costs, len(chain) - 1)
         return chain[: 1 + way.ahead] if way.piped else ()
@@ -169,7 +171,7 @@ class RowGuesses:
         return tuple(chain[len(under_way) :])
 
     def _may_guess(self, costs: GuessCosts) -> bool:
-        first = len(self._request.prompt) + _BASELINE if costs.seconds(Outcome.PLAIN) is None else 0
+        first = len(self._request.prompt) + _BASELINE if costs.seconds(After.PLAIN) is None else 0
         return len(self._tokens) >= max(first, self._resumes)
 
     def _assumed(self, costs: GuessCosts) -> float:
@@ -204,9 +206,11 @@ class RowGuesses:
         *,
         alone: bool,
     ) -> Fed | None:
-        """The step that read the row's last token, and the guesses *ahead*, gave *tokens*. Returns
-        the guesses of the step behind it if that begins with a right one: it is the first now. None
-        if there is none, or if it is wrong, or the row ends: then all guesses under way are wrong.
+        """The step that read the row's last token, and the guesses *ahead*, gave *tokens*.
+
+        Returns the step behind it, if that begins with a right guess: it is now the one that reads
+        the row's last token. None if there is none, or it begins with a wrong guess, or the row
+        ends: then all guesses under way are of no use.
 
         If the row decodes *alone*, *costs* learn how long the step took.
         """
@@ -219,29 +223,33 @@ class RowGuesses:
             self._judge_all(guesses[:ended], tokens, costs)
         elif self._paused:
             self._compare(tokens[0], costs)
-        outcome, right = Outcome.WRONG if self.fed else Outcome.PLAIN, None
+        behind, right = After.WRONG if self.fed else After.PLAIN, None
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
-            outcome, right = Outcome.RIGHT, self.fed.popleft()
+            behind, right = After.RIGHT, self.fed.popleft()
             self.ahead = right.tokens[1:]
         if alone:
-            self._time(outcome, len(ahead), now, costs)
+            self._time(len(ahead), behind, now, costs)
         else:
             self._last = None
         return right
 
-    def _time(self, outcome: Outcome, ahead: int, now: float, costs: GuessCosts) -> None:
-        """A step that read so many guesses *ahead* was answered. The next answer comes after
-        *outcome*."""
-        before, lone = self._last, outcome is Outcome.PLAIN
-        self._last = None if ahead and lone else outcome, now
-        if before is None:
+    def _time(self, ahead: int, behind: After, now: float, costs: GuessCosts) -> None:
+        """A step was answered that read so many guesses *ahead*. The next step comes after
+        *behind*.
+
+        Two times are not learnt: of a step that the first guesses follow, which make it late; and
+        of a single token after several that were read ahead, for it is not built ahead either.
+        """
+        last, lone = self._last, behind is After.PLAIN
+        self._last = None if ahead and lone else behind, now
+        if last is None:
             return
-        came_after = before[0]
-        if came_after is not Outcome.RIGHT and ahead and lone:
-            came_after = Outcome.PLAIN
-        elif came_after is Outcome.PLAIN and not lone:
-            return  # while nothing was guessed before, a guess under way makes the token late
-        if came_after is not None and costs.took(came_after, now - before[1], ahead):
+        after, then = last
+        if lone and ahead and after is not After.RIGHT:
+            after = After.PLAIN
+        elif not lone and after is After.PLAIN:
+            return
+        if after is not None and costs.took(after, now - then, ahead):
             self._measure()
 
     def _judge_all(self, guesses: Sequence[int], tokens: Sequence[int], costs: GuessCosts) -> None:

@@ -23,7 +23,8 @@ class SchedulerConfig:
     or after more than *stalls* lost steps without a token between them. A token's hidden state has
     *hidden_bytes* bytes.
 
-    A row that is alone in its group may read up to *ahead* guesses with one step, where that pays.
+    A row that is alone in its group may read up to *ahead* guesses after the first token of a step,
+    where that pays.
     None means what the head's engine says (`EngineInfo.ahead`). Guesses are below *vocabulary*; 0
     is no bound.
     """

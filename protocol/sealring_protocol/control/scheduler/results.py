@@ -70,7 +70,7 @@ class Results:
     ) -> list[Outcome]:
         """The step *flight* gave *row* *tokens*. See `of_decode` for a row that is *over*."""
         ahead, known = len(flight.guesses), len(row.tokens)
-        stays = ahead and self._running.stays(row)
+        takes_back = ahead > 0 and self._running.stays(row)
         if over is not None:
             tokens = tokens[:-1]
         if tokens:
@@ -82,7 +82,7 @@ class Results:
         if over is not None:
             ended = FinishReason.UNHELD if over else FinishReason.STOP
             outcomes += self._running.end(row.uid, ended, over)
-        if stays:
+        if takes_back:
             self._running.take_back(row, known + 1 + ahead - len(row.tokens))
         return outcomes
 

@@ -76,7 +76,7 @@ class LiveRow:
     kept: int = 0  # tokens of that snapshot
     scored: int = 0  # tokens of the prompt after which the next one's score has been told
     flying: int = 0  # decode steps in flight
-    wasted: int = 0  # those of them that read a wrong guess
+    wasted: int = 0  # those of them that give no token, because of a wrong guess
     guesses: RowGuesses = attrs.field(init=False)
     group: int = 0
     failures: int = 0
@@ -118,7 +118,7 @@ class LiveRow:
     @property
     def reach(self) -> int:
         """The number of its tokens after the steps in flight, if all guesses are right."""
-        reach, guesses = len(self.tokens) + self.flying - self.wasted, self.guesses
+        reach, guesses = len(self.tokens) + self.coming, self.guesses
         if guesses.ahead or guesses.fed:
             reach += len(guesses.under_way) - len(guesses.fed)
         return reach
@@ -173,8 +173,8 @@ class Flight:
     *positions* are where the (first) token of each row goes. *weight* counts bytes as
     `limits.MAX_WEIGHT_WAITING` does. *passed* is True once the head's engine has passed it on, and
     *returned* once it has come back from the ring and only the head's own work on it is left.
-    *wasted* is True once it is known to have read a wrong guess: it gives no token. *guesses* are
-    those that a decode reads ahead.
+    *wasted* is True once it is known to begin with a wrong guess, or to follow one: it gives no
+    token. *guesses* are those that a decode reads ahead.
     """
 
     work: Work

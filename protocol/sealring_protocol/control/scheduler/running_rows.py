@@ -57,7 +57,7 @@ class RunningRows:
         self.leaving: list[int] = []  # rows to evict from their groups
         self.dropping: list[int] = []  # private caches and snapshots to drop
         self.ended: list[Outcome] = []  # requests ended for want of room
-        self.wrong: list[Fed] = []  # wrong guesses, from which no tokens are to be drawn
+        self.wrong: list[Fed] = []  # steps that give no token, because of a wrong guess
         self.backs: dict[int, int] = {}  # how many tokens to take back, by row
         self.room = CacheRoom(context)
         self._context = context
@@ -129,7 +129,7 @@ class RunningRows:
 
     def waste(self, row: LiveRow) -> None:
         """The guesses of *row* that are under way are wrong, or no longer of use: have the next
-        step take their tokens back."""
+        step take their tokens back. The step that reads its last token still gives some."""
         fed, under_way = row.guesses.fed, row.guesses.under_way
         if not under_way:
             return
@@ -151,7 +151,7 @@ class RunningRows:
             if isinstance(flight.work, Decode):
                 row.flying -= 1
                 row.wasted -= flight.wasted
-                if not flight.wasted:
+                if not flight.wasted:  # those of a wasted one were dropped with it
                     row.guesses.ahead = ()
 
     @property

@@ -15,9 +15,10 @@ row is gone or has that token already.
 In a pipeline, a group has one decode on its way round (*window* 1), because its next one needs the
 token; several groups in flight keep the stages busy. Where stages would still be idle, a row that
 is alone in its group decodes on guesses of its next tokens (`guesses`), until as many decodes are
-under way as there are stages. Or it reads several guesses with one step (*ahead*), where that pays,
-on one rank and in tensor parallelism as well. Wrong guesses are taken back by the next step. In a
-pipeline, a decode stops counting when its hidden states are back at the head.
+under way as there are stages. A step may also read several guesses (*ahead*), where that pays: with
+or without steps behind it, and on one rank and in tensor parallelism as well. Wrong guesses are
+taken back by the next step. In a pipeline, a decode stops counting when its hidden states are back
+at the head.
 
 The rank that draws the token has it on the device at once, so the next decode can follow before the
 head knows the token. With one rank, or in tensor parallelism, two may therefore be in flight
