@@ -566,11 +566,28 @@ def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
         ([(2, None, 1.0)], {"ahead 2": 1.0}),
         ([(0, None, 1.0), (0, False, 9.0)], {"wrong": 1.0}),  # the second came late
         ([(0, None, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),  # the first was not built ahead
-        ([(0, False, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),
+        ([(0, False, 9.0), (2, None, 1.0)], {"wrong 2": 1.0}),  # what was wasted delays it
     ],
 )
 def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, told):
     assert timed(*steps).told == told
+
+
+def test_what_a_token_takes_is_measured_anew_after_all_tokens_of_the_step():
+    """Those of the step that makes it due are not of the pause, however many it read."""
+    costs, tokens, now = known({(After.PLAIN, 0): 1.0}), [1], 0.0
+    guesses = RowGuesses(tokens, Request((1,), guesses=(5,) * 9000))
+    while costs.seconds(After.PLAIN) is not None:
+        now += 1.0
+        guesses.drawn((5,) * 8, (5,) * 9, now, costs, alone=True)
+        tokens += (5,) * 9
+    guesses.ways = Ways(False, (8,))
+    for _ in range(8):
+        assert guesses.after_last(costs, 0, 8) == ()
+        now += 3.0
+        guesses.drawn((), (5,), now, costs, alone=True)
+        tokens.append(5)
+    assert costs.seconds(After.PLAIN) == 3.0
 
 
 def test_a_device_that_prepares_for_a_shape_more_than_once_is_not_taken_for_slow():

@@ -212,13 +212,13 @@ def test_the_bits_are_those_that_the_matcher_gives_token_by_token():
 def test_a_mask_leaves_what_it_allows_as_it_is():
     constraints = Constraints(40, None)
     row, free = Row(1, ends=(3, 39), least=8), Row(2)
-    constraints.begin([row, free])
+    both = constraints.begin([row, free])
     logits = mx.arange(80, dtype=mx.float32).reshape(2, 40)
-    masked = constraints.masks([row, free], [7, 7], ()).apply(logits)
+    masked = constraints.masks(both, [7, 7], ()).apply(logits)
     changed = {(r, c) for r in range(2) for c in range(40) if masked[r, c] != logits[r, c]}
     assert changed == {(0, 3), (0, 39)}
     assert masked[0, 3].item() == -mx.inf
-    assert mx.array_equal(constraints.masks([row, free], [8, 8], ()).apply(logits), logits)
+    assert mx.array_equal(constraints.masks(both, [8, 8], ()).apply(logits), logits)
 
 
 def test_a_grammar_whose_first_token_takes_long_is_refused(monkeypatch):
@@ -250,7 +250,7 @@ def test_a_row_is_prepared_beside_and_told_of_in_order():
     assert "doesn't satisfy the grammar" in reasons[4]
     plain = matcher(grammar_tokenizer(TINY, VOCABULARY), GRAMMAR.decode())
     plain.consume_tokens(list(so_far))
-    assert made.new(rows[3])[0].compute_bitmask() == plain.compute_bitmask()
+    assert made.take(rows[3]).result().compute_bitmask() == plain.compute_bitmask()
 
 
 def test_nothing_is_made_for_rows_that_are_gone():
@@ -274,7 +274,7 @@ def test_nothing_is_made_for_rows_that_are_gone():
     for future in gone:
         with pytest.raises(CancelledError):
             future.result()
-    assert made.new(again)[0].compute_bitmask()
+    assert made.take(again).result().compute_bitmask()
 
 
 def test_a_tokenizer_that_cannot_be_read_is_told_of(tmp_path):

@@ -106,7 +106,7 @@ class RealEngine:
     def bootstrap(self, place: Bootstrap) -> list:
         first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
         loaded = stage_of(self.folder, first, last)
-        self.params.new_epoch()
+        self.params.new_epoch(place.epoch)
         self.executor = Executor(
             loaded, place, self.params, PlainActivations(), 1 << 40, device_io=self.device_io()
         )

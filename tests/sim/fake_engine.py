@@ -336,7 +336,7 @@ class FakeEngine:
             del history[-back.count :]
             assert len(history) == back.length + 1
             for n, away in list(self.pending.items()):
-                if back.uid in away.uids and away.length > back.length:
+                if away.uids == (back.uid,) and away.length > back.length:
                     del self.pending[n]  # nobody draws from a wrong guess
         for save in change.saved:
             alone = save.group is None

@@ -24,7 +24,7 @@ touched.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -54,12 +54,24 @@ class Constraint:
         self.row: Final = row
         self._all: Final = b"\xff" * (4 * words)
         self._matchers: Final = matchers if row.grammar else None
+        self._prepared: Final = matchers.take(row) if matchers and row.grammar else None
         self._tokens: Final = list(row.history[len(row.history) - row.generated :])
         self._ended = False
-        self._matcher: LLMatcher | None = None  # made when it is needed: its compiling takes long
+        self._matcher: LLMatcher | None = None  # taken when it is needed: compiling takes long
         self._stops: Sequence[int] = ()  # what the matcher takes for ends
         self._time: Final = MaskTime()
         self._adding = 0.0  # seconds that the tokens since the last mask took
+        self._drawn: list[Callable[[], Sequence[int]]] = []  # tokens that are still to be read
+
+    @property
+    def follows(self) -> bool:
+        """Whether it needs to know the tokens that are drawn."""
+        return bool(self.row.bad or self.row.grammar)
+
+    def drawn(self, read: Callable[[], Sequence[int]]) -> None:
+        """Tokens were drawn, which *read* gives. It waits for the device, so it is called when they
+        are needed."""
+        self._drawn.append(read)
 
     def add(self, token: int) -> None:
         """*token* was drawn."""
@@ -78,10 +90,14 @@ class Constraint:
         """The bits for the token at absolute *position*, and for the place after each of *guesses*;
         then the place from which on the row is over, and why: see `_Over`. None for a row that goes
         on."""
-        if self._matchers is None:
+        read, self._drawn = self._drawn, []
+        for tokens in read:
+            for token in tokens():
+                self.add(token)
+        if self._matchers is None or self._prepared is None:
             return self._allowed(position, guesses)
         if self._matcher is None:
-            self._matcher, self._stops = self._matchers.new(self.row)
+            self._matcher, self._stops = self._prepared.result(), self._matchers.ends
             self._matcher.consume_tokens(self._tokens[self.row.generated :])
         began, self._adding = time.thread_time() - self._adding, 0.0
         bits, place, why = self._allowed(position, guesses)
@@ -186,45 +202,49 @@ class Masks:
 
 
 class Constraints:
-    """The constraints of all rows that have some, over a *vocabulary* of tokens."""
+    """The constraints of all rows that have some, over a *vocabulary* of tokens.
+
+    A decode takes those of its rows when it begins, and keeps them: a row may leave, or come back
+    under its old number, before its token is drawn.
+    """
 
     def __init__(self, vocabulary: int, matchers: Matchers | None) -> None:
         self._words: Final = (vocabulary + 31) // 32
         self._matchers: Final = matchers
         self._by_uid: Final[dict[int, Constraint]] = {}
 
-    def begin(self, rows: Sequence[Row]) -> None:
-        """A decode of *rows* begins. Raises `LedgerError` for a grammar where nothing follows
-        one."""
-        for row in rows:
-            known = self._by_uid.get(row.uid)
-            if row.constrained and (known is None or known.row is not row):
-                self._by_uid[row.uid] = Constraint(row, self._words, self._matchers)
+    def begin(self, rows: Sequence[Row]) -> tuple[Constraint | None, ...]:
+        """A decode of *rows* begins: the constraint of each that has one. Raises `LedgerError` for
+        a grammar where nothing follows one."""
+        return tuple(self._of(row) if row.constrained else None for row in rows)
+
+    def _of(self, row: Row) -> Constraint:
+        known = self._by_uid.get(row.uid)
+        if known is None or known.row is not row:
+            known = self._by_uid[row.uid] = Constraint(row, self._words, self._matchers)
+        return known
 
     def forget(self, uid: int) -> None:
-        """Row *uid* is gone."""
+        """Row *uid* is gone: no further decode of it begins."""
         self._by_uid.pop(uid, None)
 
-    def drawn(self, row: Row, tokens: Sequence[int]) -> None:
-        """*tokens* were drawn for *row*, which may be gone."""
-        known = self._by_uid.get(row.uid)
-        if known is not None and known.row is row:
-            for token in tokens:
-                known.add(token)
-
-    def masks(self, rows: Sequence[Row], positions: Sequence[int], guesses: Sequence[int]) -> Masks:
-        """What *rows* may have at *positions*; of a single row that reads *guesses*, what it may
-        have from its position on. Rows that are gone may have anything: nobody takes it."""
+    def masks(
+        self,
+        constraints: Sequence[Constraint | None],
+        positions: Sequence[int],
+        guesses: Sequence[int],
+    ) -> Masks:
+        """What rows with these *constraints* may have at *positions*; a single row that reads
+        *guesses*, what it may have from its position on."""
         lines: list[bytes] = []
         over: list[tuple[int, int, str]] = []
-        for row, position in zip(rows, positions, strict=True):
-            known = self._by_uid.get(row.uid)
-            if known is None or known.row is not row:
+        for constraint, position in zip(constraints, positions, strict=True):
+            if constraint is None:
                 lines += [b"\xff" * (4 * self._words)] * (len(guesses) + 1)
                 continue
-            bits, place, why = known.allowed(position, guesses)
+            bits, place, why = constraint.allowed(position, guesses)
             lines += bits
             if why is not None:
-                over.append((row.uid, place, why))
+                over.append((constraint.row.uid, place, why))
         words = memoryview(b"".join(lines)).cast("I", (len(lines), self._words))
         return Masks(mx.array(words), tuple(over))  # type: ignore[arg-type]

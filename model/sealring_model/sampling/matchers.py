@@ -104,14 +104,19 @@ class Matchers:
         if (coming := self._prepared.pop(uid, None)) is not None:
             coming.gone = True
 
-    def new(self, row: Row) -> tuple[LLMatcher, list[int]]:
-        """A matcher for *row* after the tokens that its ROW tells of, and the ids that it takes for
-        ends. Waits until it is prepared, which it is once ROW_READY was sent. A fault of the
-        grammar is the matcher's. Raises `LoadError` if the model's tokenizer cannot be read."""
+    def take(self, row: Row) -> Future[LLMatcher]:
+        """A matcher for *row* after the tokens that its ROW tells of, which is there once ROW_READY
+        was sent. The caller has it even if the row is forgotten. A fault of the grammar is the
+        matcher's. The future has `LoadError` if the model's tokenizer cannot be read."""
         coming = self._prepared.pop(row.uid, None)
         if coming is None or coming.row is not row:
             coming = self._submit(_Preparing(row))
-        return coming.matcher.result(), list(self._tokenizer.eos_tokens)
+        return coming.matcher
+
+    @property
+    def ends(self) -> list[int]:
+        """The ids that every matcher takes for ends; there must have been one."""
+        return list(self._tokenizer.eos_tokens)
 
     def _prepare(self, coming: _Preparing) -> LLMatcher:
         row, epoch, gone = coming.row, coming.epoch, coming.gone

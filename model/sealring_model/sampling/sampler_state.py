@@ -8,7 +8,8 @@ leave in between, or come back under their old number, so the state holds all th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from typing import Final
 
 import attrs
@@ -18,7 +19,7 @@ from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.guesses import right_ones
 
 from sealring_model.lookahead.device_io import DeviceIO, Outlet
-from sealring_model.sampling.constraints import Constraints, Masks
+from sealring_model.sampling.constraints import Constraint, Constraints, Masks
 from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
 from sealring_model.sampling.logprobs import LogprobArrays, logprobs_of
 from sealring_model.sampling.rows import LastTokens, RowParams
@@ -36,8 +37,8 @@ class SamplerState:
     A decode that reads *guesses* ahead, after its first token, has one row. A token is drawn for
     the place of each of these guesses, and one more. *positions* has that of the first.
 
-    If one of the rows is *constrained*, it is sampled with *masks*, which cannot be made before the
-    tokens before are known here.
+    If some of the rows have *constraints*, it is sampled with *masks*, which cannot be made before
+    the tokens before are known here.
     """
 
     batch: int
@@ -49,35 +50,18 @@ class SamplerState:
     after: LogitProcessor | None = None
     on_guess: bool = False
     guesses: tuple[int, ...] = ()
-    constrained: bool = False
+    constraints: tuple[Constraint | None, ...] = ()
     masks: Masks | None = None
 
     @property
     def lacks_masks(self) -> bool:
         """Whether masks are still to be made."""
-        return self.constrained and self.masks is None
+        return self.masks is None and any(self.constraints)
 
     @property
     def is_sure(self) -> bool:
         """Whether all is known of how it is sampled, and it is sure to be, for one token."""
         return not (self.on_guess or self.guesses or self.lacks_masks)
-
-
-@attrs.frozen(eq=False)
-class _Drawn:
-    """What was drawn for *rows*, for this thread to read: their next masks need it."""
-
-    rows: tuple[Row, ...]
-    tokens: Outlet
-    guesses: tuple[int, ...]
-
-    def read(self) -> Iterator[tuple[Row, tuple[int, ...]]]:
-        """The tokens of each row. Waits for the device."""
-        mx.eval(self.tokens.ready)
-        ids = tuple(self.tokens.data().cast("I"))
-        if self.guesses:
-            return iter([(self.rows[0], ids[: 1 + right_ones(self.guesses, ids)])])
-        return ((row, (token,)) for row, token in zip(self.rows, ids, strict=True))
 
 
 @attrs.frozen(eq=False)
@@ -126,7 +110,6 @@ class Sampler:
         self._processors: Final = LogitProcessors(vocabulary)
         self._begun: Final[dict[int, SamplerState]] = {}  # by batch, the last
         self._constraints: Final = Constraints(vocabulary, params.matchers)
-        self._drawn: Final[dict[int, _Drawn]] = {}  # by batch, what constraints do not know yet
 
     def give(self, uid: int, token: int) -> None:
         """Row *uid* joins with *token* as its last."""
@@ -143,7 +126,6 @@ class Sampler:
         self._last.forget_batch(batch)
         self._processors.forget_batch(batch)
         self._begun.pop(batch, None)
-        self._drawn.pop(batch, None)
 
     def inputs(self, batch: int, uids: tuple[int, ...]) -> mx.array:
         """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
@@ -161,7 +143,7 @@ class Sampler:
         """The state that the decode of *batch* is sampled with; *positions* are those of the new
         tokens, the first one's where *guesses* are read ahead."""
         rows = self._params.get(uids)
-        self._constraints.begin(rows)
+        constraints = self._constraints.begin(rows)
         processor = None if on_guess else self._processors.take(batch, rows)
         before = self._begun.get(batch) if on_guess else None
         state = SamplerState(
@@ -173,7 +155,7 @@ class Sampler:
             before,
             on_guess=on_guess,
             guesses=guesses,
-            constrained=any(row.constrained for row in rows),
+            constraints=constraints,
         )
         self._begun[batch] = state
         return state
@@ -181,10 +163,7 @@ class Sampler:
     def make_masks(self, state: SamplerState) -> None:
         """Make the masks that *state* lacks; the decode before must have been sampled. Waits for
         its tokens."""
-        drawn = self._drawn.pop(state.batch, None)
-        for row, tokens in drawn.read() if drawn is not None else ():
-            self._constraints.drawn(row, tokens)
-        state.masks = self._constraints.masks(state.rows, state.positions, state.guesses)
+        state.masks = self._constraints.masks(state.constraints, state.positions, state.guesses)
 
     def end(self, state: SamplerState, logits: mx.array) -> Sampled:
         """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing. *state*
@@ -232,16 +211,26 @@ class Sampler:
         one, which drew *last*."""
         changed = () if after is None else after.arrays
         over = () if state.masks is None else state.masks.over
-        if any(row.bad or row.grammar for row in state.rows):
-            drawn = _Drawn(state.rows, self._device_io.outlet(tokens), state.guesses)
-            self._drawn[state.batch] = drawn
-            changed = (*changed, drawn.tokens.ready)
+        following = [(at, one) for at, one in enumerate(state.constraints) if one and one.follows]
+        if following:
+            outlet = self._device_io.outlet(tokens)  # for this thread to read
+            for at, constraint in following:
+                constraint.drawn(partial(_drawn, outlet, at, state.guesses))
+            changed = (*changed, outlet.ready)
         sampled = Sampled(self._device_io.outlet(tokens), logprobs, changed, state.guesses, over)
         self._last.sampled(state.batch, state.uids, last)
         state.after = after
         if after is not None:
             self._processors.put(state.batch, after)
         return sampled
+
+
+def _drawn(tokens: Outlet, row: int, guesses: tuple[int, ...]) -> tuple[int, ...]:
+    """The *tokens* that were drawn for a *row*, of which there is one if *guesses* were read. Waits
+    for the device."""
+    mx.eval(tokens.ready)
+    ids = tuple(tokens.data().cast("I"))
+    return ids[: 1 + right_ones(guesses, ids)] if guesses else ids[row : row + 1]
 
 
 def _masked(logits: mx.array, state: SamplerState) -> mx.array:

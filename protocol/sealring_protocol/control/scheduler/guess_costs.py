@@ -59,8 +59,6 @@ class After(enum.Enum):
     """What the step that an answer is to came after. PLAIN: a step with nothing behind it. RIGHT:
     the step was in flight then, and began with a right guess. WRONG: another step was, and began
     with a wrong one.
-
-    A step that reads guesses ahead and has nothing behind it is PLAIN after a wrong guess, too.
     """
 
     PLAIN = "plain"

@@ -227,15 +227,15 @@ class RowGuesses:
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
             behind, right = After.RIGHT, self.fed.popleft()
             self.ahead = right.tokens[1:]
-        if alone:
-            self._time(len(ahead), behind, now, costs)
-        else:
+        if not alone:
             self._last = None
+        elif self._time(len(ahead), behind, now, costs):
+            self._measure(len(tokens) + len(self.under_way))
         return right
 
-    def _time(self, ahead: int, behind: After, now: float, costs: GuessCosts) -> None:
+    def _time(self, ahead: int, behind: After, now: float, costs: GuessCosts) -> bool:
         """A step was answered that read so many guesses *ahead*. The next step comes after
-        *behind*.
+        *behind*. True if it is not known any more what a token takes after no guess.
 
         Two times are not learnt: of a step that the first guesses follow, which make it late; and
         of a single token after several that were read ahead, for it is not built ahead either.
@@ -243,25 +243,25 @@ class RowGuesses:
         last, lone = self._last, behind is After.PLAIN
         self._last = None if ahead and lone else behind, now
         if last is None:
-            return
+            return False
         after, then = last
-        if lone and ahead and after is not After.RIGHT:
+        if after is None and lone and ahead:
             after = After.PLAIN
-        elif not lone and after is After.PLAIN:
-            return
-        if after is not None and costs.took(after, now - then, ahead):
-            self._measure()
+        elif after is After.PLAIN and not lone:
+            return False
+        return after is not None and costs.took(after, now - then, ahead)
 
     def _judge_all(self, guesses: Sequence[int], tokens: Sequence[int], costs: GuessCosts) -> None:
         right = right_ones(guesses, tokens)
         for _ in range(right):
             self._judge(True, costs)
-        if right < len(guesses):
+        if right < min(len(guesses), len(tokens)):
             self._judge(False, costs)
 
-    def _measure(self) -> None:
-        """Guess nothing for a while, to see how long a token takes then."""
-        self._resumes = max(self._resumes, len(self._tokens) + _BASELINE)
+    def _measure(self, coming: int) -> None:
+        """Once *coming* further tokens are known, guess nothing for a while, to see how long a
+        token takes then."""
+        self._resumes = max(self._resumes, len(self._tokens) + coming + _BASELINE)
 
     def interrupted(self) -> None:
         """The row has lost its caches: its next token takes as long as to read it in again."""
