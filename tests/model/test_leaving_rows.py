@@ -30,18 +30,31 @@ def prompt() -> tuple[int, ...]:
 
 
 @cache
-def samplings() -> dict[str, Row]:
-    """By kind: digits alone; and none of the first tokens that come without."""
-    free = Ring(TINY).generate(list(prompt()), LONGEST)
-    return {"grammar": Row(0, grammar=GRAMMAR), "bad": Row(0, bad=tuple((t,) for t in free))}
+def free() -> frozenset[int]:
+    """The first tokens that come of themselves."""
+    return frozenset(Ring(TINY).generate(list(prompt()), LONGEST))
+
+
+def request(kind: str, count: int) -> Request:
+    """Digits alone; none of the first tokens that come without; or no end before the last token,
+    where all of these are ends."""
+    match kind:
+        case "grammar":
+            return Request(prompt(), count, sampling=Row(0, grammar=GRAMMAR))
+        case "bad":
+            return Request(prompt(), count, sampling=Row(0, bad=tuple((t,) for t in free())))
+        case _:
+            return Request(prompt(), count, free(), min_tokens=LONGEST)
 
 
 @cache
 def alone(kind: str) -> list[int]:
     """The text on one rank, which evicts no row before its token is drawn."""
     ring = Ring(TINY, bounds_for(LAYERS, 1), matchers=Matchers(TINY, VOCABULARY))
-    asked = samplings()[kind]
-    uid = ring.admit(list(prompt()), grammar=asked.grammar, bad=asked.bad)
+    asked = request(kind, LONGEST)
+    least = len(prompt()) + asked.min_tokens if asked.min_tokens else 0
+    held = {"grammar": asked.sampling.grammar, "bad": asked.sampling.bad, "least": least}
+    uid = ring.admit(list(prompt()), ends=tuple(sorted(asked.eos)), **held)
     ring.decode(join=[uid])
     for _ in range(LONGEST - 1):
         ring.decode()
@@ -72,22 +85,22 @@ def ring(world: int, seed: int) -> Brains:
 
 
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("kind", ["grammar", "bad"])
+@pytest.mark.parametrize("kind", ["grammar", "bad", "least"])
 @pytest.mark.parametrize("count", [1, 2, 5, LONGEST])
 def test_a_rows_last_token_is_held_to_what_the_others_are(world, kind, count):
     for seed in range(4):
         cluster = ring(world, seed)
-        uid = cluster.submit(Request(prompt(), count, sampling=samplings()[kind]))
+        uid = cluster.submit(request(kind, count))
         cluster.run()
         assert cluster.tokens[uid] == alone(kind)[:count]
         assert cluster.finished(uid) is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("kind", ["grammar", "bad"])
+@pytest.mark.parametrize("kind", ["grammar", "bad", "least"])
 def test_a_token_of_a_row_that_is_preempted_meanwhile_is_held_to_the_same(kind):
     for seed in range(8):
         cluster = ring(2, seed)
-        uid = cluster.submit(Request(prompt(), LONGEST, sampling=samplings()[kind]))
+        uid = cluster.submit(request(kind, LONGEST))
         for least in (1, 3, 5):
             while len(cluster.tokens[uid]) < least:
                 cluster.step()

@@ -324,7 +324,7 @@ class Executor:
             self._lookahead.drop_decode(batch)
         if work.ahead and not self._loaded.trimmable:
             raise LedgerError(f"group {work.group} reads ahead, and its caches cannot be cut")
-        self._caches.reads(batch, work.guessed, work.ahead)
+        self._caches.reads(work)
         built = None
         if as_built:
             first = received[0] if received else None

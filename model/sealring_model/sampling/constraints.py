@@ -94,7 +94,7 @@ class Constraint:
         for tokens in read:
             for token in tokens():
                 self.add(token)
-        if self._matchers is None or self._prepared is None:
+        if self._matchers is None or self._prepared is None:  # both, or neither
             return self._allowed(position, guesses)
         if self._matcher is None:
             self._matcher, self._stops = self._prepared.result(), self._matchers.ends

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from sealring_protocol.codec.messages import CacheCost, Open, Prefill, Step
+from sealring_protocol.codec.messages import CacheCost, Decode, Open, Prefill, Step
 from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 
 from sealring_model.errors import LedgerError
@@ -116,13 +116,12 @@ class CacheStore:
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
         return needed
 
-    def reads(self, batch: int, guessed: int, ahead: int = 0) -> None:
-        """The next token of *batch* is written, and *ahead* guesses after it; the last *guessed*
-        ones may be taken back."""
-        if guessed:
-            self._undo.keep(batch, self.batch(batch), guessed, ahead)
+    def reads(self, work: Decode) -> None:
+        """What *work* reads is about to be written: keep what it takes to take guesses back."""
+        if work.guessed:
+            self._undo.keep(self.batch(work.group), work)
         else:
-            self._undo.forget(batch)
+            self._undo.forget(work.group)
 
     def apply(self, change: Change) -> None:
         """Carry out *change*: take back, save, drop, open and regroup, in that order."""

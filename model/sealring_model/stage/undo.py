@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
+from sealring_protocol.codec.messages import Decode
+
 from sealring_model.errors import LedgerError
 from sealring_model.stage.forks import fork
 from sealring_model.stage.layout import flat
@@ -24,23 +26,20 @@ class Undo:
     """What is kept to take back the guesses of every batch, each of one row."""
 
     def __init__(self) -> None:
-        self._before: dict[
-            int, deque[list[Any]]
-        ] = {}  # by batch and guess: copies from before it, None where a cache can be cut
+        self._before: dict[int, deque[list[Any]]] = {}
+        """By batch, and by guess: copies from before it, None where a cache can be cut."""
 
-    def keep(self, batch: int, slots: Sequence[Any], guessed: int, ahead: int) -> None:
-        """A token, and *ahead* guesses after it, are about to be written to *slots*, the caches of
-        *batch*; then the last *guessed* tokens are guesses. Raises `LedgerError` if there are some
-        *ahead*, and these caches cannot be cut."""
-        caches = list(flat(slots))
-        if ahead and not all(cache.empty() or _holds_all(cache) for cache in caches):
+    def keep(self, slots: Sequence[Any], work: Decode) -> None:
+        """What *work*, which has guesses, reads is about to be written to *slots*, the caches of
+        its group. Raises `LedgerError` if it reads some ahead, and these caches cannot be cut."""
+        batch, caches = work.group, list(flat(slots))
+        if work.ahead and not all(cache.empty() or _holds_all(cache) for cache in caches):
             raise LedgerError(f"group {batch} reads guesses ahead, and its caches cannot be cut")
         before = self._before.setdefault(batch, deque())
-        guesses = ahead + (guessed > ahead)
-        while len(before) > guessed - guesses:
+        while len(before) > work.guessed - work.guesses:
             before.popleft()
-        if ahead:
-            before.extend([None] * len(caches) for _ in range(guesses))
+        if work.ahead:
+            before.extend([None] * len(caches) for _ in range(work.guesses))
         else:
             before.append([None if _can_trim_next(cache) else fork(cache) for cache in caches])
 

@@ -31,9 +31,9 @@ class EngineInfo:
     *ends* is the size of embedding, final norm and output head, which rank 0 holds; *head* is what
     a token reads of them, in thousandths of what it reads of a layer on average. *hop* is what a
     token's hidden states take between two ranks, at most; 0 if that is not known. A row may read
-    *ahead* guesses after the first token of a step, if nobody says otherwise. *context* is
-    the longest row in tokens. *room* is memory for weights and caches. Tensor parallelism works
-    with any number of ranks that divides *splits* (0: none), over the back ends whose bit (``1 <<
+    *ahead* guesses after the first token of a step, if nobody says otherwise. *context* is the
+    longest row in tokens. *room* is memory for weights and caches. Tensor parallelism works with
+    any number of ranks that divides *splits* (0: none), over the back ends whose bit (``1 <<
     Backend``) is in *backends*. A pipeline cannot be cut before the layers *joined*, in rising
     order, for *reason*. Unless it *batches*, each row is decoded alone. *pins* are those of
     `Hello`.

@@ -105,14 +105,14 @@ class GuessCosts:
     """The measured times of one ring."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[After, int], _Time] = {}  # by after and guesses ahead
+        self._times: dict[tuple[After, int], _Time] = {}  # and guesses ahead
         self._guessed = 0  # intervals since the last one after no guess
         self._tick = 0  # intervals so far
 
     def took(self, after: After, seconds: float, ahead: int = 0) -> bool:
-        """The answer to a step that read so many guesses *ahead*, and came *after* that, came
-        *seconds* after the answer before. True if it is not known any more what a token takes after
-        no guess."""
+        """A step that read so many guesses *ahead*, and came *after* that, was answered *seconds*
+        after the step before it. True if it is not known any more what a token takes after no
+        guess."""
         self._tick += 1
         self._times.setdefault((after, ahead), _Time()).add(seconds, self._tick)
         plain = after is After.PLAIN and not ahead
@@ -205,8 +205,8 @@ class GuessCosts:
         return best
 
     def _is_known(self, way: Way) -> bool:
-        afters = (After.RIGHT, After.WRONG) if way.piped else (After.PLAIN,)
-        return any(self.seconds(after, way.ahead) is not None for after in afters)
+        kinds = (After.RIGHT, After.WRONG) if way.piped else (After.PLAIN,)
+        return any(self.seconds(after, way.ahead) is not None for after in kinds)
 
     def _pace(self, way: Way, share: float) -> float:
         """Tokens a second. Infinite for a piped way while no time after a right guess is known, so
@@ -224,8 +224,8 @@ class GuessCosts:
 
     def _expected(self, after: After, ahead: int) -> float | None:
         """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
-        are taken to rise as between the two next smaller numbers of which they are; None if there
-        are none at all."""
+        are taken to rise as between the two next smaller numbers for which they are. None if they
+        are known for none."""
         known: list[tuple[int, float]] = []
         for fewer in range(ahead, -1, -1):
             seconds = self.seconds(after, fewer)
