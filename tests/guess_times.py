@@ -2,7 +2,9 @@
 
 ``uv run python -m tests.guess_times`` prints tokens/s as a ratio to a ring that never guesses, for
 stages whose step takes so much longer with each token that is read ahead as a CPU's does (bf16) or
-as that of a device which waits for its memory. An oracle guesses; a given share of it is right.
+as that of a device which waits for its memory. A GPU's graph is launched before its input comes,
+unless that is a guess; with several tokens it takes a little longer. An oracle guesses; a given
+share of it is right.
 """
 
 from __future__ import annotations
@@ -15,19 +17,24 @@ from sealring_protocol.control.scheduler.requests import Request
 from tests.node.test_prefill import LAYERS, STAGE, ring
 from tests.sim.fake_engine import reference
 
-SLOPES = {"CPU, bf16": 0.35, "CPU, f32": 1.0, "memory-bound": 0.03}
+SLOPES = {"CPU, bf16": 0.35, "CPU, f32": 1.0, "memory-bound": 0.03, "GPU": 0.03}
 """By how much of a step of one token each further one makes it longer."""
+ALSO = {"GPU": (0.5, 1.7)}
+"""The same of any further tokens at all, and of a graph that is built and launched when its input
+comes: as on two H100s."""
 
 SHARES = (0.0, 0.5, 0.7, 0.9)
 
 
-def paced(slope, world):
-    """The pace of stages that share one model among *world* ranks."""
+def paced(name, world):
+    """The pace of stages of machine *name* that share one model among *world* ranks."""
+    slope, (several, late) = SLOPES[name], ALSO.get(name, (0, 0))
 
     def pace(message):
         match message:
-            case Step(work=Decode(ahead=ahead)):
-                return 2 * STAGE / world * (1 + slope * ahead)
+            case Step(work=Decode(ahead=ahead) as work):
+                also = late * work.on_guess + several * (ahead > 0)
+                return 2 * STAGE / world * (1 + also + slope * ahead)
             case StepDone():
                 return 0.0005
             case _:
@@ -52,15 +59,15 @@ def asked(cluster, token, count, share):
 
 def main() -> None:
     """Print all of it."""
-    for name, slope in SLOPES.items():
+    for name in SLOPES:
         for world in (1, 2, 3):
             print(f"{name}, {world} ranks: share: first answer of 40, of 128; sixth of 40, of 128")
             for share in SHARES:
                 told = []
                 for warm in (False, True):
                     for count in (40, 128):
-                        cluster = ring(world, pace=paced(slope, world))
-                        plain = asked(ring(world, pace=paced(slope, world)), 9, count, None)
+                        cluster = ring(world, pace=paced(name, world))
+                        plain = asked(ring(world, pace=paced(name, world)), 9, count, None)
                         for turn in range(5 if warm else 0):
                             asked(cluster, 20 + turn, 60, None if turn == 0 else share)
                         told.append(plain / asked(cluster, 9, count, share))

@@ -68,14 +68,21 @@ SINGLE |= {(After.PLAIN, 1): 2.5}  # nothing behind them: never worth it
 
 PAIRS = {(After.RIGHT, 1): 1.0, (After.WRONG, 1): 1.6}
 
+TRIPLES = {(After.RIGHT, 2): 1.45, (After.WRONG, 2): 2.2}
+
 
 @pytest.mark.parametrize(
     ("times", "share", "most"),
     [
         (SINGLE, 0.9, 1),  # as if two tokens took as long as one
-        (SINGLE | PAIRS, 0.9, 1),  # three as if in 1.4 and 2.2: 1.68 tokens a second, two give 1.71
-        (SINGLE | PAIRS, 1.0, 2),  # 2.14, and two give 2
-        (SINGLE | PAIRS | {(After.RIGHT, 1): 1.1}, 1.0, 1),  # 1.88, less than 5 % above 1.82
+        (
+            SINGLE | PAIRS,
+            0.9,
+            2,
+        ),  # three as if in 1.13 and 1.8: 2.06 tokens a second, two give 1.71
+        (SINGLE | PAIRS, 0.5, 0),  # 1.02, and one gives 1.25
+        (SINGLE | PAIRS | TRIPLES, 1.0, 2),  # five as if in 2.35: 2.13, less than 5 % above 2.07
+        (SINGLE | PAIRS | TRIPLES | {(After.RIGHT, 2): 1.3}, 1.0, 4),  # five in 1.9: 2.63
     ],
 )
 def test_what_is_not_known_is_tried_if_it_promises_more(times, share, most):

@@ -18,7 +18,6 @@ from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
-from sealring_model.lookahead import lookahead
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded
@@ -43,7 +42,7 @@ from sealring_protocol.control.scheduler.requests import (
     Request,
     SchedulerConfig,
 )
-from waiting_device import WaitingDeviceIO
+from waiting_device import WaitingDeviceIO, launch_eagerly
 
 from tests.families.checkpoints import write
 from tests.sim.brains import AlwaysPay, Brains
@@ -154,8 +153,7 @@ def test_guesses_change_no_text_on_a_device_that_waits(
     models, alone, monkeypatch, family, world, seed
 ):
     """Its next decode may have been launched when what it follows is taken back."""
-    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
-        monkeypatch.setattr(lookahead, patience, 0)
+    launch_eagerly(monkeypatch)
     random, made = Random(f"{family} {world} {seed} a device that waits"), []
 
     def device_io() -> WaitingDeviceIO:

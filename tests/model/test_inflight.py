@@ -15,7 +15,7 @@ from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
-from waiting_device import ThoroughBuilder, WaitingDeviceIO
+from waiting_device import ThoroughBuilder, WaitingDeviceIO, launch_eagerly
 
 LENGTH = 14
 ON_DEVICE = 2
@@ -164,8 +164,7 @@ def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
     if seed:
         monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)
     if eager:
-        for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
-            monkeypatch.setattr(lookahead, patience, 0)
+        launch_eagerly(monkeypatch)
     rng = random.Random(f"{family} {cuts} {seed} {eager}")
     bounds = (0, *cuts, FAMILIES[family]["num_hidden_layers"])
     batches = rng.choice((1, 2, 4))

@@ -16,7 +16,14 @@ from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
-from waiting_device import ALL, PROMPT, WaitingDeviceIO, decoding_ring, waiting_ring
+from waiting_device import (
+    ALL,
+    PROMPT,
+    WaitingDeviceIO,
+    decoding_ring,
+    launch_eagerly,
+    waiting_ring,
+)
 
 
 def test_where_the_device_waits_it_has_the_next_decode_before_its_hidden_states(models, references):
@@ -134,8 +141,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
     models, references, monkeypatch, busy_polls
 ):
     """The compute thread does the rest, and whatever comes while the device does not wait."""
-    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_STEADY_AFTER"):
-        monkeypatch.setattr(lookahead, patience, 0)
+    launch_eagerly(monkeypatch, always=False)
     monkeypatch.setattr(engine, "PROCESSORS", 99 if busy_polls else 1)
     device_io, channels, tellers = WaitingDeviceIO(), [], []
     monkeypatch.setattr(engine, "best_device_io", lambda _, **__: device_io)

@@ -113,6 +113,25 @@ def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depe
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("launched", [True, False])
+def test_an_inlet_that_is_released_gives_zeros_whatever_its_memory_was_used_for(launched):
+    device_io = made()
+    for data in (b"\x7f" * 32, None):
+        inlet = device_io.inlet(DType.F32, (1, 1, 8))
+        outlet = device_io.outlet(inlet.array)
+        if launched:
+            inlet.mark_launched()
+            device_io.start(outlet.ready)
+        if data is None:
+            inlet.release()
+        else:
+            assert inlet.fill(data)
+        mx.eval(outlet.ready)
+        del inlet
+    assert bytes(outlet.data()) == bytes(32)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("how", ["release", "dropped"])
 def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
     device_io = made()

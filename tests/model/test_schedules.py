@@ -11,8 +11,7 @@ import random
 import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring
-from sealring_model.lookahead import lookahead
-from waiting_device import WaitingDeviceIO
+from waiting_device import WaitingDeviceIO, launch_eagerly
 
 LENGTH = 16
 
@@ -113,8 +112,7 @@ class Schedule:
 def test_what_was_launched_on_a_guess_leaves_no_trace(models, alone, monkeypatch, family, seed):
     """On a device that waits for hidden states, and may have gone on without them. All that may
     be is launched ahead, whatever came of the guess before."""
-    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", "_MAX_SKIP", "_STEADY_AFTER"):
-        monkeypatch.setattr(lookahead, patience, 0)
+    launch_eagerly(monkeypatch)
     rng = random.Random(f"{family} {seed} waits")
     bounds = (0, 2, FAMILIES[family]["num_hidden_layers"])
     ring = Ring(

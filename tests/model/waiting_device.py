@@ -1,17 +1,19 @@
 """Device IO that behaves like a device that waits, on one that cannot.
 
 What is launched behind an unfilled inlet is kept back, and started in order once the inlet is
-filled or released, as a device does whose stream is blocked. There may be one such inlet at a time,
-as for `Lookahead`. It may be filled too late, and the device may `time_out`. Only the thread that
-launches can start anything, so it repeats what another thread has filled.
+filled or released, as a device does whose stream is blocked. Then it may come to wait at the next.
+An inlet may be filled too late, and the device may `time_out`. Only the thread that launches can
+start anything, so it repeats what another thread has filled.
 """
 
 import threading
 import weakref
 from collections.abc import Callable
+from math import prod
 
 import mlx.core as mx
 from model_rings import Ring
+from sealring_model.lookahead import lookahead, steadiness
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.graph_builder import GraphBuilder
 from sealring_protocol.codec.tensor import DType
@@ -32,7 +34,7 @@ class WaitingDeviceIO(DeviceIO):
         self.late = late
         self.held: WaitingInlet | None = None
         self.waited = self.missed = 0
-        self._behind: list[tuple[mx.array, ...]] = []
+        self._behind: list[tuple[mx.array, ...] | WaitingInlet] = []
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
         return WaitingInlet(self, super().inlet(dtype, shape))
@@ -45,7 +47,8 @@ class WaitingDeviceIO(DeviceIO):
 
     def holds(self, arrays: tuple[mx.array, ...]) -> bool:
         """Whether any of *arrays* is kept back."""
-        behind = {id(array) for started in self._behind for array in started}
+        launches = [one for one in self._behind if not isinstance(one, WaitingInlet)]
+        behind = {id(array) for started in launches for array in started}
         return not behind.isdisjoint(map(id, arrays))
 
     def time_out(self) -> None:
@@ -53,11 +56,22 @@ class WaitingDeviceIO(DeviceIO):
         if self.held is not None:
             self.held.expire()
 
+    def come_to(self, inlet: "WaitingInlet") -> None:
+        """Wait at *inlet*, once it is next."""
+        if self.held is None:
+            self.held = inlet
+        elif self.held is not inlet:
+            self._behind.append(inlet)
+
     def go_on(self) -> None:
         self.held = None
-        behind, self._behind = self._behind, []
-        for arrays in behind:
-            super().start(*arrays)
+        while self._behind:
+            first = self._behind.pop(0)
+            if not isinstance(first, WaitingInlet):
+                super().start(*first)
+            elif not first.is_over:
+                self.held = first
+                return
 
 
 class WaitingInlet(Inlet):
@@ -67,15 +81,23 @@ class WaitingInlet(Inlet):
         super().__init__(inlet.dtype, inlet.shape, inlet.array)
         self._device_io = weakref.proxy(device_io)  # which hold this one
         self._inlet = inlet
+        self._put(0x7F)  # what the memory was last used for
         self._seen = True
         self._expired = False
-        self._filled = False
+        self._filled = self._released = False
         self._home = 0
 
+    def _put(self, byte: int) -> None:
+        self._inlet.fill(bytes([byte]) * (prod(self.shape) * self.dtype.width))
+
     def mark_launched(self) -> None:
-        assert self._device_io.held is None
-        self._device_io.held = self
         self._home = threading.get_ident()
+        self._device_io.come_to(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self._filled or self._released
 
     def fill(self, data: Buffer) -> bool:
         held = self._device_io.held is self
@@ -91,7 +113,9 @@ class WaitingInlet(Inlet):
         return self._filled
 
     def release(self) -> None:
-        self._seen = self._filled
+        if not self._filled:
+            self._put(0)
+        self._seen, self._released = self._filled, True
         if self._device_io.held is self:
             self._device_io.missed += 1
             self._device_io.go_on()
@@ -128,6 +152,15 @@ class ThoroughBuilder(GraphBuilder):
             assert ended.wait(10)
 
         super().launch(long, counted)
+
+
+def launch_eagerly(monkeypatch, *, always: bool = True) -> None:
+    """Have ranks launch ahead whatever came before; unless *always*, after each timeout for longer
+    not."""
+    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", *["_MAX_SKIP"] * always):
+        monkeypatch.setattr(lookahead, patience, 0)
+    for patience in ("_AFTER", "_AHEAD_AFTER"):
+        monkeypatch.setattr(steadiness, patience, 0)
 
 
 def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):

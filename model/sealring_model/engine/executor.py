@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import (
     Bootstrap,
@@ -46,7 +45,7 @@ from sealring_protocol.security.seal import PREFILL_GROUP
 from sealring_model.engine.activation_seal import ActivationSeal
 from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import HiddenIO, Received
-from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
+from sealring_model.engine.inflight import Clock, EarlyFill, InFlight, PendingAnswer
 from sealring_model.errors import (
     FORWARD_ERRORS,
     CacheMemoryError,
@@ -55,10 +54,12 @@ from sealring_model.errors import (
 )
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO
+from sealring_model.lookahead.graphs import Due
 from sealring_model.lookahead.lookahead import Lookahead
 from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampler
 from sealring_model.stage.caches import CacheStore
+from sealring_model.stage.unplaced import can_run_unplaced, have_one_kind
 
 M = TypeVar("M", Step, StepDone)
 
@@ -69,20 +70,6 @@ grow their sizes do not recur, and MLX would keep more with every token."""
 _EVALUATE_EVERY: Final = 64
 """Tokens of a batch's first row after which all state of the batch's caches is evaluated. A layer
 without rotary positions never looks at its cache's offsets, which then grow as a graph."""
-
-
-@attrs.frozen(eq=False)
-class _EarlyFill:
-    """The *contents* of *message* that the device was given before the message had its turn.
-
-    *begun* is when, in nanoseconds of `time.perf_counter_ns`; None if that was too late. Opening
-    them took *opening* nanoseconds.
-    """
-
-    message: Step | StepDone
-    contents: Received
-    begun: int | None
-    opening: int
 
 
 class Executor:
@@ -138,7 +125,9 @@ class Executor:
         self._lookahead: Final = Lookahead(
             self._caches, device_io, self._build_ahead, launches_ahead=self.launches_ahead
         )
-        self._early_fill: _EarlyFill | None = None
+        self._places_late: Final = self.launches_ahead and can_run_unplaced(loaded.stage)
+        """Whether a decode that reads guesses ahead may be launched ahead, too."""
+        self._early_fill: EarlyFill | None = None
         self._clear_due = False
         self._next_step = 1
         self._answered_to = 0
@@ -318,23 +307,35 @@ class Executor:
         if not work.on_guess and any(state.batch == batch for state in awaiting):
             raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
         received = None if self._first else self._open_hidden(step, batch, uids, 1 + work.ahead)
-        # What is built ahead reads one token, and on rank 0 the one drawn last.
-        as_built = not work.ahead and not (work.on_guess and self._first)
-        if not as_built:
+        due = self._due(step, work, received)
+        if due is None:
             self._lookahead.drop_decode(batch)
         if work.ahead and not self._loaded.trimmable:
             raise LedgerError(f"group {work.group} reads ahead, and its caches cannot be cut")
         self._caches.reads(work)
-        built = None
-        if as_built:
-            first = received[0] if received else None
-            built = self._lookahead.take_decode(batch, first, self._forward.build_decode)
+        take, build = self._lookahead.take_decode, self._forward.build_decode
+        built = None if due is None else take(due, build)
         pending_answer = self._forward.decode(step, batch, received, built)
-        if self._place.world > 1 and as_built:
-            self._lookahead.decode_issued(batch, step.n)
+        if due is not None:
+            self._lookahead.decode_issued(due, step.n)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
             self._caches.evaluate(batch)
         return pending_answer
+
+    def _due(self, step: Step, work: Decode, received: Received | None) -> Due | None:
+        """The decode of *step*, if such a one can be built ahead."""
+        batch, tokens, given = work.group, 1 + work.ahead, received[0] if received else None
+        plain = tokens == 1 and not (work.on_guess and self._first)
+        # Only where steps read guesses ahead, for which the arithmetic need not be the same.
+        unplaced = self._places_late and max(tokens, self._lookahead.steadiness.width) > 1
+        unplaced = unplaced and have_one_kind(self._caches.batch(batch))
+        if unplaced and self._first:
+            given = self._forward.ids_of(step, work)
+        unplaced = unplaced and given is not None
+        if not self.builds_ahead or not (plain or unplaced):
+            return None
+        place = self._ledger.length(self._ledger.rows(batch)[0]) - tokens
+        return Due(batch, tokens, given, plain, unplaced, place, work.guessed > 0)
 
     def _close(self, done: StepDone) -> PendingAnswer:
         scoring = self._forward.awaiting_scores.pop(done.n, None)
@@ -378,7 +379,7 @@ class Executor:
             contents = self._hidden_io.open(message, held.batch, self._ledger.rows(held.batch))
             opening, begun = self._activation_seal.opening_ns - opened, time.perf_counter_ns()
             in_time = held.inlet.fill(contents[0])
-            self._early_fill = _EarlyFill(message, contents, begun if in_time else None, opening)
+            self._early_fill = EarlyFill(message, contents, begun if in_time else None, opening)
 
     def work_ahead(self) -> bool:
         """Make masks, or launch or build one graph ahead (see `lookahead`); False if there is none.
@@ -390,7 +391,7 @@ class Executor:
             if masked or not self.builds_ahead:
                 return masked
             self._clear_mlx_cache()
-            if self._lookahead.launch(self._answered_to):
+            if self._lookahead.launch(self._answered_to, self._forward.awaiting_logits):
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:
             self._fail(error)

@@ -18,13 +18,17 @@ build a graph ahead and launch nothing (see `lookahead`).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from math import prod
+from typing import Any, Final
 
 import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Bootstrap, Decode, Prefill, Step, StepDone
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.security.seal import PREFILL_GROUP
 
@@ -33,11 +37,13 @@ from sealring_model.engine.hidden_io import HiddenIO, Received, check_filled
 from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
-from sealring_model.lookahead.lookahead import BuiltClosing, BuiltDecode
+from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Unplaced
 from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampled, Sampler, SamplerState
 from sealring_model.sampling.scores import ScoreArrays, Scoring
 from sealring_model.stage.caches import CacheStore, arrays
+from sealring_model.stage.tensors import dtype_of
+from sealring_model.stage.unplaced import make_room, run_unplaced
 
 
 class Forward:
@@ -79,6 +85,8 @@ class Forward:
         step."""
         self.awaiting_scores: Final[dict[int, Scoring]] = {}
         """The same of the prefills that are scored."""
+        # By batch: the rows of the last decode that was answered, and the last one's token.
+        self._drawn: Final[dict[int, tuple[tuple[int, ...], int]]] = {}
 
     # ------------------------------------------------------------- steps, launched
 
@@ -209,7 +217,7 @@ class Forward:
             launched = prints.arrays if prints else ()
             pending = self._hidden_io.start_and_send(step, context, outputs, launched)
             return _prefaced(pending, prints)
-        shapes = [tensor.spec.shape(len(uids), 1) for tensor in self._stage.hop_out]
+        shapes = [tensor.spec.shape(len(uids), 1 + ahead) for tensor in self._stage.hop_out]
         return self._hidden_io.send_when_done(step, context, shapes, [built.outlet], built.inlet)
 
     def close(
@@ -218,7 +226,7 @@ class Forward:
         """Launch the closing pass on the *received* hidden states, or answer *built*, which was
         launched ahead."""
         if built is not None:
-            return self._answer(done, built.sampled, built.inlet, None)
+            return self._answer(done, state, built.sampled, built.inlet, None)
         rows, tokens = len(state.uids), 1 + len(state.guesses)
         outputs = self._hidden_io.to_arrays(done, received, rows, tokens)
         return self._sample(done, state, outputs, None)
@@ -264,9 +272,23 @@ class Forward:
 
     # ----------------------------------------------------------- graphs built ahead
 
-    def build_decode(self, batch: int) -> BuiltDecode:
-        """The graph of the next decode of *batch*, if its rows stay as they are."""
+    def ids_of(self, step: Step, work: Decode) -> Buffer | None:
+        """On rank 0: the ids that *step* reads, which is *work* and has one row, uint32; None if
+        its first token is not known here."""
+        ids = step.ids[len(step.ids) - work.guesses :]
+        if not work.on_guess:
+            uids, last = self._drawn.get(work.group, ((), 0))
+            if uids != self._ledger.rows(work.group):
+                return None
+            ids = (last, *ids)
+        return array("I", ids).tobytes()
+
+    def build_decode(self, batch: int, tokens: int) -> BuiltDecode:
+        """The graph of the next decode of *batch*, of *tokens* tokens of each row, if its rows stay
+        as they are."""
         slots = self._caches.fork(batch)
+        if tokens > 1:
+            return self._build_unplaced(batch, tokens, slots)
         inlet = gate = None
         if self._first:
             inputs = self._sampled_last(batch)
@@ -280,10 +302,28 @@ class Forward:
         outlet = self._device_io.outlet(output)
         return BuiltDecode(batch, inlet, gate, slots, outlet)
 
+    def _build_unplaced(self, batch: int, tokens: int, slots: list[Any]) -> BuiltDecode:
+        """The same of several *tokens*, whose place in the row is told with what they are. The
+        inlet takes that, and behind it the place, as its distance from the last there is room
+        for."""
+        room, grew = make_room(slots, tokens)
+        if self._first:
+            dtype, shape = DType.U32, [1, tokens]
+        else:
+            (tensor,) = self._stage.hop_in
+            dtype, shape = dtype_of(tensor.spec.dtype), [*tensor.spec.shape(1, tokens)]
+        size = prod(shape)
+        inlet = self._device_io.inlet(dtype, (size + 4 // dtype.width,))
+        given, back = inlet.array[:size].reshape(shape), inlet.array[size:].view(mx.int32)
+        (output,) = run_unplaced(self._stage, [given], slots, room - back)
+        outlet = self._device_io.outlet(output)
+        return BuiltDecode(batch, inlet, None, slots, outlet, Unplaced(tokens, room, grew))
+
     def build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
         """The graph of the closing pass of the decode that *state* is of."""
-        inlet = self._hidden_io.inlet(self._stage.hop_back, len(state.uids))
-        return inlet, self._sampler.end(state, self._stage.logits([inlet.array]))
+        tokens = 1 + len(state.guesses)
+        inlet = self._hidden_io.inlet(self._stage.hop_back, len(state.uids), tokens)
+        return inlet, self._sampler.end(state, self._stage.logits([inlet.array], tokens))
 
     # -------------------------------------------------------------------- sampling
 
@@ -312,21 +352,24 @@ class Forward:
             )
         launched = prints.arrays if prints else ()
         self._device_io.start(*sampled.arrays, *sampled.changed, *launched)
-        return self._answer(message, sampled, None, prints)
+        return self._answer(message, state, sampled, None, prints)
 
     def _answer(
         self,
         message: Step | StepDone,
+        state: SamplerState,
         sampled: Sampled,
         inlet: Inlet | None,
         prints: Fingerprints | None,
     ) -> PendingAnswer:
-        """Answer *message* with what is *sampled* on *inlet*, if it was launched ahead."""
+        """Answer *message* with what is *sampled* with *state*, on *inlet* if it was launched
+        ahead."""
 
         def answer(clock: Clock) -> StepDone:
             check_filled(inlet)
-            spent = (*message.spent, clock())
-            return StepDone(message.epoch, message.n, sampled.ids(), spent=spent)
+            spent, ids = (*message.spent, clock()), sampled.ids()
+            self._drawn[state.batch] = state.uids, ids[-1]
+            return StepDone(message.epoch, message.n, ids, spent=spent)
 
         # All members of a collective compute what one of them reports: their graphs must be equal.
         logprobs = (lambda: sampled.messages(message.n)) if self._reports_logprobs else tuple

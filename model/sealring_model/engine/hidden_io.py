@@ -7,6 +7,7 @@ the order of `Stage.hop_in`, `Stage.hop_out` and `Stage.hop_back`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Final, TypeAlias
 
 import attrs
@@ -88,10 +89,10 @@ class HiddenIO:
             for tensor, data in zip(self._expected(message), received, strict=True)
         ]
 
-    def inlet(self, tensors: Sequence[HopTensor], rows: int) -> Inlet:
+    def inlet(self, tensors: Sequence[HopTensor], rows: int, tokens: int = 1) -> Inlet:
         """An inlet for what the next message of *rows* rows brings, which must be one tensor."""
         (tensor,) = tensors
-        return self._device_io.inlet(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, 1))
+        return self._device_io.inlet(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, tokens))
 
     # --------------------------------------------------------------------- out
 
@@ -126,17 +127,17 @@ class HiddenIO:
         inlet: Inlet | None,
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
-        """Send on what comes out of *outlets*, with *shapes*, of a graph that was launched before,
-        on *inlet* if it was launched ahead."""
+        """Send on what comes out of *outlets* of a graph that was launched before, on *inlet* if it
+        was launched ahead. *shapes* are those of what is sent, with which they begin."""
 
         def answer(clock: Clock) -> Step | StepDone:
             check_filled(inlet)
-            seal = self._activation_seal.seal
-            tensors = tuple(
-                seal(context, dtype_of(tensor.spec.dtype), shape, outlet.data())
-                for tensor, shape, outlet in zip(self._stage.hop_out, shapes, outlets, strict=True)
-            )
-            return self.forward(step, clock, tensors)
+            tensors = []
+            for tensor, shape, outlet in zip(self._stage.hop_out, shapes, outlets, strict=True):
+                dtype = dtype_of(tensor.spec.dtype)
+                data = outlet.data()[: prod(shape) * dtype.width]
+                tensors.append(self._activation_seal.seal(context, dtype, shape, data))
+            return self.forward(step, clock, tuple(tensors))
 
         return PendingAnswer((*(outlet.ready for outlet in outlets), *others), answer)
 

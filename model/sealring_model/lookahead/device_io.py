@@ -51,7 +51,7 @@ class Inlet:
         raise NotImplementedError
 
     def release(self) -> None:
-        """Let a device that waits go on without contents; what it computes has no meaning."""
+        """Let a device that waits go on with zeros, unless the inlet was filled."""
 
     @property
     def was_filled(self) -> bool:

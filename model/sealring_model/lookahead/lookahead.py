@@ -37,6 +37,12 @@ long, possibly longer than until the next decode comes: a rank that was late onc
 operations that do not depend on the gate may run early, but the graph does not end before the gate
 is open.
 
+Where a decode that reads guesses begins depends on how many guesses of the one before were right.
+So where inlets wait its graph is *unplaced* (see `stage/unplaced.py`): it takes the place, and on
+rank 0 the ids, with its input, and is not dropped when guesses are taken back. It has as many
+tokens as any decode had so far, and takes fewer, too. On rank 0 it may wait behind a closing pass.
+If it is dropped, it has written behind all tokens of its row.
+
 Launching takes most of the time that a rank needs for a step. Another thread builds meanwhile
 (`graph_builder`), so the graph that is launched next is ready when the launch returns.
 
@@ -48,11 +54,10 @@ that looks at values would see what an inlet holds before it is filled.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 from weakref import WeakMethod
 
-import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import Decode, Step, StepDone
 from sealring_protocol.codec.wire import Buffer
@@ -60,8 +65,10 @@ from sealring_protocol.control.epoch.ledger import Change
 from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
-from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
+from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.graph_builder import GraphBuilder
+from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due
+from sealring_model.lookahead.steadiness import Steadiness
 from sealring_model.sampling.sampler_state import Sampled, SamplerState
 from sealring_model.stage.caches import CacheStore
 
@@ -73,42 +80,6 @@ _SKIP_AFTER_TIMEOUT: Final = 4
 each timeout in a row, for the other ranks may be slower than the timeout."""
 _MAX_SKIP: Final = 4096
 """Cap on that doubling."""
-_STEADY_AFTER: Final = 3
-"""Decodes of a batch with the same rows after which the next graph has nothing new to CUDA."""
-
-
-@attrs.define(eq=False)
-class BuiltDecode:
-    """The graph of the next decode of *batch*: from *inlet*, on a later rank, to *outlet* and to
-    *slots*, its caches afterwards. On rank 0 it may wait for *gate*, an inlet of one element whose
-    value nobody reads."""
-
-    batch: int
-    inlet: Inlet | None
-    gate: Inlet | None
-    slots: list[Any]
-    outlet: Outlet
-    launched: bool = False
-
-    def arrays(self) -> tuple[mx.array, ...]:
-        """What to launch."""
-        return (self.outlet.ready,)
-
-
-@attrs.define(eq=False)
-class BuiltClosing:
-    """The graph of the closing pass of step *n* on rank 0: what is *sampled* from the hidden states
-    that *inlet* is filled with."""
-
-    n: int
-    batch: int
-    inlet: Inlet
-    sampled: Sampled
-    launched: bool = False
-
-    def arrays(self) -> tuple[mx.array, ...]:
-        """What to launch."""
-        return (*self.sampled.arrays, *self.sampled.changed)
 
 
 class Lookahead:
@@ -132,10 +103,11 @@ class Lookahead:
         self._build: Final = WeakMethod(build)
         self._launches_ahead: Final = launches_ahead
         self._graph_builder: Final = GraphBuilder() if launches_ahead else None
-        # Batches whose next decode is not built, in the order of their last decodes.
-        self._to_build: Final[dict[int, None]] = {}
-        # By batch: decodes since its rows changed, and the last one's step.
-        self._recent: Final[dict[int, tuple[int, int]]] = {}
+        # Batches whose next decode is not built, in the order of their last decodes, and how many
+        # tokens of a row it is to read.
+        self._to_build: Final[dict[int, int]] = {}
+        self.steadiness: Final = Steadiness()
+        self._last: Final[dict[int, int]] = {}  # by batch, the last decode's step
         self._decodes: Final[dict[int, BuiltDecode]] = {}  # by batch
         self._closings: Final[dict[int, BuiltClosing]] = {}  # by step
         self.held: BuiltDecode | BuiltClosing | None = None
@@ -154,19 +126,21 @@ class Lookahead:
         touched.update(change.regroup)
         plain = decodes is not None and change == Change(change.taken_back)
         for back in change.taken_back:
-            self.drop_decode(back.group)
+            built = self._decodes.get(back.group)
+            if built is None or built.unplaced is None:
+                self.drop_decode(back.group)
         if not plain:
             self._skip = max(self._skip, _SKIP_AFTER_CHANGE)
         expected = None if decodes is None else self._decodes.get(decodes)
-        if not plain or expected is None or not expected.launched:
+        if not plain or expected is None or not self._goes_on_with(expected):
             self._drop_held(_SKIP_AFTER_CHANGE)
         for batch in touched:
             self._drop_decode(batch)
             self._to_build.pop(batch, None)
-            self._recent.pop(batch, None)
+            self.steadiness.rows_change(batch)
 
     def drop_decode(self, batch: int) -> None:
-        """Drop what was built or launched of the next decode of *batch*: it reads another token.
+        """Drop what was built or launched of the next decode of *batch*: it reads other tokens.
         The device is to do another at once, so it must not wait in a closing pass either."""
         closing = isinstance(self.held, BuiltClosing)
         if closing or (self.held is not None and self.held.batch == batch):
@@ -174,28 +148,34 @@ class Lookahead:
         self._drop_decode(batch)
         self._to_build.pop(batch, None)
 
-    def decode_issued(self, batch: int, n: int) -> None:
-        """Step *n* decodes *batch*; the next decode is likely to have the same rows."""
-        self._to_build[batch] = None
+    def decode_issued(self, due: Due, n: int) -> None:
+        """Step *n* was *due*; the next decode is likely to have the same rows."""
         self._skip = max(0, self._skip - 1)
-        self._recent[batch] = self._recent.get(batch, (0, 0))[0] + 1, n
+        self._to_build[due.batch] = self.steadiness.issued(due)
+        self._last[due.batch] = n
 
     def take_decode(
-        self, batch: int, received: Buffer | None, build_decode: Callable[[int], BuiltDecode]
+        self, due: Due, build_decode: Callable[[int, int], BuiltDecode]
     ) -> BuiltDecode | None:
-        """The next decode of *batch*, launched on the *received* hidden states; rank 0 has none.
+        """The decode that is *due*, launched on what it is given.
 
         None if it was not built ahead, or the device did not wait long enough. Where the device can
         wait, *build_decode* builds it now if need be. Gives each graph once.
         """
+        batch, built = due.batch, self._decodes.get(due.batch)
+        if built is not None and not built.takes(due):
+            self.drop_decode(batch)
         self._to_build.pop(batch, None)
-        if batch not in self._decodes and self._may_wait(batch):
+        tokens = self.steadiness.comes(due)
+        if batch not in self._decodes and self._may_wait(batch, tokens):
             # The step itself fails with this error, if it occurs again.
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):
-                self._decodes[batch] = build_decode(batch)
+                self._decodes[batch] = build_decode(batch, tokens)
         built = self._decodes.get(batch)
-        if built is None or not self._fill_and_launch(built, received):
+        if built is None or not self._fill_and_launch(built, built.contents(due)):
             return None
+        if built.unplaced is not None:
+            self._caches.lengthen(batch, due.tokens)
         return self._decodes.pop(batch)
 
     def take_closing(self, n: int, received: Buffer) -> BuiltClosing | None:
@@ -224,7 +204,7 @@ class Lookahead:
         plain = message.n == next_step and not message.changes
         match message.work:
             case Decode(held.batch, _, 0) if plain and isinstance(held, BuiltDecode):
-                return held
+                return held if held.unplaced is None else None
         return None
 
     def end(self) -> None:
@@ -240,38 +220,40 @@ class Lookahead:
         self,
         awaiting_logits: Mapping[int, SamplerState],
         build_closing: Callable[[SamplerState], tuple[Inlet, Sampled]],
-        build_decode: Callable[[int], BuiltDecode],
+        build_decode: Callable[[int, int], BuiltDecode],
     ) -> bool:
         """Build one graph; False if there is none to build.
 
         *build_closing* builds the closing pass of a step among *awaiting_logits* that is sure,
-        *build_decode* the next decode of a batch, which may follow such a pass. Raises what they
-        raise, and then nothing has changed.
+        *build_decode* the next decode of a batch, which may follow such a pass, with so many tokens
+        of each row. Raises what they raise, and then nothing has changed.
         """
         sure = {n for n, of in awaiting_logits.items() if of.is_sure}
         n = min(sure - self._closings.keys(), default=None)
         if n is not None:
             state = awaiting_logits[n]
-            self._closings[n] = BuiltClosing(n, state.batch, *build_closing(state))
+            tokens = 1 + len(state.guesses)
+            self._closings[n] = BuiltClosing(n, state.batch, tokens, *build_closing(state))
             return True
         batch = next(iter(self._to_build), None)
         if batch is None:
             return False
-        self._decodes[batch] = build_decode(batch)
+        self._decodes[batch] = build_decode(batch, self._to_build[batch])
         del self._to_build[batch]
         return True
 
-    def launch(self, answered: int) -> bool:
+    def launch(self, answered: int, awaiting_logits: Collection[int] = ()) -> bool:
         """Launch one graph ahead; False if there is none that may be. The device has done all steps
-        up to number *answered*."""
+        up to number *answered*; the closing passes of *awaiting_logits* are still to come."""
         if not self._launches_ahead or self._skip:
             return False
         ready = [
             built
             for built in self._built
             if not built.launched
-            and self._is_steady(built.batch)
-            and self._is_answered(built.batch, answered)
+            and not built.is_new
+            and self.steadiness.reached(built.batch, built.tokens)
+            and self._last.get(built.batch, 0) <= answered
         ]
         # Batches whose tokens are still to be sampled.
         unsampled = {closing.batch for closing in self._closings.values() if not closing.launched}
@@ -281,27 +263,26 @@ class Lookahead:
             if built.inlet is None and built.batch not in unsampled and follows:
                 self._launch(built)
                 return True
-        if held is not None:
-            return False
+        # On rank 0 what reads guesses comes once all tokens before are drawn.
+        drawn = all(n in self._closings and self._closings[n].launched for n in awaiting_logits)
         for built in ready:
-            if built.inlet is not None:
-                self.held = built
-                self._launch(built)
+            is_decode = isinstance(built, BuiltDecode)
+            follows = isinstance(held, BuiltClosing) and held.batch == built.batch and is_decode
+            if built.inlet is not None and (held is None or follows) and (drawn or not is_decode):
+                self.held = held or built
+                self._launch(built, waits=True)
                 return True
         return False
 
-    def _may_wait(self, batch: int) -> bool:
-        """Whether the device may wait in a graph of *batch* that is not launched yet."""
+    def _goes_on_with(self, decode: BuiltDecode) -> bool:
+        """Whether the device has begun *decode*, or waits in it, or has nothing before it."""
+        return decode.launched and (decode.unplaced is None or decode is self.held)
+
+    def _may_wait(self, batch: int, tokens: int) -> bool:
+        """Whether the device may wait in a graph of *batch*, with *tokens* of each row, that is not
+        launched yet."""
         free = self._launches_ahead and not self._skip and self.held is None
-        return free and self._is_steady(batch)
-
-    def _is_steady(self, batch: int) -> bool:
-        decodes, _ = self._recent.get(batch, (0, 0))
-        return decodes >= _STEADY_AFTER
-
-    def _is_answered(self, batch: int, answered: int) -> bool:
-        _, last = self._recent.get(batch, (0, 0))
-        return last <= answered
+        return free and self.steadiness.reached(batch, tokens)
 
     @property
     def _built(self) -> list[BuiltDecode | BuiltClosing]:
@@ -312,16 +293,20 @@ class Lookahead:
         built: BuiltDecode | BuiltClosing,
         received: Buffer | None = None,
         *,
+        waits: bool = False,
         at_gate: bool = False,
     ) -> None:
-        """Launch *built*, and fill its inlet with *received* once all of it is launched. With
-        *at_gate* a decode that has a gate waits there until then, too."""
+        """Launch *built*, whose inlet the device comes to wait at if it *waits*, and fill that with
+        *received* once all of it is launched. With *at_gate* a decode that has a gate waits there
+        until then, too."""
         built.launched = True
-        if built is self.held and built.inlet is not None:
+        if waits and built.inlet is not None:
             built.inlet.mark_launched()
         if isinstance(built, BuiltClosing):
             self._start(built, received)
             return
+        if built.unplaced is not None:
+            self._caches.copy_lengths(built.batch, built.slots)
         self._caches.replace(built.batch, built.slots)
         if built.gate is None:
             self._launch_and_build(lambda: self._start(built, received))
@@ -363,19 +348,29 @@ class Lookahead:
     def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, received: Buffer | None) -> bool:
         """Give *built* its input, and launch it if need be. False, with its result dropped, if the
         device gave up waiting."""
-        if received is not None and not built.launched and self._may_wait(built.batch):
+        may_wait = not built.is_new and self._may_wait(built.batch, built.tokens)
+        if received is not None and not built.launched and may_wait:
             self.held = built
-            self._launch(built, received)
+            self._launch(built, received, waits=True)
         if built.inlet is None or received is None or built.inlet.fill(received):
             if built is self.held:
-                self.held = None
+                self.held = self._held_behind(built)
                 self._next_skip = _SKIP_AFTER_TIMEOUT
             if not built.launched:
-                self._launch(built, at_gate=self._may_wait(built.batch))
+                self._launch(built, at_gate=may_wait)
             return True
         self._drop_held(0)
         self._back_off()
         return False
+
+    def _held_behind(self, built: BuiltDecode | BuiltClosing) -> BuiltDecode | None:
+        """The decode that the device waits in once it is done with *built*."""
+        decode = self._decodes.get(built.batch)
+        if decode is None or decode is built or decode.unplaced is None or not decode.launched:
+            return None
+        if decode.inlet is not None:
+            decode.inlet.mark_launched()  # it comes to it only now
+        return decode
 
     def _back_off(self) -> None:
         """The device gave up waiting: launch some decodes not ahead."""
@@ -404,7 +399,7 @@ class Lookahead:
         """Drop the next decode of *batch*, and build it again later."""
         built = self._decodes.pop(batch, None)
         if built is not None:
-            self._to_build[batch] = None
+            self._to_build[batch] = built.tokens
             self._await_device(built)
-            if built.launched:
+            if built.launched and built.unplaced is None:
                 self._caches.drop_last_tokens(batch)

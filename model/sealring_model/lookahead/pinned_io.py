@@ -137,7 +137,8 @@ class _WaitingInlet(Inlet):
         self._buffer.ticket = self._ticket = (lease.buffer.ticket + 1) & 0xFFFFFFFF
         self._launched_at: int | None = None
         self._filled: bool | None = None
-        what = mx.array([self._ticket, prod(shape) * dtype.width, timeout_ns], mx.uint32)
+        self._size: Final = prod(shape) * dtype.width
+        what = mx.array([self._ticket, self._size, timeout_ns], mx.uint32)
         (array,) = kernel(
             inputs=[self._buffer.where, what],
             output_shapes=[shape],
@@ -162,6 +163,8 @@ class _WaitingInlet(Inlet):
         return self._filled
 
     def release(self) -> None:
+        if not self._filled:
+            self._buffer.contents[: self._size] = bytes(self._size)
         self._buffer.words[_RELEASED] = self._ticket
 
     @property
@@ -169,7 +172,7 @@ class _WaitingInlet(Inlet):
         return self._buffer.words[_SEEN] == self._ticket
 
     def __del__(self) -> None:
-        if hasattr(self, "_buffer"):
+        if hasattr(self, "_size"):
             self.release()
 
 
@@ -244,9 +247,10 @@ def best_device_io(dtype: DType, *, wait: bool) -> DeviceIO:
     try:
         pinned = PinnedIO(device_waits=wait)
         # Compile the kernels now: CUDA could not while the device waits.
-        inlet = pinned.inlet(dtype, (1, 1, 1))
-        inlet.fill(bytes(dtype.width))
-        mx.eval(pinned.outlet(inlet.array).ready, pinned.outlet(mx.zeros((1,), mx.uint32)).ready)
+        for kind in (dtype, DType.U32):  # hidden states, and ids
+            inlet = pinned.inlet(kind, (1, 1, 1))
+            inlet.fill(bytes(kind.width))
+            mx.eval(pinned.outlet(inlet.array).ready)
     except (OSError, RuntimeError, MemoryError):
         return DeviceIO()
     return pinned

@@ -60,8 +60,8 @@ class SamplerState:
 
     @property
     def is_sure(self) -> bool:
-        """Whether all is known of how it is sampled, and it is sure to be, for one token."""
-        return not (self.on_guess or self.guesses or self.lacks_masks)
+        """Whether all is known of how it is sampled, and it is sure to be."""
+        return not (self.on_guess or self.lacks_masks)
 
 
 @attrs.frozen(eq=False)
@@ -197,7 +197,9 @@ class Sampler:
         tokens = sample(_masked(adjusted, state), state.rows * places, positions)
         right = mx.cumprod((tokens[:-1] == guesses).astype(mx.int32)).sum(keepdims=True)
         after = None if processor is None else processor.after_ahead(tokens, right)
-        return self._ended(state, tokens, tokens[right], after, None)
+        # Not by an index: CUDA would have to compile that, when the first guesses come.
+        last = mx.where(mx.arange(places) == right, tokens, 0).sum(keepdims=True)
+        return self._ended(state, tokens, last, after, None)
 
     def _ended(
         self,

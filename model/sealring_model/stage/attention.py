@@ -231,6 +231,19 @@ def few(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> bo
     )
 
 
+def few_masked(queries: mx.array, keys: mx.array, values: mx.array, mask: object) -> bool:
+    """Whether these are a few tokens of one row, of which a mask says what each sees."""
+    rows, _, tokens, _ = queries.shape
+    return (
+        isinstance(mask, mx.array)
+        and mask.dtype == mx.bool_
+        and mask.shape == (tokens, keys.shape[2])
+        and rows == 1
+        and tokens <= _FEW
+        and _takes(queries, keys, values)
+    )
+
+
 def _takes(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
     """Whether the kernel is written for such heads."""
     rows, heads, _, width = queries.shape
@@ -255,16 +268,23 @@ def attend(
     return _launch(queries, keys, values, scale, mask, causal=False)
 
 
-def attend_few(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """The same for arguments that `few` is true of: *queries* ``(1, heads, tokens, width)``."""
+def attend_few(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: mx.array | None = None,
+) -> mx.array:
+    """The same for arguments that `few` is true of, or with *mask* `few_masked`: *queries*
+    ``(1, heads, tokens, width)``, *mask* ``(tokens, length)``."""
     tokens = queries.shape[2]
     found = _launch(
         queries.transpose(2, 1, 0, 3),
         mx.broadcast_to(keys, (tokens, *keys.shape[1:])),
         mx.broadcast_to(values, (tokens, *values.shape[1:])),
         scale,
-        _no_mask(),
-        causal=True,
+        _no_mask() if mask is None else mask[:, None, None],
+        causal=mask is None,
     )
     return found.transpose(2, 1, 0, 3)
 
@@ -328,6 +348,8 @@ def install() -> None:
                 return attend(queries, keys, values, scale, mask)
             if few(queries, keys, values, mask):
                 return attend_few(queries, keys, values, scale)
+            if few_masked(queries, keys, values, mask):
+                return attend_few(queries, keys, values, scale, mask)
         found: mx.array = theirs(
             queries, keys, values, scale=scale, mask=mask, sinks=sinks, **others
         )

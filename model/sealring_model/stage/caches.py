@@ -72,6 +72,17 @@ class CacheStore:
         writes to their arrays in place."""
         self._store(batch)[batch] = slots
 
+    def copy_lengths(self, batch: int, slots: list[Any]) -> None:
+        """Make *slots*, a fork of the caches of *batch*, as long as these are now."""
+        for fork, cache in zip(slots, self.batch(batch), strict=True):
+            fork.offset = cache.offset
+
+    def lengthen(self, batch: int, tokens: int) -> None:
+        """The caches of *batch* have *tokens* more, which were written without a word of their
+        place (see `unplaced`)."""
+        for cache in self.batch(batch):
+            cache.offset += tokens
+
     def drop_last_tokens(self, batch: int) -> None:
         """Drop the last token of every row from the caches of *batch*, which must be trimmable. The
         next token is written over it."""

@@ -12,9 +12,11 @@ are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace 
 second, and the fastest is taken.
 
 A time that is not known, or was not measured for long, is taken to rise with k as between the two
-smaller k that are known. Such a way is tried a few times, by a row that decodes alone, if it
-promises 5 % more than the best of the others. The time after no guess is forgotten where all tokens
-have been guessed for long: the machine may have other work now.
+smaller k that are known. Where 0 is one of them it is taken to rise a third as fast: on some
+machines to read any guess at all takes long, and further ones take little. Such a way is tried a
+few times, by a row that decodes alone, if it promises 5 % more than the best of the others. The
+time after no guess is forgotten where all tokens have been guessed for long: the machine may have
+other work now.
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ _FORGOTTEN: Final = 2048
 _GAIN: Final = 1.05
 """How much faster than without guesses it must be to read some ahead, as the share of right ones is
 known roughly; and how much faster than the best one a way must promise to be that is not known."""
+
+_OF_FIRST: Final = 1 / 3
+"""How much longer each further guess is taken to make a step, as a share of what the first few
+do."""
 
 _LEAST: Final = 1e-9
 """Seconds that a token takes at least."""
@@ -224,8 +230,8 @@ class GuessCosts:
 
     def _expected(self, after: After, ahead: int) -> float | None:
         """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
-        are taken to rise as between the two next smaller numbers for which they are. None if they
-        are known for none."""
+        are taken to rise from the two next smaller numbers for which they are. None if they are
+        known for none."""
         known: list[tuple[int, float]] = []
         for fewer in range(ahead, -1, -1):
             seconds = self.seconds(after, fewer)
@@ -237,4 +243,6 @@ class GuessCosts:
             return None
         (most, seconds), (least, less) = known[0], known[-1]
         rise = max(0.0, seconds - less) / max(1, most - least)
+        if least == 0:
+            rise *= _OF_FIRST
         return seconds + rise * (ahead - most)
