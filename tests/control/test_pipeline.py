@@ -187,7 +187,13 @@ def test_the_own_engine_may_not_answer_out_of_order(answer):
     assert actions[0].failed.kind is FailureKind.ENGINE_ERROR
 
 
-BACK = (None, done(1, tensors=HIDDEN), done(2, tensors=HIDDEN, spent=TIMES))
+BACK = (
+    None,
+    done(1, tensors=HIDDEN),
+    done(2, tensors=HIDDEN, spent=TIMES),
+    done(3, tensors=HIDDEN),
+    done(4, tensors=HIDDEN),
+)
 
 
 def guessing(ahead=0):
@@ -215,6 +221,22 @@ def test_a_right_guess_is_drawn_from_once_it_is_known_to_be_right(ahead):
         answer = done(2, ids=(6,), spent=TIMES)
         assert machine.output(answer) == [Answered(2, (6,), TIMES, None)]
         assert machine.outstanding == 0
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_what_comes_after_a_guess_waits_behind_it(right):
+    """Of another group, too: hidden states are opened in the order in which they were sealed."""
+    machine = guessing()
+    for n in (3, 4):
+        machine.begin(step(n, work=Decode(1, n - 3)))
+        machine.output(step(n, tensors=HIDDEN))
+    assert machine.done(2, BACK[1]) == [ToEngine(BACK[1])]
+    for n in (2, 3, 4):
+        assert machine.done(2, BACK[n]) == []
+    first = [ToEngine(BACK[2])] if right else [Answered(2, (), TIMES, None)]
+    assert machine.decide(2, right=right) == [*first, ToEngine(BACK[3])]
+    assert machine.decide(4, right=True) == [ToEngine(BACK[4])]
+    assert machine.outstanding == 3 + right
 
 
 def test_a_wrong_guess_is_answered_without_a_token():

@@ -12,8 +12,8 @@ from random import Random
 import attrs
 import pytest
 from model_families import FAMILIES
-from model_rings import SAMPLING, Ring, StepFailed, stage_of
-from sealring_model.engine.activation_seal import PlainActivations
+from model_rings import SAMPLING, Ring, StepFailed, hop_keys, stage_of
+from sealring_model.engine.activation_seal import SealedActivations
 from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
@@ -106,8 +106,11 @@ class RealEngine:
         first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
         loaded = stage_of(self.folder, first, last)
         self.params.new_epoch(place.epoch)
+        seal = SealedActivations()
+        for key in hop_keys(place.rank, place.world):
+            seal.set_key(key)
         self.executor = Executor(
-            loaded, place, self.params, PlainActivations(), 1 << 40, device_io=self.device_io()
+            loaded, place, self.params, seal, 1 << 40, device_io=self.device_io()
         )
         ready = Ready(place.epoch, first, last, loaded.trimmable, ROOM, loaded.cost)
         return [Loaded(loaded.read, loaded.held, 1), ready]
@@ -168,6 +171,29 @@ def test_guesses_change_no_text_on_a_device_that_waits(
         device_io,
     )
     assert sum(each.waited for each in made) > 5
+
+
+@pytest.mark.parametrize("ahead", [0, 4])
+def test_two_rows_of_a_ring_of_three_may_both_have_guesses_under_way(models, alone, ahead):
+    """What comes back is opened in the order in which it was sealed, whichever is known first."""
+    prompts, random = [(1, 2, 3, 4, 5), (9, 8, 7, 6)], Random(ahead)
+    texts = {prompt: alone("llama", prompt, 0) for prompt in prompts}
+    for _ in range(4):
+        config = SchedulerConfig(groups=2, rows=1, ahead=ahead)
+        ring = Brains(
+            3,
+            random,
+            config,
+            lambda: RealEngine(models["llama"], random),
+            lambda r: texts[r.prompt],
+        )
+        ring.start()
+        for prompt in prompts:
+            ring.submit(Request(prompt, LENGTH, guesses=tuple(texts[prompt])))
+        ring.run()
+        assert list(ring.tokens.values()) == list(texts.values())
+        assert not [note for note in ring.notes if "failed" in note or "open" in note]
+        assert sum(done.accepted for done in ring.done.values()) > 5
 
 
 def run_schedule(

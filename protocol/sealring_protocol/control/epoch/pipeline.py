@@ -243,7 +243,9 @@ class HeadPipeline:
     """The head: steps go to its own engine and down the chain; answers come back in order.
 
     The hidden states of a decode of a guess wait until `decide` says whether the guess was right.
-    Only then are tokens drawn from them.
+    Only then are tokens drawn from them. Those that come after them wait behind them: the engine
+    opens hidden states in the order in which they were sealed. They do not wait long, for what
+    `decide` waits for has come before.
     """
 
     def __init__(self, epoch: Epoch, world: int) -> None:
@@ -258,7 +260,7 @@ class HeadPipeline:
         self._weights: dict[int, int] = {}  # of each answer in `_closing` or `_held`, by step
         self._undecided: set[int] = set()  # decodes of guesses
         self._wrong: set[int] = set()  # decodes of wrong guesses that have not come back
-        self._held: dict[int, StepDone] = {}  # answers to undecided ones
+        self._held: dict[int, StepDone] = {}  # answers to undecided ones, and what came after
 
     @property
     def open(self) -> bool:
@@ -331,28 +333,34 @@ class HeadPipeline:
             self._wrong.remove(n)
             return [Answered(n, (), message.spent, None)]
         self._weights[n] = weight(message)
-        if n in self._undecided:
-            self._held[n] = message
-            return []
-        self._closing.append(n)
-        return [ToEngine(message)]
+        self._held[n] = message
+        return self._close()
 
     def decide(self, n: int, *, right: bool) -> list[Action]:
         """The guess that step *n* reads was *right*, or was not: then it is answered without a
         token."""
         self._undecided.discard(n)
-        held = self._held.pop(n, None)
         if self._state.state is PipelineState.BROKEN:
             return []
-        if held is None:
-            if not right:
-                self._wrong.add(n)
-            return []
         if right:
-            self._closing.append(n)
-            return [ToEngine(held)]
+            return self._close()
+        held = self._held.pop(n, None)
+        if held is None:
+            self._wrong.add(n)
+            return []
         del self._weights[n]
-        return [Answered(n, (), held.spent, None)]
+        return [Answered(n, (), held.spent, None), *self._close()]
+
+    def _close(self) -> list[Action]:
+        """Have the engine draw from the hidden states that have come, up to undecided ones."""
+        actions: list[Action] = []
+        for n, message in list(self._held.items()):
+            if n in self._undecided:
+                break
+            del self._held[n]
+            self._closing.append(n)
+            actions.append(ToEngine(message))
+        return actions
 
     def _fault_of(self, answer: StepDone) -> Failure | None:
         """The failure if *answer* of the last rank has token ids, or has or lacks hidden states
