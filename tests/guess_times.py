@@ -2,9 +2,9 @@
 
 ``uv run python -m tests.guess_times`` prints tokens/s as a ratio to a ring that never guesses, for
 stages whose step takes so much longer with each token that is read ahead as a CPU's does (bf16) or
-as that of a device which waits for its memory. A GPU's graph is launched before its input comes,
-unless that is a guess; with several tokens it takes a little longer. An oracle guesses; a given
-share of it is right.
+as that of a device which waits for its memory. On a GPU a step of several tokens takes half as long
+again as one of one, and one that begins with a guess longer, for it is launched when its input
+comes. An oracle guesses; a given share of it is right.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from tests.sim.fake_engine import reference
 
 SLOPES = {"CPU, bf16": 0.35, "CPU, f32": 1.0, "memory-bound": 0.03, "GPU": 0.03}
 """By how much of a step of one token each further one makes it longer."""
-ALSO = {"GPU": (0.5, 1.7)}
-"""The same of any further tokens at all, and of a graph that is built and launched when its input
-comes: as on two H100s."""
+SEVERAL = {"GPU": 0.5}
+"""By how much longer it takes to read any further tokens at all."""
+NOT_AHEAD = {"GPU": 1.7}
+"""By how much longer a graph takes that is built and launched when its input comes."""
 
 SHARES = (0.0, 0.5, 0.7, 0.9)
 
 
 def paced(name, world):
     """The pace of stages of machine *name* that share one model among *world* ranks."""
-    slope, (several, late) = SLOPES[name], ALSO.get(name, (0, 0))
+    slope, several, late = SLOPES[name], SEVERAL.get(name, 0), NOT_AHEAD.get(name, 0)
 
     def pace(message):
         match message:

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 from sealring_model.stage import attention, turned
-from sealring_model.stage.attention import attend, few, fits
+from sealring_model.stage.attention import attend, few, few_masked, fits
 
 SCALE = 0.09
 GOOD = {"rows": 3, "groups": 2, "queries": 4, "length": 37, "width": 128, "dtype": mx.bfloat16}
@@ -187,6 +187,43 @@ def test_a_few_tokens_are_read_in_causal_order(monkeypatch, tokens, width):
 def test_what_counts_as_a_few_tokens(change, tokens, mask, does):
     queries, keys, values = made(**GOOD | {"rows": 1} | change)
     assert few(mx.repeat(queries, tokens, axis=2), keys, values, mask) is does
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tokens", [1, 2, 9, 17])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_few_tokens_see_what_their_mask_says(monkeypatch, tokens, width):
+    theirs = mx.fast.scaled_dot_product_attention
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
+    attention.install.cache_clear()
+    attention.install()
+    _, keys, values = made(rows=1, width=width, length=300)
+    queries = mx.random.normal((1, 8, tokens, width)).astype(mx.bfloat16)
+    mask = mx.arange(300) <= (mx.arange(tokens) * 7 + 100)[:, None]
+    assert few_masked(queries, keys, values, mask)
+    found = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=SCALE, mask=mask)
+    for at in range(tokens):
+        wanted = expected(queries[:, :, at : at + 1], keys, values, mask[None, None, at])
+        assert close(found[:, :, at : at + 1], wanted, mx.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens", "mask", "does"),
+    [
+        ({}, 5, mx.ones((5, 37), mx.bool_), True),
+        ({}, 1, mx.ones((1, 37), mx.bool_), True),
+        ({}, 18, mx.ones((18, 37), mx.bool_), False),
+        ({}, 5, mx.ones((4, 37), mx.bool_), False),
+        ({}, 5, mx.ones((5, 36), mx.bool_), False),
+        ({}, 5, mx.ones((5, 37), mx.bfloat16), False),
+        ({}, 5, "causal", False),
+        ({"rows": 2}, 5, mx.ones((5, 37), mx.bool_), False),
+        ({"dtype": mx.float32}, 5, mx.ones((5, 37), mx.bool_), False),
+    ],
+)
+def test_what_counts_as_a_few_tokens_with_a_mask(change, tokens, mask, does):
+    queries, keys, values = made(**GOOD | {"rows": 1} | change)
+    assert few_masked(mx.repeat(queries, tokens, axis=2), keys, values, mask) is does
 
 
 @pytest.mark.cuda

@@ -1,6 +1,7 @@
 """Rows that may not have every token: the real engine, alone and in rings, with guesses and
 without, and after it was read in anew."""
 
+import itertools
 import json
 import random
 import threading
@@ -22,6 +23,7 @@ from sealring_model.text.mask_time import MaskTime
 from sealring_model.text.tokens import Tokenizer
 from sealring_model.tiny import path
 from sealring_protocol.codec.messages import Epoch, Row
+from waiting_device import WaitingDeviceIO
 
 TINY = path()
 LAYERS = len(describe(TINY).layers)
@@ -75,6 +77,17 @@ def constrained(seed: int, **more) -> dict:
 def alone(seed: int) -> list[int]:
     one = ring()
     return until_end(one, one.admit(prompt(), **constrained(seed)))
+
+
+def test_what_was_built_ahead_and_dropped_is_no_token_of_a_grammar():
+    """Its device no longer waited when the hidden states came, every other time."""
+    late = itertools.cycle((False, True))
+    waits = ring(2, idle=lambda: 9, device_io=lambda: WaitingDeviceIO(lambda: next(late)))
+    for seed in range(3):
+        uid = waits.admit(prompt(), **constrained(seed))
+        assert until_end(waits, uid) == alone(seed)
+    assert waits.device_io[0].missed
+    assert waits.device_io[0].waited
 
 
 @pytest.mark.parametrize("seed", range(6))

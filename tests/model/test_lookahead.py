@@ -11,9 +11,11 @@ from model_families import FAMILIES, make_model, reference_model, reference_toke
 from model_rings import Author, Ring, place_of, stage_of
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
+from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.lookahead.lookahead import Lookahead
 from sealring_model.sampling import sampler_state
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Row
+from waiting_device import WaitingDeviceIO
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(400)]
 ALL = 9
@@ -233,3 +235,30 @@ def test_an_engine_with_nothing_to_do_builds_what_comes_next(models, monkeypatch
             head.send(author.write(**fields))
             assert not head.receive().failed
         assert built.wait(20)
+
+
+@pytest.mark.parametrize("device_io", [DeviceIO, WaitingDeviceIO])
+def test_a_decode_is_not_built_on_a_token_that_is_still_to_be_drawn(models, device_io):
+    """That of one group waits for its mask, which nobody makes while the device waits for what the
+    other group's decode gave."""
+    held = {"least": 100, "ends": (255,)}
+    expected = Ring(models["llama"]).generate(PROMPT[:20], 16, **held)
+    ring = Ring(models["llama"], (0, 2, 5), idle=lambda: ALL, device_io=device_io)
+    head, last = ring.executors
+    first, second = ring.admit(PROMPT[:20], **held), ring.admit(PROMPT[3:30])
+    ring.decode(0, join=[first])
+    ring.decode(1, join=[second])
+    for _ in range(8):
+        ring.decode(0)
+        ring.decode(1)
+
+    def begun(batch):
+        there = ring._done(head, head.launch, ring.author.write(work=Decode(batch)))
+        return ring._done(last, last.launch, there)
+
+    away = {first: begun(0)}
+    for turn in range(12):
+        uid, other = (first, second) if turn % 2 == 0 else (second, first)
+        away[other] = begun(1 - turn % 2)
+        ring.text[uid] += ring._done(head, head.close, away[uid]).ids
+    assert ring.text[first] == expected[:15]

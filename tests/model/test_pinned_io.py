@@ -53,7 +53,7 @@ def test_what_goes_in_while_the_device_waits_comes_out(dtype, shape):
     for _ in range(3):  # a buffer is used again
         inlet = device_io.inlet(dtype, shape)
         outlet = device_io.outlet(inlet.array * 1)
-        inlet.mark_launched()
+        inlet.starts_waiting()
         device_io.start(outlet.ready)
         assert inlet.fill(data)
         mx.eval(outlet.ready)
@@ -84,7 +84,7 @@ def test_the_device_does_not_wait_for_ever():
     device_io = made()
     inlet = device_io.inlet(DType.F32, (1, 1, 8))
     outlet = device_io.outlet(inlet.array + 1)
-    inlet.mark_launched()
+    inlet.starts_waiting()
     device_io.start(outlet.ready)
     mx.eval(outlet.ready)
     assert not inlet.was_filled
@@ -98,7 +98,7 @@ def test_an_inlet_that_is_filled_by_another_thread_holds_up_until_then_what_depe
     for _ in range(2):  # once to warm up
         gate = device_io.inlet(DType.F32, (1, 1, 1))
         outlet = device_io.outlet(mx.depends(mx.arange(8, dtype=mx.uint32), gate.array) * 2)
-        gate.mark_launched()
+        gate.starts_waiting()
         device_io.start(outlet.ready)
         begun = time.perf_counter_ns()
         other = threading.Timer(0.1, gate.fill, [bytes(4)])
@@ -120,7 +120,7 @@ def test_an_inlet_that_is_released_gives_zeros_whatever_its_memory_was_used_for(
         inlet = device_io.inlet(DType.F32, (1, 1, 8))
         outlet = device_io.outlet(inlet.array)
         if launched:
-            inlet.mark_launched()
+            inlet.starts_waiting()
             device_io.start(outlet.ready)
         if data is None:
             inlet.release()
@@ -138,7 +138,7 @@ def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
     for _ in range(2):  # once to warm up
         inlet = device_io.inlet(DType.F32, (1, 1, 8))
         outlet = device_io.outlet(inlet.array)
-        inlet.mark_launched()
+        inlet.starts_waiting()
         begun = time.perf_counter_ns()
         device_io.start(outlet.ready)
         if how == "release":
@@ -182,7 +182,7 @@ def test_what_does_not_wait_for_a_device_that_waits(do):
     do(device_io, weights, evaluated)  # CUDA loads what it has not had before
     inlet = device_io.inlet(DType.F32, (1, 1, 8))
     outlet = device_io.outlet(inlet.array)
-    inlet.mark_launched()
+    inlet.starts_waiting()
     device_io.start(outlet.ready)
     others = do(device_io, weights, evaluated)
     assert inlet.fill(data)

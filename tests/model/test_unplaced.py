@@ -9,7 +9,8 @@ from model_rings import SAMPLING, Ring, stage_of
 from sealring_model.lookahead.pinned_io import PinnedIO
 from sealring_model.stage import attention, unplaced
 from sealring_model.stage.unplaced import can_run_unplaced
-from waiting_device import PROMPT, decoding_ring, waiting_ring
+from sealring_protocol.codec.messages import Decode, Join, Open, TakeBack
+from waiting_device import PROMPT, decoding_ring, launch_eagerly, waiting_ring
 
 AHEAD = 4
 
@@ -144,18 +145,71 @@ def test_what_is_sealed_is_told_in_its_turn(models, references):
     assert [(device_io.waited, device_io.missed) for device_io in ranks] == [(14, 0), (7, 0)]
 
 
+def test_a_closing_pass_of_several_tokens_is_told_early(models, references):
+    """And the decode behind it waits from then on."""
+    ring, (device_io, _) = decoding_ring(models, seal=True)
+    guesser = Guesser(ring, text_of(references))
+    for right in (4, 3, 2):
+        guesser.step(right)
+    head, last = ring.executors
+    (said,) = ring.text.values()
+    guesses = tuple(guesser.text[len(said) : len(said) + AHEAD])
+    uid, back = next(iter(ring.text)), guesser.back
+    step = ring.author.write(back=(TakeBack(uid, back),), ids=guesses, work=Decode(0, AHEAD, AHEAD))
+    away = head.finish(head.launch(step))
+    ring._idle(head)
+    done = last.finish(last.launch(away))
+    waited = device_io.waited
+    head.fill_early(done)
+    assert device_io.waited == waited + 1
+    assert device_io.held.is_timed
+    assert head.finish(head.close(done)).ids == tuple(text_of(references)[len(said) :][:5])
+    assert head.device_waits
+
+
+def test_a_row_that_comes_back_reads_the_token_that_it_is_given(models, references, monkeypatch):
+    """Under its old number, and with another text, where a third had its place meanwhile."""
+    launch_eagerly(monkeypatch)
+    ring, _ = decoding_ring(models)
+    guesser = Guesser(ring, text_of(references))
+    uid = next(iter(ring.text))
+    for right in (4, 3, 2, 4):
+        guesser.step(right)
+    third, other = ring.admit(PROMPT[:5]), PROMPT[7:30]
+    ring.step(evict=(uid,), join=(Join(third, 0),), ids=(PROMPT[4],))
+    ring.announce(uid, other)
+    ring.step(open=(Open(uid),))
+    ring.read(uid, other[:-1], 0)
+    ring.step(evict=(third,), join=(Join(uid, 0),), ids=(other[-1],))
+    ring.text = {uid: []}
+    again = Guesser(ring, reference_tokens(references["llama"], other, 40))
+    for right in (4, 0, 3, 2):
+        again.step(right)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_stages_whose_caches_hold_every_token_can_do_it_and_no_others(models, family):
     layers = FAMILIES[family]["num_hidden_layers"]
-    stage = stage_of(models[family], 0, layers // 2).stage
-    kinds = {type(cache).__name__ for cache in stage.new_caches()}
-    assert can_run_unplaced(stage) == (kinds == {"KVCache"})
+    for span in ((0, layers // 2), (layers // 2, layers)):
+        stage = stage_of(models[family], *span).stage
+        kinds = {type(cache).__name__ for cache in stage.new_caches()}
+        assert can_run_unplaced(stage) == (kinds == {"KVCache"})
 
 
-@pytest.mark.parametrize("fault", ["looks", "forgets"])
-def test_a_stage_that_takes_another_place_or_looks_at_it_cannot(models, monkeypatch, fault):
-    stage = stage_of(models["llama"], 0, 2).stage
-    run = unplaced.run_unplaced
+@pytest.mark.parametrize("span", [(0, 2), (2, 5)])
+@pytest.mark.parametrize("fault", ["looks", "forgets", "sees all", "sees little"])
+def test_a_stage_that_takes_another_place_or_looks_at_it_cannot(models, monkeypatch, fault, span):
+    stage = stage_of(models["llama"], *span).stage
+    run, mask = unplaced.run_unplaced, unplaced._UnplacedCache.make_mask
+    if fault.startswith("sees"):
+
+        def other(cache, tokens, **_):
+            own = mask(cache, tokens)
+            return mx.ones_like(own) if fault == "sees all" else own & ~mx.roll(own, 1, axis=-1)
+
+        monkeypatch.setattr(unplaced._UnplacedCache, "make_mask", other)
+        assert not can_run_unplaced(stage)
+        return
 
     def wrong(stage, inputs, slots, place):
         if fault == "looks" and place.item() > 0:

@@ -60,8 +60,9 @@ class WaitingDeviceIO(DeviceIO):
         """Wait at *inlet*, once it is next."""
         if self.held is None:
             self.held = inlet
-        elif self.held is not inlet:
+        elif self.held is not inlet and not any(one is inlet for one in self._behind):
             self._behind.append(inlet)
+        inlet.is_timed = self.held is inlet
 
     def go_on(self) -> None:
         self.held = None
@@ -70,7 +71,7 @@ class WaitingDeviceIO(DeviceIO):
             if not isinstance(first, WaitingInlet):
                 super().start(*first)
             elif not first.is_over:
-                self.held = first
+                self.held, first.is_timed = first, False
                 return
 
 
@@ -85,13 +86,15 @@ class WaitingInlet(Inlet):
         self._seen = True
         self._expired = False
         self._filled = self._released = False
-        self._home = 0
+        self._home: int | None = None
+        self.is_timed = False
+        """Whether it was told when the device began to wait."""
 
     def _put(self, byte: int) -> None:
         self._inlet.fill(bytes([byte]) * (prod(self.shape) * self.dtype.width))
 
-    def mark_launched(self) -> None:
-        self._home = threading.get_ident()
+    def starts_waiting(self) -> None:
+        self._home = self._home or threading.get_ident()
         self._device_io.come_to(self)
 
     @property
@@ -102,6 +105,7 @@ class WaitingInlet(Inlet):
     def fill(self, data: Buffer) -> bool:
         held = self._device_io.held is self
         if not (self._expired or self._filled):
+            assert self.is_timed or not held
             if held and self._device_io.late():
                 self.expire()
                 return False

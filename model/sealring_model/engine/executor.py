@@ -15,8 +15,8 @@ alone. So whatever leads to a sum is launched by the compute thread, in the orde
 same graph on every member. Nothing here may depend on time, on memory or on the member before that
 point. What does depend on them (the memory check, freed caches) comes before the graph, and refuses
 the step or launches nothing; and a graph that was built ahead equals the one that would be built
-now. So one member may fail alone. It says so, and the others wait for it until their processes are
-ended.
+now, but where the device waits. So one member may fail alone. It says so, and the others wait for
+it until their processes are ended.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.engine.activation_seal import ActivationSeal
+from sealring_model.engine.early_fill import EarlyFill
 from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import HiddenIO, Received
-from sealring_model.engine.inflight import Clock, EarlyFill, InFlight, PendingAnswer
+from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
 from sealring_model.errors import (
     FORWARD_ERRORS,
     CacheMemoryError,
@@ -59,7 +60,7 @@ from sealring_model.lookahead.lookahead import Lookahead
 from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampler
 from sealring_model.stage.caches import CacheStore
-from sealring_model.stage.unplaced import can_run_unplaced, have_one_kind
+from sealring_model.stage.unplaced import are_plain, can_run_unplaced
 
 M = TypeVar("M", Step, StepDone)
 
@@ -317,7 +318,7 @@ class Executor:
         built = None if due is None else take(due, build)
         pending_answer = self._forward.decode(step, batch, received, built)
         if due is not None:
-            self._lookahead.decode_issued(due, step.n)
+            self._lookahead.decode_issued(due, step.n, built)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
             self._caches.evaluate(batch)
         return pending_answer
@@ -327,8 +328,8 @@ class Executor:
         batch, tokens, given = work.group, 1 + work.ahead, received[0] if received else None
         plain = tokens == 1 and not (work.on_guess and self._first)
         # Only where steps read guesses ahead, for which the arithmetic need not be the same.
-        unplaced = self._places_late and max(tokens, self._lookahead.steadiness.width) > 1
-        unplaced = unplaced and have_one_kind(self._caches.batch(batch))
+        unplaced = self._places_late and max(tokens, self._lookahead.steadiness.most_tokens) > 1
+        unplaced = unplaced and are_plain(self._caches.batch(batch))
         if unplaced and self._first:
             given = self._forward.ids_of(step, work)
         unplaced = unplaced and given is not None
@@ -349,14 +350,13 @@ class Executor:
         if state is None:
             raise LedgerError(f"hidden states of step {done.n} came back, and none are away")
         received = self._open_hidden(done, state.batch, state.uids, 1 + len(state.guesses))
-        built = self._lookahead.take_closing(done.n, received[0])
+        built = self._lookahead.take_closing(done.n, received[0], 1 + len(state.guesses))
         return self._forward.close(done, state, received, built)
 
     def _open_hidden(
         self, message: Step | StepDone, batch: int, uids: tuple[int, ...], tokens: int
     ) -> Received:
-        """The hidden states in *message*, of *tokens* tokens of each row, which may have been
-        opened early."""
+        """The hidden states in *message*, of *tokens* tokens of each row, or as opened early."""
         early, self._early_fill = self._early_fill, None
         if early is not None and early.message is message:
             return early.contents
@@ -373,12 +373,13 @@ class Executor:
         """
         with contextlib.suppress(SealringError, *FORWARD_ERRORS):
             held = self._lookahead.waits_for(message, self._next_step)
-            if held is None or held.inlet is None:
+            if held is None:
                 return
             opened = self._activation_seal.opening_ns
-            contents = self._hidden_io.open(message, held.batch, self._ledger.rows(held.batch))
+            rows = self._ledger.rows(held.batch)
+            contents = self._hidden_io.open(message, held.batch, rows, held.tokens)
             opening, begun = self._activation_seal.opening_ns - opened, time.perf_counter_ns()
-            in_time = held.inlet.fill(contents[0])
+            in_time = self._lookahead.fill_early(held, contents[0])
             self._early_fill = EarlyFill(message, contents, begun if in_time else None, opening)
 
     def work_ahead(self) -> bool:
@@ -402,9 +403,8 @@ class Executor:
         """Build one graph ahead; False if there is none. Another thread calls this while the
         compute thread launches."""
         forward = self._forward
+        closing, decode = forward.build_closing, forward.build_decode
         try:
-            return self._lookahead.build(
-                forward.awaiting_logits, forward.build_closing, forward.build_decode
-            )
+            return self._lookahead.build(forward.awaiting_logits, closing, decode)
         except (SealringError, *FORWARD_ERRORS):
             return False  # the step itself fails with this error, if it occurs again

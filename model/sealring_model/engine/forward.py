@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
 from typing import Any, Final
 
 import attrs
@@ -37,7 +36,12 @@ from sealring_model.engine.hidden_io import HiddenIO, Received, check_filled
 from sealring_model.engine.inflight import Clock, PendingAnswer
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
-from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Unplaced
+from sealring_model.lookahead.graphs import (
+    BuiltClosing,
+    BuiltDecode,
+    Unplaced,
+    unplaced_inlet,
+)
 from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampled, Sampler, SamplerState
 from sealring_model.sampling.scores import ScoreArrays, Scoring
@@ -85,8 +89,6 @@ class Forward:
         step."""
         self.awaiting_scores: Final[dict[int, Scoring]] = {}
         """The same of the prefills that are scored."""
-        # By batch: the rows of the last decode that was answered, and the last one's token.
-        self._drawn: Final[dict[int, tuple[tuple[int, ...], int]]] = {}
 
     # ------------------------------------------------------------- steps, launched
 
@@ -277,8 +279,8 @@ class Forward:
         its first token is not known here."""
         ids = step.ids[len(step.ids) - work.guesses :]
         if not work.on_guess:
-            uids, last = self._drawn.get(work.group, ((), 0))
-            if uids != self._ledger.rows(work.group):
+            last = self._sampler.last_id(work.group, self._ledger.rows(work.group))
+            if last is None:
                 return None
             ids = (last, *ids)
         return array("I", ids).tobytes()
@@ -303,21 +305,18 @@ class Forward:
         return BuiltDecode(batch, inlet, gate, slots, outlet)
 
     def _build_unplaced(self, batch: int, tokens: int, slots: list[Any]) -> BuiltDecode:
-        """The same of several *tokens*, whose place in the row is told with what they are. The
-        inlet takes that, and behind it the place, as its distance from the last there is room
-        for."""
-        room, grew = make_room(slots, tokens)
+        """The same of several *tokens*, whose place in the row is told with what they are."""
+        last_place, grew = make_room(slots, tokens)
+        shape: tuple[int, ...]
         if self._first:
-            dtype, shape = DType.U32, [1, tokens]
+            dtype, shape = DType.U32, (1, tokens)
         else:
             (tensor,) = self._stage.hop_in
-            dtype, shape = dtype_of(tensor.spec.dtype), [*tensor.spec.shape(1, tokens)]
-        size = prod(shape)
-        inlet = self._device_io.inlet(dtype, (size + 4 // dtype.width,))
-        given, back = inlet.array[:size].reshape(shape), inlet.array[size:].view(mx.int32)
-        (output,) = run_unplaced(self._stage, [given], slots, room - back)
+            dtype, shape = dtype_of(tensor.spec.dtype), tensor.spec.shape(1, tokens)
+        inlet, given, distance = unplaced_inlet(self._device_io, dtype, shape)
+        (output,) = run_unplaced(self._stage, [given], slots, last_place - distance)
         outlet = self._device_io.outlet(output)
-        return BuiltDecode(batch, inlet, None, slots, outlet, Unplaced(tokens, room, grew))
+        return BuiltDecode(batch, inlet, None, slots, outlet, Unplaced(tokens, last_place, grew))
 
     def build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
         """The graph of the closing pass of the decode that *state* is of."""
@@ -365,10 +364,12 @@ class Forward:
         """Answer *message* with what is *sampled* with *state*, on *inlet* if it was launched
         ahead."""
 
+        sampled.come_true()
+
         def answer(clock: Clock) -> StepDone:
             check_filled(inlet)
             spent, ids = (*message.spent, clock()), sampled.ids()
-            self._drawn[state.batch] = state.uids, ids[-1]
+            self._sampler.answered(state.batch, state.uids, ids)
             return StepDone(message.epoch, message.n, ids, spent=spent)
 
         # All members of a collective compute what one of them reports: their graphs must be equal.

@@ -128,7 +128,7 @@ class HiddenIO:
         others: tuple[mx.array, ...] = (),
     ) -> PendingAnswer:
         """Send on what comes out of *outlets* of a graph that was launched before, on *inlet* if it
-        was launched ahead. *shapes* are those of what is sent, with which they begin."""
+        was launched ahead. Each outlet begins with what is sent, which has one of *shapes*."""
 
         def answer(clock: Clock) -> Step | StepDone:
             check_filled(inlet)

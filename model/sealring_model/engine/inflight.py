@@ -9,7 +9,6 @@ import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import Logprobs, RowOver, Scores
 from sealring_protocol.codec.messages import Checked, Spent, Step, StepDone
-from sealring_protocol.codec.wire import Buffer
 
 Clock = Callable[[], Spent]
 """Tells where this rank's time with a message went. Call it last, once the answer is sealed."""
@@ -37,19 +36,4 @@ class InFlight:
     pending_answer: PendingAnswer
     arrived: int
     begun: int
-    opening: int
-
-
-@attrs.frozen(eq=False)
-class EarlyFill:
-    """The *contents* of *message*, opened, that the device was given before the message had its
-    turn.
-
-    *begun* is when, in nanoseconds of `time.perf_counter_ns`; None if that was too late. Opening
-    them took *opening* nanoseconds.
-    """
-
-    message: Step | StepDone
-    contents: tuple[Buffer, ...]
-    begun: int | None
     opening: int

@@ -39,7 +39,7 @@ class Inlet:
         self.shape: Final = shape
         self.array: Final = array
 
-    def mark_launched(self) -> None:
+    def starts_waiting(self) -> None:
         """Say that a graph on the array is about to be launched: a device that can wait will."""
 
     def fill(self, data: Buffer) -> bool:

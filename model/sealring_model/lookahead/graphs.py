@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from math import prod
 from typing import Any, Final
 
 import attrs
 import mlx.core as mx
+from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
-from sealring_model.lookahead.device_io import Inlet, Outlet
+from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.sampling.sampler_state import Sampled
 
 _PLACE_BYTES: Final = 4
@@ -36,23 +39,39 @@ class Due:
 
 @attrs.frozen
 class Unplaced:
-    """What a graph has whose place in its only row is told with its input: *tokens*, of which the
-    last may be of no use, so that it takes fewer, too; and the last place *room* at which so many
-    can be written. If arrays *grew* for that, the graph is one that the device has not seen."""
+    """What a graph has whose place in its only row is told with its input: see `unplaced`.
+
+    It has *tokens* tokens. It takes fewer, too: the last of its tokens are then of no use.
+    *last_place* is the last at which so many can be written. If arrays *grew* for that, the device
+    has not seen such a graph.
+    """
 
     tokens: int
-    room: int
+    last_place: int
     grew: bool
 
     def takes(self, due: Due) -> bool:
-        """Whether there is room for what is *due*."""
-        return due.unplaced and due.tokens <= self.tokens and due.place <= self.room
+        """Whether it computes what is *due*. Behind the last place a device would write to memory
+        of others, so that is looked at, though no row is so long that did not have its graph
+        dropped."""
+        return due.unplaced and due.tokens <= self.tokens and due.place <= self.last_place
 
-    def contents(self, given: Buffer, size: int, place: int) -> Buffer:
-        """What an inlet of *size* bytes takes for the input *given* at *place*: zeros are of no
-        use, and the place comes last."""
+    def contents(self, inlet: Inlet, given: Buffer, place: int) -> Buffer:
+        """What *inlet*, made by `unplaced_inlet`, takes for the input *given* at *place*."""
+        size = prod(inlet.shape) * inlet.dtype.width
         filler = bytes(size - len(given) - _PLACE_BYTES)
-        return b"".join((given, filler, (self.room - place).to_bytes(_PLACE_BYTES, "little")))
+        distance = (self.last_place - place).to_bytes(_PLACE_BYTES, sys.byteorder)
+        return b"".join((given, filler, distance))
+
+
+def unplaced_inlet(
+    device_io: DeviceIO, dtype: DType, shape: Sequence[int]
+) -> tuple[Inlet, mx.array, mx.array]:
+    """An inlet for an input of *dtype* and *shape* and its place: the inlet, the input, and the
+    distance of its place from the last one, int32 ``(1,)``."""
+    size = prod(shape)
+    inlet = device_io.inlet(dtype, (size + _PLACE_BYTES // dtype.width,))
+    return inlet, inlet.array[:size].reshape(shape), inlet.array[size:].view(mx.int32)
 
 
 @attrs.define(eq=False)
@@ -62,7 +81,8 @@ class BuiltDecode:
     value nobody reads.
 
     It reads one token of every row, on rank 0 the one drawn last. If it is *unplaced*, it reads
-    several of one row, whose inlet on rank 0 takes their ids, and *slots* stay as long as they are.
+    several of one row. Then its inlet on rank 0 takes their ids, and *slots* are written without a
+    change of their lengths.
     """
 
     batch: int
@@ -93,8 +113,7 @@ class BuiltDecode:
             return None
         if self.unplaced is None:
             return due.given
-        size = prod(self.inlet.shape) * self.inlet.dtype.width
-        return self.unplaced.contents(due.given, size, due.place)
+        return self.unplaced.contents(self.inlet, due.given, due.place)
 
     def arrays(self) -> tuple[mx.array, ...]:
         """What to launch."""
@@ -112,8 +131,16 @@ class BuiltClosing:
     inlet: Inlet
     sampled: Sampled
     launched: bool = False
-    is_new = False
 
     def arrays(self) -> tuple[mx.array, ...]:
         """What to launch."""
         return (*self.sampled.arrays, *self.sampled.changed)
+
+
+def let_go(built: BuiltDecode | BuiltClosing) -> None:
+    """Have the device go on without the input of *built*, if it may wait for that, and wait for it:
+    it still reads the memory of its arrays."""
+    if built.launched:
+        if built.inlet is not None:
+            built.inlet.release()
+        mx.eval(*built.arrays())

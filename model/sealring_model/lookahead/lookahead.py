@@ -18,33 +18,32 @@ writes in place.
 Where inlets wait, the next graph is also *launched* ahead. Launching takes about another half of
 the stage's time for a token. One graph at a time waits in the device; on rank 0 the decode that
 follows a closing pass is launched behind it. A waiting graph blocks the device. So when any other
-message comes first, the inlet is released and the result is dropped. The dropped graph has written
-one token behind the last one of each row; the caches must be trimmable, and that token is dropped
-and written again. A failed guess costs the device one decode, so some decodes after it are not
-launched ahead.
+message comes first, the inlet is released and the result is dropped. A dropped graph of one token
+of each row has written it behind the last one; the caches must be trimmable, and that token is
+dropped and written again. A failed guess costs the device one decode, so some decodes after it are
+not launched ahead.
 
 A decode is launched ahead only once the decode before it is done. Until then MLX holds the caches
 that the device reads, and the new graph would write to copies, for as many layers as are not done
 yet: each launch would be another CUDA graph, which may have to be made. To make a CUDA graph, or to
-load a kernel for the first time, CUDA waits for the whole device. For the same reason the first
-decodes of a batch are not launched ahead.
+load a kernel for the first time, CUDA waits for the whole device. For the same reason what the
+device has not done before is not launched ahead (see `steadiness`).
 
 A decode whose hidden states come before it was launched is launched before the device is told of
-them. A decode on rank 0 waits for no hidden states, so it gets a *gate*, which is opened once all
-of it is launched. Without that the device finishes the beginning of a graph while the rest is being
-launched. MLX then reuses the freed memory, sees another graph, and the launch takes up to twice as
-long, possibly longer than until the next decode comes: a rank that was late once stayed late. The
-operations that do not depend on the gate may run early, but the graph does not end before the gate
-is open.
+them. A decode of one token on rank 0 waits for no input, so it gets a *gate*, which is opened once
+all of it is launched. Without that the device finishes the beginning of a graph while the rest is
+being launched. MLX then reuses the freed memory, sees another graph, and the launch takes up to
+twice as long, possibly longer than until the next decode comes: a rank that was late once stayed
+late.
 
-Where a decode that reads guesses begins depends on how many guesses of the one before were right.
-So where inlets wait its graph is *unplaced* (see `stage/unplaced.py`): it takes the place, and on
-rank 0 the ids, with its input, and is not dropped when guesses are taken back. It has as many
-tokens as any decode had so far, and takes fewer, too. On rank 0 it may wait behind a closing pass.
-If it is dropped, it has written behind all tokens of its row.
+The place in its row of a decode that reads guesses depends on how many of the guesses before were
+right. So where inlets wait its graph is *unplaced* (see `stage/unplaced.py`): it takes the place
+with its input, which is hidden states, and on rank 0 ids. It need not be dropped when guesses are
+taken back. It has as many tokens as any decode of this epoch so far, and takes fewer, too. If it is
+dropped, it has written behind the last token of its row, and nothing is to be undone.
 
-Launching takes most of the time that a rank needs for a step. Another thread builds meanwhile
-(`graph_builder`), so the graph that is launched next is ready when the launch returns.
+Launching takes most of the time that a rank needs for a step. Another thread builds the next graph
+meanwhile (`graph_builder`).
 
 A rank alone needs none of this: it launches a step while the device works on the one before. And it
 works only for models whose forwards are *blind*: their graphs depend on shapes alone. A forward
@@ -67,7 +66,7 @@ from sealring_protocol.errors import SealringError
 from sealring_model.errors import FORWARD_ERRORS
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.graph_builder import GraphBuilder
-from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due
+from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due, let_go
 from sealring_model.lookahead.steadiness import Steadiness
 from sealring_model.sampling.sampler_state import Sampled, SamplerState
 from sealring_model.stage.caches import CacheStore
@@ -132,26 +131,30 @@ class Lookahead:
         if not plain:
             self._skip = max(self._skip, _SKIP_AFTER_CHANGE)
         expected = None if decodes is None else self._decodes.get(decodes)
-        if not plain or expected is None or not self._goes_on_with(expected):
+        if not plain or expected is None or not expected.launched:
             self._drop_held(_SKIP_AFTER_CHANGE)
+        elif expected.unplaced is not None and expected is not self.held:
+            self._drop_held(_SKIP_AFTER_CHANGE)  # a closing pass before it
         for batch in touched:
             self._drop_decode(batch)
             self._to_build.pop(batch, None)
             self.steadiness.rows_change(batch)
 
     def drop_decode(self, batch: int) -> None:
-        """Drop what was built or launched of the next decode of *batch*: it reads other tokens.
-        The device is to do another at once, so it must not wait in a closing pass either."""
+        """Drop what was built or launched of the next decode of *batch*: it reads other tokens. The
+        device is to do another at once, so it must not wait in a closing pass either."""
         closing = isinstance(self.held, BuiltClosing)
         if closing or (self.held is not None and self.held.batch == batch):
             self._drop_held(_SKIP_AFTER_CHANGE if closing else 0)
         self._drop_decode(batch)
         self._to_build.pop(batch, None)
 
-    def decode_issued(self, due: Due, n: int) -> None:
-        """Step *n* was *due*; the next decode is likely to have the same rows."""
+    def decode_issued(self, due: Due, n: int, built: BuiltDecode | None) -> None:
+        """Step *n* was *due*, and is under way, by *built* if that was built ahead. The next decode
+        is likely to have the same rows."""
         self._skip = max(0, self._skip - 1)
-        self._to_build[due.batch] = self.steadiness.issued(due)
+        self.steadiness.decoded(due, built)
+        self._to_build[due.batch] = self.steadiness.tokens_for(due)
         self._last[due.batch] = n
 
     def take_decode(
@@ -166,8 +169,9 @@ class Lookahead:
         if built is not None and not built.takes(due):
             self.drop_decode(batch)
         self._to_build.pop(batch, None)
-        tokens = self.steadiness.comes(due)
-        if batch not in self._decodes and self._may_wait(batch, tokens):
+        tokens = self.steadiness.tokens_for(due)
+        free = self._is_free and self.steadiness.has_seen(batch, tokens)
+        if batch not in self._decodes and free:
             # The step itself fails with this error, if it occurs again.
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):
                 self._decodes[batch] = build_decode(batch, tokens)
@@ -178,12 +182,10 @@ class Lookahead:
             self._caches.lengthen(batch, due.tokens)
         return self._decodes.pop(batch)
 
-    def take_closing(self, n: int, received: Buffer) -> BuiltClosing | None:
-        """The closing pass of step *n*, launched on the *received* hidden states.
-
-        None if it was not built ahead, or the device did not wait long enough. Gives each graph
-        once.
-        """
+    def take_closing(self, n: int, received: Buffer, tokens: int = 1) -> BuiltClosing | None:
+        """The same of the closing pass of step *n*, on the *received* hidden states of *tokens*
+        tokens of each row."""
+        self.steadiness.closed(tokens)
         built = self._closings.get(n)
         if built is not self.held:
             self._drop_held(_SKIP_AFTER_CHANGE)
@@ -194,8 +196,8 @@ class Lookahead:
     def waits_for(
         self, message: Step | StepDone, next_step: int
     ) -> BuiltDecode | BuiltClosing | None:
-        """The graph that the device waits in, if *message* brings its input; *next_step* is due.
-        For any thread."""
+        """The graph that the device waits in, if *message* brings its input, and it may be filled
+        early; *next_step* is due. For any thread."""
         held = self.held
         if held is None or message.failed:
             return None
@@ -207,12 +209,23 @@ class Lookahead:
                 return held if held.unplaced is None else None
         return None
 
+    def fill_early(self, held: BuiltDecode | BuiltClosing, contents: Buffer) -> bool:
+        """Give *held*, a graph that `waits_for` gave, its input before the message has its turn.
+        False if the device no longer waits. For any thread."""
+        in_time = held.inlet is not None and held.inlet.fill(contents)
+        if in_time:
+            self._held_behind(held)
+        return in_time
+
     def end(self) -> None:
         """Release the device and wait for what was launched: nothing of it will be asked for."""
         self.held = None
+        for built in self._built:
+            with contextlib.suppress(*FORWARD_ERRORS):
+                let_go(built)
         with contextlib.suppress(*FORWARD_ERRORS):
-            for built in self._built:
-                self._await_device(built)
+            if self._launches_ahead:  # what was taken may still read the memory of its inlet
+                mx.synchronize()
 
     # ---------------------------------------------------------- in the meantime
 
@@ -235,7 +248,10 @@ class Lookahead:
             tokens = 1 + len(state.guesses)
             self._closings[n] = BuiltClosing(n, state.batch, tokens, *build_closing(state))
             return True
-        batch = next(iter(self._to_build), None)
+        # What a plain decode reads is drawn by the closing pass before it.
+        undrawn = {of.batch for n, of in awaiting_logits.items() if n not in self._closings}
+        due = (batch for batch, more in self._to_build.items() if more > 1 or batch not in undrawn)
+        batch = next(due, None)
         if batch is None:
             return False
         self._decodes[batch] = build_decode(batch, self._to_build[batch])
@@ -251,8 +267,7 @@ class Lookahead:
             built
             for built in self._built
             if not built.launched
-            and not built.is_new
-            and self.steadiness.reached(built.batch, built.tokens)
+            and self.steadiness.knows(built)
             and self._last.get(built.batch, 0) <= answered
         ]
         # Batches whose tokens are still to be sampled.
@@ -263,7 +278,7 @@ class Lookahead:
             if built.inlet is None and built.batch not in unsampled and follows:
                 self._launch(built)
                 return True
-        # On rank 0 what reads guesses comes once all tokens before are drawn.
+        # On rank 0 a decode with an inlet waits behind all closing passes that are still to come.
         drawn = all(n in self._closings and self._closings[n].launched for n in awaiting_logits)
         for built in ready:
             is_decode = isinstance(built, BuiltDecode)
@@ -274,15 +289,10 @@ class Lookahead:
                 return True
         return False
 
-    def _goes_on_with(self, decode: BuiltDecode) -> bool:
-        """Whether the device has begun *decode*, or waits in it, or has nothing before it."""
-        return decode.launched and (decode.unplaced is None or decode is self.held)
-
-    def _may_wait(self, batch: int, tokens: int) -> bool:
-        """Whether the device may wait in a graph of *batch*, with *tokens* of each row, that is not
-        launched yet."""
-        free = self._launches_ahead and not self._skip and self.held is None
-        return free and self.steadiness.reached(batch, tokens)
+    @property
+    def _is_free(self) -> bool:
+        """Whether the device may wait in what is launched now."""
+        return self._launches_ahead and not self._skip and self.held is None
 
     @property
     def _built(self) -> list[BuiltDecode | BuiltClosing]:
@@ -296,12 +306,12 @@ class Lookahead:
         waits: bool = False,
         at_gate: bool = False,
     ) -> None:
-        """Launch *built*, whose inlet the device comes to wait at if it *waits*, and fill that with
-        *received* once all of it is launched. With *at_gate* a decode that has a gate waits there
-        until then, too."""
+        """Launch *built*, then fill its inlet with *received*. If it *waits*, the device may come
+        to wait at the inlet. With *at_gate* a decode that has a gate waits there, too, until all of
+        it is launched."""
         built.launched = True
         if waits and built.inlet is not None:
-            built.inlet.mark_launched()
+            built.inlet.starts_waiting()
         if isinstance(built, BuiltClosing):
             self._start(built, received)
             return
@@ -316,7 +326,7 @@ class Lookahead:
     def _launch_gated(self, decode: BuiltDecode, gate: Inlet, at_gate: bool) -> None:
         opens = bytes(gate.dtype.width)
         if at_gate:
-            gate.mark_launched()
+            gate.starts_waiting()
         else:
             gate.fill(opens)
 
@@ -348,7 +358,7 @@ class Lookahead:
     def _fill_and_launch(self, built: BuiltDecode | BuiltClosing, received: Buffer | None) -> bool:
         """Give *built* its input, and launch it if need be. False, with its result dropped, if the
         device gave up waiting."""
-        may_wait = not built.is_new and self._may_wait(built.batch, built.tokens)
+        may_wait = self._is_free and self.steadiness.knows(built)
         if received is not None and not built.launched and may_wait:
             self.held = built
             self._launch(built, received, waits=True)
@@ -369,11 +379,11 @@ class Lookahead:
         if decode is None or decode is built or decode.unplaced is None or not decode.launched:
             return None
         if decode.inlet is not None:
-            decode.inlet.mark_launched()  # it comes to it only now
+            decode.inlet.starts_waiting()  # not when it was launched
         return decode
 
     def _back_off(self) -> None:
-        """The device gave up waiting: launch some decodes not ahead."""
+        """The device gave up waiting: launch some decodes later."""
         self._skip = max(self._skip, self._next_skip)
         self._next_skip = min(2 * self._next_skip, _MAX_SKIP)
 
@@ -382,24 +392,17 @@ class Lookahead:
         held, self.held = self.held, None
         if held is None:
             return
-        self._await_device(held)
+        let_go(held)
         if isinstance(held, BuiltClosing):
             del self._closings[held.n]
         self._drop_decode(held.batch)
         self._skip = max(self._skip, skip)
-
-    def _await_device(self, built: BuiltDecode | BuiltClosing) -> None:
-        """Release *built* and wait for the device, which still reads the memory of its arrays."""
-        if built.launched:
-            if built.inlet is not None:
-                built.inlet.release()
-            mx.eval(*built.arrays())
 
     def _drop_decode(self, batch: int) -> None:
         """Drop the next decode of *batch*, and build it again later."""
         built = self._decodes.pop(batch, None)
         if built is not None:
             self._to_build[batch] = built.tokens
-            self._await_device(built)
+            let_go(built)
             if built.launched and built.unplaced is None:
                 self._caches.drop_last_tokens(batch)

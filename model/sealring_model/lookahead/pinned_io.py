@@ -148,7 +148,7 @@ class _WaitingInlet(Inlet):
         )
         super().__init__(dtype, shape, array)
 
-    def mark_launched(self) -> None:
+    def starts_waiting(self) -> None:
         self._launched_at = time.perf_counter_ns()
 
     def fill(self, data: Buffer) -> bool:

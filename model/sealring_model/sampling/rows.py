@@ -92,6 +92,7 @@ class LastTokens:
     def __init__(self) -> None:
         self._given: dict[int, int] = {}
         self._sampled: dict[int, tuple[tuple[int, ...], mx.array]] = {}
+        self._answered: dict[int, tuple[tuple[int, ...], int]] = {}  # and the last of its tokens
 
     def give(self, uid: int, token: int) -> None:
         """Row *uid* joins with *token* as its last."""
@@ -104,10 +105,23 @@ class LastTokens:
     def forget_batch(self, batch: int) -> None:
         """*batch* is empty."""
         self._sampled.pop(batch, None)
+        self._answered.pop(batch, None)
 
     def sampled(self, batch: int, uids: Sequence[int], tokens: mx.array) -> None:
-        """The last decode of *batch* sampled *tokens*, one for each of *uids*, in order."""
+        """The last decode of *batch* sampled *tokens*, one for each of *uids*, in order. They are
+        not known yet."""
+        self._answered.pop(batch, None)
         self._sampled[batch] = (tuple(uids), tokens)
+
+    def answered(self, batch: int, uids: tuple[int, ...], ids: Sequence[int]) -> None:
+        """The last decode of *batch*, of *uids*, was answered with *ids*. Another thread may say
+        so."""
+        self._answered[batch] = uids, ids[-1]
+
+    def known(self, batch: int, uids: tuple[int, ...]) -> int | None:
+        """The last token of *uids*, which is one row, if it is known without the device."""
+        before, token = self._answered.get(batch, ((), 0))
+        return token if before == uids and self._given.keys().isdisjoint(uids) else None
 
     def take(self, batch: int, uids: tuple[int, ...]) -> mx.array:
         """The input of *batch*'s next decode, of rows *uids*: uint32 ``(rows,)``.

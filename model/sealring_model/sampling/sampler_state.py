@@ -8,7 +8,7 @@ leave in between, or come back under their old number, so the state holds all th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -71,7 +71,7 @@ class Sampled:
 
     Both are for the answer alone, as the next decode reads an array of its own. *changed* is what
     the next sampling starts from, to be evaluated with them. Rows that are *over* are those of
-    `Masks`.
+    `Masks`. *followed* has the constraints that follow the tokens, and what reads those.
     """
 
     tokens: Outlet
@@ -79,6 +79,13 @@ class Sampled:
     changed: tuple[mx.array, ...]
     guesses: tuple[int, ...] = ()
     over: tuple[tuple[int, int, str], ...] = ()
+    followed: tuple[tuple[Constraint, Callable[[], Sequence[int]]], ...] = ()
+
+    def come_true(self) -> None:
+        """They are what was drawn, so the constraints of their rows follow them. What was built
+        ahead, and then dropped, is not."""
+        for constraint, read in self.followed:
+            constraint.drawn(read)
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -130,6 +137,14 @@ class Sampler:
     def inputs(self, batch: int, uids: tuple[int, ...]) -> mx.array:
         """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
         return self._last.take(batch, uids)
+
+    def answered(self, batch: int, uids: tuple[int, ...], ids: Sequence[int]) -> None:
+        """The last decode of *batch* was answered with *ids*. For the thread that answers."""
+        self._last.answered(batch, uids, ids)
+
+    def last_id(self, batch: int, uids: tuple[int, ...]) -> int | None:
+        """The last token of *uids*, which is one row, if it was drawn and answered here."""
+        return self._last.known(batch, uids)
 
     def begin(
         self,
@@ -214,12 +229,14 @@ class Sampler:
         changed = () if after is None else after.arrays
         over = () if state.masks is None else state.masks.over
         following = [(at, one) for at, one in enumerate(state.constraints) if one and one.follows]
+        followed = []
         if following:
             outlet = self._device_io.outlet(tokens)  # for this thread to read
-            for at, constraint in following:
-                constraint.drawn(partial(_drawn, outlet, at, state.guesses))
             changed = (*changed, outlet.ready)
-        sampled = Sampled(self._device_io.outlet(tokens), logprobs, changed, state.guesses, over)
+            read = partial(_drawn, outlet, guesses=state.guesses)
+            followed = [(constraint, partial(read, at)) for at, constraint in following]
+        answered = self._device_io.outlet(tokens)
+        sampled = Sampled(answered, logprobs, changed, state.guesses, over, tuple(followed))
         self._last.sampled(state.batch, state.uids, last)
         state.after = after
         if after is not None:

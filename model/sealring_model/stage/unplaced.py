@@ -2,9 +2,10 @@
 
 How many tokens a row has when a step comes depends on how many guesses of the step before were
 right. A graph that is built, or even launched, before that is known takes the place of its first
-token as an array. So it has one shape, whatever comes: keys and values are written to the middle of
-their arrays, all of these are attended to, and a mask hides what stands behind each token. mlx-lm
-does much the same for the rows of a batch, whose offsets are an array, too.
+token as an array. So until the arrays of the caches grow it has one shape: keys and values are
+written at that place in the whole arrays, all of these are attended to, and a mask hides what
+stands behind each token. mlx-lm does much the same for the rows of a batch, whose offsets are an
+array, too.
 
 A graph that was launched may turn out not to be wanted. It is then given a place behind all tokens
 of the row, and what it writes there is written over later. The place is told as its distance from
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import mlx.core as mx
+from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD
 
 from sealring_model.errors import FORWARD_ERRORS
 from sealring_model.stage.outline import Axis, HopTensor
@@ -26,8 +28,8 @@ _READ: Final = 3
 """Tokens that the row of a trial has read."""
 _TRIED: Final = 2
 """Tokens of the forward that is tried."""
-_USUAL: Final = (2, 3, 5, 9, 17)
-"""Tokens that a step reads which has guesses: see `guessing` in the protocol's scheduler."""
+_USUAL: Final = tuple(1 + size for size in GUESSES_AHEAD)
+"""Tokens of steps that read guesses."""
 _TOLERANCE: Final = 0.05
 """By which outputs of a trial may differ, relative to the largest: where a mask is an array,
 another kernel may attend, which adds up in another order."""
@@ -84,21 +86,21 @@ def run_unplaced(
     stage: Stage, inputs: Sequence[mx.array], slots: Sequence[Any], place: mx.array
 ) -> tuple[mx.array, ...]:
     """What *stage* gives for *inputs* of one row that begin at *place*, int32 ``(1,)``. *slots*
-    have room; they are written, and stay as long as they are."""
+    have room; they are written without a change of their lengths."""
     return stage.run(inputs, [_UnplacedCache(cache, place) for cache in slots])
 
 
-def have_one_kind(slots: Sequence[Any]) -> bool:
-    """Whether *slots* are such that this can be done with them."""
+def are_plain(slots: Sequence[Any]) -> bool:
+    """Whether *slots* are mlx-lm's plain caches, and have tokens: this can be done with them."""
     return all(type(cache).__name__ == "KVCache" and not cache.empty() for cache in slots)
 
 
 def can_run_unplaced(stage: Stage) -> bool:
-    """Whether *stage* gives for a place that is told later what it gives for one that is known,
-    without a look at it. Tries it, also with as many tokens as steps usually read: a GPU takes up
-    to a second for what it has not done before."""
+    """Whether *stage* computes the same when its place is an array, and never looks at the value.
+    Tries it, also with as many tokens as steps usually read: a GPU takes up to a second for what it
+    has not done before."""
     slots = stage.new_caches()
-    place, inputs = mx.array([_READ], mx.int32), stage.dummy_inputs(1, _TRIED)
+    place, inputs = mx.array([_READ], mx.int32), _inputs(stage, _TRIED)
 
     def placed(*given: mx.array) -> list[mx.array]:
         return [*stage.run(given, slots), *_written(slots)]
@@ -107,10 +109,8 @@ def can_run_unplaced(stage: Stage) -> bool:
         return [*run_unplaced(stage, given, slots, place), *_written(slots)]
 
     try:
-        mx.eval(stage.run(stage.dummy_inputs(1, _READ), slots))
-        if not have_one_kind(slots) or not all(
-            map(_has_tokens_first, (*stage.hop_in, *stage.hop_out))
-        ):
+        mx.eval(stage.run(_inputs(stage, _READ), slots))
+        if not are_plain(slots) or not all(map(_has_tokens_first, (*stage.hop_in, *stage.hop_out))):
             return False
         make_room(slots, _TRIED)
         before = [(cache.keys, cache.values) for cache in slots]
@@ -122,10 +122,17 @@ def can_run_unplaced(stage: Stage) -> bool:
             return False
         for tokens in _USUAL:
             make_room(slots, tokens)
-            mx.eval(run_unplaced(stage, stage.dummy_inputs(1, tokens), slots, place))
+            mx.eval(run_unplaced(stage, _inputs(stage, tokens), slots, place))
     except FORWARD_ERRORS:
         return False
     return True
+
+
+def _inputs(stage: Stage, tokens: int) -> list[mx.array]:
+    """Inputs of *tokens* tokens that differ, so that it matters which of them a token sees."""
+    if stage.hop_in:
+        return stage.dummy_inputs(1, tokens)
+    return [mx.arange(1, tokens + 1, dtype=mx.uint32)[None]]
 
 
 def _has_tokens_first(tensor: HopTensor) -> bool:

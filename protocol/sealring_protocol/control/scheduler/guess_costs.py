@@ -12,11 +12,11 @@ are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace 
 second, and the fastest is taken.
 
 A time that is not known, or was not measured for long, is taken to rise with k as between the two
-smaller k that are known. Where 0 is one of them it is taken to rise a third as fast: on some
-machines to read any guess at all takes long, and further ones take little. Such a way is tried a
-few times, by a row that decodes alone, if it promises 5 % more than the best of the others. The
-time after no guess is forgotten where all tokens have been guessed for long: the machine may have
-other work now.
+next smaller k that are known. Where 0 is one of them it is taken to rise a third as fast: on some
+machines to read any guess at all takes long, and further ones take little. Where only one smaller k
+is known it is taken to take as long. The smallest such k is tried a few times, by a row that
+decodes alone, if it promises 5 % more than the best of those before. The time after no guess is
+forgotten where all tokens have been guessed for long: the machine may have other work now.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _GAIN: Final = 1.05
 known roughly; and how much faster than the best one a way must promise to be that is not known."""
 
 _OF_FIRST: Final = 1 / 3
-"""How much longer each further guess is taken to make a step, as a share of what the first few
-do."""
+"""How much longer each further guess is taken to make a step, as a share of what each of the first
+few does."""
 
 _LEAST: Final = 1e-9
 """Seconds that a token takes at least."""

@@ -27,6 +27,11 @@ import attrs
 
 from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.limits import MAX_GUESSED
+
+GUESSES_AHEAD: Final = (1, 2, 4, 8, MAX_GUESSED)
+"""How many guesses a step reads ahead: few numbers, for each is learnt, and prepared by devices, by
+itself."""
 
 _LONG: Final = 3
 _SHORT: Final = 2

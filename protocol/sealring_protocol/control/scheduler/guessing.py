@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.messages import NO_LOGPROBS
 from sealring_protocol.control.scheduler.flights import Flights
 from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Ways
+from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.limits import MAX_GUESSED
-
-_SIZES: Final = (1, 2, 4, 8, MAX_GUESSED)
-"""How many guesses a step reads ahead: few numbers, for each is learnt, and prepared by devices, by
-itself."""
 
 
 @attrs.frozen
@@ -48,7 +44,7 @@ class Guessing:
         self._stages = stages
         most = (self._running.config.ahead or 0) if stages else 0
         most = min(most, MAX_GUESSED)
-        self._sizes = tuple(sorted({*(n for n in _SIZES if n < most), most} - {0}))
+        self._sizes = tuple(sorted({*(n for n in GUESSES_AHEAD if n < most), most} - {0}))
         self._running.room.ahead = most
 
     def next(self) -> Guess | None:
