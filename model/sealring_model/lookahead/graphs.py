@@ -51,9 +51,9 @@ class Unplaced:
     grew: bool
 
     def takes(self, due: Due) -> bool:
-        """Whether it computes what is *due*. Behind the last place a device would write to memory
-        of others, so that is looked at, though no row is so long that did not have its graph
-        dropped."""
+        """Whether it computes what is *due*. A place behind the last one cannot come, for a graph
+        is dropped when another decode of its row comes first. It is refused all the same: the
+        device would write to other memory."""
         return due.unplaced and due.tokens <= self.tokens and due.place <= self.last_place
 
     def contents(self, inlet: Inlet, given: Buffer, place: int) -> Buffer:
