@@ -2,6 +2,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sealring_model.sampling.rows import LastTokens
 from sealring_model.sampling.sampler import row_key, sample
 from sealring_protocol.codec.messages import Row
 
@@ -117,3 +118,21 @@ def test_the_key_is_the_one_that_was_agreed_on():
     assert row_key(Row(1), 0) == (3685856130, 2879589449)
     last = Row(1, seed=2**64 - 1, choice=65535)
     assert row_key(last, 2**32) == (3266804317, 4101212808)
+
+
+def test_a_last_token_is_known_once_the_decode_that_drew_it_was_answered():
+    """Not before, though the answer to the decode before it may come late."""
+    last = LastTokens()
+    first, second = mx.array([11], mx.uint32), mx.array([22], mx.uint32)
+    assert last.known(0, (7,)) is None
+    last.sampled(0, (7,), first)
+    last.answered(0, first, 11)
+    assert last.known(0, (7,)) == 11
+    assert last.known(0, (8,)) is None
+    last.sampled(0, (7,), second)
+    last.answered(0, first, 11)
+    assert last.known(0, (7,)) is None
+    last.answered(0, second, 22)
+    assert last.known(0, (7,)) == 22
+    last.give(7, 5)
+    assert last.known(0, (7,)) is None

@@ -369,7 +369,7 @@ class Forward:
         def answer(clock: Clock) -> StepDone:
             check_filled(inlet)
             spent, ids = (*message.spent, clock()), sampled.ids()
-            self._sampler.answered(state.batch, state.uids, ids)
+            self._sampler.answered(state.batch, sampled, ids)
             return StepDone(message.epoch, message.n, ids, spent=spent)
 
         # All members of a collective compute what one of them reports: their graphs must be equal.

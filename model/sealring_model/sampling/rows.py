@@ -92,7 +92,7 @@ class LastTokens:
     def __init__(self) -> None:
         self._given: dict[int, int] = {}
         self._sampled: dict[int, tuple[tuple[int, ...], mx.array]] = {}
-        self._answered: dict[int, tuple[tuple[int, ...], int]] = {}  # and the last of its tokens
+        self._answered: dict[int, tuple[mx.array, int]] = {}  # what was sampled, and its last token
 
     def give(self, uid: int, token: int) -> None:
         """Row *uid* joins with *token* as its last."""
@@ -108,20 +108,20 @@ class LastTokens:
         self._answered.pop(batch, None)
 
     def sampled(self, batch: int, uids: Sequence[int], tokens: mx.array) -> None:
-        """The last decode of *batch* sampled *tokens*, one for each of *uids*, in order. They are
-        not known yet."""
-        self._answered.pop(batch, None)
+        """The last decode of *batch* sampled *tokens*, one for each of *uids*, in order."""
         self._sampled[batch] = (tuple(uids), tokens)
 
-    def answered(self, batch: int, uids: tuple[int, ...], ids: Sequence[int]) -> None:
-        """The last decode of *batch*, of *uids*, was answered with *ids*. Another thread may say
-        so."""
-        self._answered[batch] = uids, ids[-1]
+    def answered(self, batch: int, tokens: mx.array, last: int) -> None:
+        """The decode of *batch* that sampled *tokens* was answered, with *last* as the last of
+        them. Another thread may say so, and later than the next decode samples."""
+        self._answered[batch] = tokens, last
 
     def known(self, batch: int, uids: tuple[int, ...]) -> int | None:
         """The last token of *uids*, which is one row, if it is known without the device."""
-        before, token = self._answered.get(batch, ((), 0))
-        return token if before == uids and self._given.keys().isdisjoint(uids) else None
+        before, sampled = self._sampled.get(batch, ((), _NONE))
+        tokens, last = self._answered.get(batch, (_NONE, 0))
+        is_last = tokens is sampled and before == uids
+        return last if is_last and self._given.keys().isdisjoint(uids) else None
 
     def take(self, batch: int, uids: tuple[int, ...]) -> mx.array:
         """The input of *batch*'s next decode, of rows *uids*: uint32 ``(rows,)``.

@@ -69,12 +69,13 @@ class Sampled:
     """What was sampled: *tokens*, uint32, one for each row, and their log probabilities. If
     *guesses* were read ahead, one for the place of each, and one more.
 
-    Both are for the answer alone, as the next decode reads an array of its own. *changed* is what
-    the next sampling starts from, to be evaluated with them. Rows that are *over* are those of
-    `Masks`. *followed* has the constraints that follow the tokens, and what reads those.
+    Both are for the answer alone, as the next decode reads an array of its own, *last*. *changed*
+    is what the next sampling starts from, to be evaluated with them. Rows that are *over* are those
+    of `Masks`. *followed* has the constraints that follow the tokens, and what reads those.
     """
 
     tokens: Outlet
+    last: mx.array
     logprobs: LogprobArrays | None
     changed: tuple[mx.array, ...]
     guesses: tuple[int, ...] = ()
@@ -138,9 +139,9 @@ class Sampler:
         """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
         return self._last.take(batch, uids)
 
-    def answered(self, batch: int, uids: tuple[int, ...], ids: Sequence[int]) -> None:
-        """The last decode of *batch* was answered with *ids*. For the thread that answers."""
-        self._last.answered(batch, uids, ids)
+    def answered(self, batch: int, sampled: Sampled, ids: Sequence[int]) -> None:
+        """What was *sampled* for *batch* was answered with *ids*. For the thread that answers."""
+        self._last.answered(batch, sampled.last, ids[-1])
 
     def last_id(self, batch: int, uids: tuple[int, ...]) -> int | None:
         """The last token of *uids*, which is one row, if it was drawn and answered here."""
@@ -236,7 +237,7 @@ class Sampler:
             read = partial(_drawn, outlet, guesses=state.guesses)
             followed = [(constraint, partial(read, at)) for at, constraint in following]
         answered = self._device_io.outlet(tokens)
-        sampled = Sampled(answered, logprobs, changed, state.guesses, over, tuple(followed))
+        sampled = Sampled(answered, last, logprobs, changed, state.guesses, over, tuple(followed))
         self._last.sampled(state.batch, state.uids, last)
         state.after = after
         if after is not None:

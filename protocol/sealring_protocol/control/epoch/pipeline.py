@@ -349,7 +349,8 @@ class HeadPipeline:
             self._wrong.add(n)
             return []
         del self._weights[n]
-        return [Answered(n, (), held.spent, None), *self._close()]
+        # The answer last: whoever hears it may decide on others, whose hidden states come later.
+        return [*self._close(), Answered(n, (), held.spent, None)]
 
     def _close(self) -> list[Action]:
         """Have the engine draw from the hidden states that have come, up to undecided ones."""
