@@ -147,14 +147,20 @@ def test_once_installed_models_use_it_where_it_fits(monkeypatch):
     assert len(used) == 1
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("tokens", [2, 3, 5, 9, 17])
-@pytest.mark.parametrize("width", [64, 128])
-def test_a_few_tokens_are_read_in_causal_order(monkeypatch, tokens, width):
+@pytest.fixture
+def installed(monkeypatch):
+    """Attention as an engine has it."""
     theirs = mx.fast.scaled_dot_product_attention
     monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
     attention.install.cache_clear()
     attention.install()
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("tokens", [2, 3, 5, 9, 17])
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_few_tokens_are_read_in_causal_order(tokens, width):
     for length in (tokens, tokens + 1, 200):
         _, keys, values = made(rows=1, width=width, length=length)
         queries = mx.random.normal((1, 8, tokens, width)).astype(mx.bfloat16)
@@ -190,13 +196,10 @@ def test_what_counts_as_a_few_tokens(change, tokens, mask, does):
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("tokens", [1, 2, 9, 17])
 @pytest.mark.parametrize("width", [64, 128])
-def test_a_few_tokens_see_what_their_mask_says(monkeypatch, tokens, width):
-    theirs = mx.fast.scaled_dot_product_attention
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", theirs)
-    attention.install.cache_clear()
-    attention.install()
+def test_a_few_tokens_see_what_their_mask_says(tokens, width):
     _, keys, values = made(rows=1, width=width, length=300)
     queries = mx.random.normal((1, 8, tokens, width)).astype(mx.bfloat16)
     mask = mx.arange(300) <= (mx.arange(tokens) * 7 + 100)[:, None]

@@ -141,7 +141,7 @@ def test_in_an_engine_the_thread_that_reads_tells_the_device(
     models, references, monkeypatch, busy_polls
 ):
     """The compute thread does the rest, and whatever comes while the device does not wait."""
-    launch_eagerly(monkeypatch, always=False)
+    launch_eagerly(monkeypatch)
     monkeypatch.setattr(engine, "PROCESSORS", 99 if busy_polls else 1)
     device_io, channels, tellers = WaitingDeviceIO(), [], []
     monkeypatch.setattr(engine, "best_device_io", lambda _, **__: device_io)

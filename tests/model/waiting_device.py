@@ -158,10 +158,9 @@ class ThoroughBuilder(GraphBuilder):
         super().launch(long, counted)
 
 
-def launch_eagerly(monkeypatch, *, always: bool = True) -> None:
-    """Have ranks launch ahead whatever came before; unless *always*, after each timeout for longer
-    not."""
-    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT", *["_MAX_SKIP"] * always):
+def launch_eagerly(monkeypatch) -> None:
+    """Have ranks launch ahead whatever came before."""
+    for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT"):
         monkeypatch.setattr(lookahead, patience, 0)
     for patience in ("_AFTER", "_AHEAD_AFTER"):
         monkeypatch.setattr(steadiness, patience, 0)

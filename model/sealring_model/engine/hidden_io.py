@@ -90,7 +90,8 @@ class HiddenIO:
         ]
 
     def inlet(self, tensors: Sequence[HopTensor], rows: int, tokens: int = 1) -> Inlet:
-        """An inlet for what the next message of *rows* rows brings, which must be one tensor."""
+        """An inlet for what the next message brings of *tokens* tokens of each of *rows* rows,
+        which must be one tensor."""
         (tensor,) = tensors
         return self._device_io.inlet(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, tokens))
 

@@ -65,4 +65,4 @@ class Steadiness:
             return not built.is_new and self.has_seen(built.batch, built.tokens)
         if built.tokens > 1:
             return self._closings[built.tokens] >= _AHEAD_AFTER
-        return self._plain[built.batch] >= _AFTER
+        return self.has_seen(built.batch, 1)

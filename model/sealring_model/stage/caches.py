@@ -78,8 +78,8 @@ class CacheStore:
             fork.offset = cache.offset
 
     def lengthen(self, batch: int, tokens: int) -> None:
-        """The caches of *batch* have *tokens* more, which were written without a word of their
-        place (see `unplaced`)."""
+        """The caches of *batch* have *tokens* more, which an unplaced forward wrote (see
+        `unplaced`)."""
         for cache in self.batch(batch):
             cache.offset += tokens
 
