@@ -123,7 +123,7 @@ def test_one_owner_cannot_fill_the_queue_for_the_others():
 
 def test_rows_are_spread_evenly_over_the_groups_that_pay():
     ring = Ring(groups=4, rows=8)
-    ring.scheduler.tune(2)
+    ring.scheduler.shape(2, 1)
     for length in range(1, 9):
         ring.submit(range(length), 50)
     while ring.scheduler.ledger.private or ring.scheduler.waiting:

@@ -69,7 +69,7 @@ class Head:
         self._engine = RankEngine(0, self._world)
         self.epochs = Epochs(config, self._engine, now)
         """Who is present, in which epoch, and by which plan."""
-        self._times = Timekeeper(self._world, config.scheduler.groups, config.patience)
+        self._times = Timekeeper(config.scheduler.groups, config.patience)
         self._steps: Steps | None = None
         self._presentations = [TokenBucket(PRESENTATIONS_PER_SECOND, 0.0) for _ in config.names]
         self._wrong: set[int] = set()  # ranks whose link ends because of what they sent

@@ -17,7 +17,6 @@ from sealring_protocol.codec.local_messages import Logprobs, RowOver, RowReady, 
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
     Checked,
-    Decode,
     Epoch,
     Failure,
     FailureKind,
@@ -35,7 +34,6 @@ from sealring_protocol.control.epoch.deadlines import ROUND, AnswerDeadline, ear
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
 from sealring_protocol.control.head.checked_steps import CheckedSteps
 from sealring_protocol.control.head.epochs import EffectsAndLoss
-from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.requests import RequestDone
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
@@ -49,13 +47,12 @@ _GRAVE: Final = (FailureKind.ENGINE_LOST, FailureKind.MEMORY)
 
 
 class Timekeeper:
-    """What the times of steps have taught, across epochs, on a head of *world* ranks. *groups* is
-    the chosen number of groups (0: none, it follows measured times). *patience* is how many seconds
-    a peer may be silent; it raises the deadlines of tensor parallelism."""
+    """What the times of steps have taught, across epochs. *groups* is the chosen number of groups
+    (0: none, it follows measured times). *patience* is how many seconds a peer may be silent; it
+    raises the deadlines of tensor parallelism."""
 
-    def __init__(self, world: int, groups: int, patience: float) -> None:
-        self.groups = groups or world
-        self.tuner = GroupTuner(world) if not groups and world > 1 else None
+    def __init__(self, groups: int, patience: float) -> None:
+        self.groups = groups
         self.rounds = AnswerDeadline(ROUND)
         self.lockstep = StepDeadline(StepDeadlineRule.of(patience))
 
@@ -273,11 +270,6 @@ class Steps:
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
         self._scheduler.took(timing)
-        drew = isinstance(work, Decode) and self._scheduler.expects(action.n)
-        if self._times.tuner is not None and drew and not self.parallel:
-            groups = self._times.tuner.groups(timing)
-            if groups is not None:
-                self._scheduler.tune(groups)
         if self._told_slow_links or not self._scheduler.slow_links:
             return [timing]
         self._told_slow_links = True

@@ -26,25 +26,14 @@ from typing import Final
 
 import attrs
 
+from sealring_protocol.control.scheduler.times import Times
+
 _UNKNOWN: Final = 0.3
 """The break-even share of right guesses that is assumed until times are measured."""
-
-_STEADY: Final = 16
-"""Intervals over which a time is averaged."""
-
-_OUTLIER: Final = 4.0
-"""Intervals are cut off at so many times the average: the machine did something else."""
 
 _STALE: Final = 512
 """Intervals after guesses, in a row, after which it is not known any more what a token takes
 without."""
-
-_TRIES: Final = 3
-"""Intervals of a kind after which their time is known: that of the fastest. A device prepares for a
-new shape, a GPU for a second or more; so the very first does not count."""
-
-_FORGOTTEN: Final = 2048
-"""Intervals after which a time is not known any more that was not measured meanwhile."""
 
 _GAIN: Final = 1.05
 """How much faster than without guesses it must be to read some ahead, as the share of right ones is
@@ -91,54 +80,30 @@ class Ways:
     alone: bool = True
 
 
-class _Time:
-    """The *seconds* of intervals of one kind, *count* of them since *latest* was the tick."""
-
-    def __init__(self) -> None:
-        self.seconds, self.count, self.latest = 0.0, -1, 0
-
-    def add(self, seconds: float, tick: int) -> None:
-        self.count, self.latest = min(self.count + 1, _STEADY), tick
-        if self.count <= 1:
-            self.seconds = seconds
-        elif self.count <= _TRIES:
-            self.seconds = min(self.seconds, seconds)
-        else:
-            self.seconds += (min(seconds, _OUTLIER * self.seconds) - self.seconds) / self.count
-
-
 class GuessCosts:
     """The measured times of one ring."""
 
     def __init__(self) -> None:
-        self._times: dict[tuple[After, int], _Time] = {}  # and guesses ahead
+        self._times: Times[tuple[After, int]] = Times()  # and guesses ahead
         self._guessed = 0  # intervals since the last one after no guess
-        self._tick = 0  # intervals so far
 
     def took(self, after: After, seconds: float, ahead: int = 0) -> bool:
         """A step that read so many guesses *ahead*, and came *after* that, was answered *seconds*
         after the step before it. True if it is not known any more what a token takes after no
         guess."""
-        self._tick += 1
-        self._times.setdefault((after, ahead), _Time()).add(seconds, self._tick)
+        self._times.add((after, ahead), seconds)
         plain = after is After.PLAIN and not ahead
         self._guessed = 0 if plain else self._guessed + 1
         if self._guessed < _STALE:
             return False
         self._guessed = 0
-        self._times.pop((After.PLAIN, 0), None)
+        self._times.forget((After.PLAIN, 0))
         return True
 
     def seconds(self, after: After, ahead: int = 0) -> float | None:
         """The mean seconds of steps that read so many guesses *ahead*, *after* that; None before it
         is known."""
-        found = self._times.get((after, ahead))
-        if found is None or found.count < _TRIES:
-            return None
-        if self._tick - found.latest > _FORGOTTEN:
-            del self._times[after, ahead]
-            return None
-        return found.seconds
+        return self._times.seconds((after, ahead))
 
     @property
     def told(self) -> dict[str, float]:
@@ -146,10 +111,10 @@ class GuessCosts:
         `right` and `wrong`. Of those that read four: `ahead 4`, with none behind; `right 4` and
         `wrong 4`."""
         told = {}
-        for after, ahead in sorted(self._times, key=lambda key: (key[1], key[0].value)):
+        known = self._times.known
+        for after, ahead in sorted(known, key=lambda key: (key[1], key[0].value)):
             name = "ahead" if ahead and after is After.PLAIN else after.value
-            if (seconds := self.seconds(after, ahead)) is not None:
-                told[f"{name} {ahead}" if ahead else name] = seconds
+            told[f"{name} {ahead}" if ahead else name] = known[after, ahead]
         return told
 
     def break_even(self, ways: Ways) -> float:

@@ -49,6 +49,7 @@ from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.chunks import Chunks
 from sealring_protocol.control.scheduler.flights import Flights
+from sealring_protocol.control.scheduler.group_tuner import GroupTuner
 from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.guessing import Guessing
 from sealring_protocol.control.scheduler.losses import Losses
@@ -79,7 +80,9 @@ class Scheduler:
         self._chunks = Chunks(config)
         self._read_last = False
         self._losses = Losses(self._running)
-        self._window = 1
+        self._window = self._stages = 1
+        self._groups = config.groups  # 0: as many as pay
+        self._tuner = GroupTuner()
         self._guessing = Guessing(self._running, self._flights)
         self._results = Results(self._running, self._guessing)
 
@@ -149,31 +152,37 @@ class Scheduler:
         """Free the caches of *uid*; it is prefilled again when there is room."""
         self._running.preempt(uid)
 
-    def tune(self, groups: int) -> None:
-        """Spread new rows over *groups* groups, at most as many as are configured."""
-        self._running.groups = max(1, min(groups, max(1, self.config.groups)))
-
     def shape(self, groups: int, window: int, stages: int = 1, *, guesses: bool = False) -> None:
-        """Use *groups* groups, each with at most *window* decodes in flight. A step passes *stages*
-        ranks, one after the other; with *guesses* idle ones decode on guesses, and rows may read
-        several ahead. Call only between epochs."""
-        self._window = window
+        """Use *groups* groups (0: as many as pay), at most as many as are configured, each with at
+        most *window* decodes in flight. A step passes *stages* ranks, one after the other; with
+        *guesses* idle ones decode on guesses, and rows may read several ahead. Call only between
+        epochs."""
+        self._window, self._stages, self._groups = window, stages, groups
         self._guessing.shape(stages if guesses else 0)
         self._chunks.shape(stages)
-        self.tune(groups)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Say over how many groups new rows are spread."""
+        most, groups = max(1, self.config.groups), self._groups
+        if not groups:
+            rows = len(self._running.live) + len(self._running.waiting)
+            groups = self._tuner.groups(rows, self._stages, most, self.config.rows)
+        self._running.groups = min(groups, most)
 
     def resize(self, config: SchedulerConfig) -> None:
         """Change the configuration; the ring may have other ranks now. Call only between epochs."""
         self.config = config
         self._running.config = config
         self._chunks.resize(config)
-        self.tune(config.groups)
+        self._spread()
 
     def forget_ranks(self) -> None:
-        """Forget the ranks' memory limits: each may be another machine now. Call only between
-        epochs."""
+        """Forget the ranks' memory limits and times: each may be another machine now. Call only
+        between epochs."""
         self._losses.forget()
         self._running.room.learnt.clear()
+        self._tuner = GroupTuner()
 
     # ---------------------------------------------------------------- epochs
 
@@ -226,6 +235,8 @@ class Scheduler:
         self._running.retire()
         self._running.make_room()
         saves = self._running.saves()
+        if self._running.waiting:
+            self._spread()
         self._running.open_rows()
         opened = self._running.new()
         group = self._next_group()
@@ -313,6 +324,9 @@ class Scheduler:
     def took(self, timing: StepTiming) -> None:
         """Learn from *timing*, of a step that was answered."""
         self._chunks.took(timing)
+        plain = isinstance(timing.work, Decode) and not timing.work.guessed
+        if plain and not (self._flights.chunks or self._running.unread()):
+            self._tuner.took([len(rows) for rows in self.ledger.groups.values()], timing)
 
     def returned(self, n: int) -> None:
         """Step *n* has come back from the ring. Only the head's engine still works on it, and it

@@ -1,0 +1,70 @@
+"""Mean times of intervals of several kinds, of which the newest count most."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Final, Generic, TypeVar
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+_STEADY: Final = 16
+"""Intervals over which a time is averaged."""
+
+_OUTLIER: Final = 4.0
+"""Intervals are cut off at so many times the average: the machine did something else."""
+
+_TRIES: Final = 3
+"""Intervals of a kind after which their time is known: that of the fastest. A device prepares for a
+new shape, a GPU for a second or more; so the very first does not count."""
+
+_FORGOTTEN: Final = 2048
+"""Intervals after which a time is not known any more that was not measured meanwhile."""
+
+
+class _Mean:
+    """The *seconds* of intervals of one kind, *count* of them since *latest* was the tick."""
+
+    def __init__(self) -> None:
+        self.seconds, self.count, self.latest = 0.0, -1, 0
+
+    def add(self, seconds: float, tick: int) -> None:
+        self.count, self.latest = min(self.count + 1, _STEADY), tick
+        if self.count <= 1:
+            self.seconds = seconds
+        elif self.count <= _TRIES:
+            self.seconds = min(self.seconds, seconds)
+        else:
+            self.seconds += (min(seconds, _OUTLIER * self.seconds) - self.seconds) / self.count
+
+
+class Times(Generic[Kind]):
+    """The mean times of intervals, by their kind."""
+
+    def __init__(self) -> None:
+        self._means: dict[Kind, _Mean] = {}
+        self._tick = 0  # intervals so far
+
+    def add(self, kind: Kind, seconds: float) -> None:
+        """An interval of *kind* took so many *seconds*."""
+        self._tick += 1
+        self._means.setdefault(kind, _Mean()).add(seconds, self._tick)
+
+    def seconds(self, kind: Kind) -> float | None:
+        """The mean seconds of intervals of *kind*; None if they are not known."""
+        found = self._means.get(kind)
+        if found is None or found.count < _TRIES:
+            return None
+        if self._tick - found.latest > _FORGOTTEN:
+            del self._means[kind]
+            return None
+        return found.seconds
+
+    def forget(self, kind: Kind) -> None:
+        """The seconds of *kind* are not known any more."""
+        self._means.pop(kind, None)
+
+    @property
+    def known(self) -> dict[Kind, float]:
+        """The mean seconds that are known, by kind."""
+        found = ((kind, self.seconds(kind)) for kind in tuple(self._means))
+        return {kind: seconds for kind, seconds in found if seconds is not None}
