@@ -1,5 +1,6 @@
 """What is learnt of the times of guesses, and which way of guessing is taken for the fastest."""
 
+import attrs
 import pytest
 from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.guesses import Fed, RowGuesses
@@ -79,8 +80,8 @@ TRIPLES = {(After.RIGHT, 2): 1.45, (After.WRONG, 2): 2.2}
             SINGLE | PAIRS,
             0.9,
             2,
-        ),  # three as if in 1.13 and 1.8: 2.06 tokens a second, two give 1.71
-        (SINGLE | PAIRS, 0.5, 0),  # 1.02, and one gives 1.25
+        ),  # three as if in the time of two
+        (SINGLE | PAIRS, 0.5, 0),  # 1.15 tokens a second, and one gives 1.25
         (SINGLE | PAIRS | TRIPLES, 1.0, 2),  # five as if in 2.35: 2.13, less than 5 % above 2.07
         (SINGLE | PAIRS | TRIPLES | {(After.RIGHT, 2): 1.3}, 1.0, 4),  # five in 1.9: 2.63
     ],
@@ -92,6 +93,25 @@ def test_what_is_not_known_is_tried_if_it_promises_more(times, share, most):
 
 def test_only_a_row_that_is_alone_tries_what_is_not_known():
     assert known(SINGLE).way(0.9, 4, Ways(True, (1, 2), alone=False)) == Way(True, 0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tried"),
+    [
+        ((1.0, 2.2), 2),  # any guess takes long; further ones may take little
+        ((1.0, 2.4, 2.6), 4),
+        ((1.0, 2.2, 3.2), 0),  # each takes as long
+        ((1.0, 3.5), 0),  # five take a second each, at best
+    ],
+)
+def test_a_row_goes_on_to_more_guesses_though_few_do_not_pay(seconds, tried):
+    costs = known({(After.PLAIN, ahead): each for ahead, each in enumerate(seconds)})
+    ways = Ways(piped=False, sizes=(1, 2, 4))
+    assert costs.way(0.9, 4, ways) == Way(False, tried)
+    assert (costs.break_even(ways) < 0.9) == bool(tried)
+    others = attrs.evolve(ways, alone=False)
+    assert costs.way(0.9, 4, others) == Way()
+    assert costs.break_even(others) > 0.9
 
 
 def test_a_share_pays_if_it_does_in_one_of_the_ways():
@@ -143,7 +163,9 @@ def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
         ([(2, False, 1.0)], {"wrong 2": 1.0}),
         ([(2, None, 1.0)], {"ahead 2": 1.0}),
         ([(0, None, 1.0), (0, False, 9.0)], {"wrong": 1.0}),  # the second came late
-        ([(0, None, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),  # the first was not built ahead
+        # The first of either kind was not built ahead.
+        ([(0, None, 9.0), (2, None, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),
+        ([(2, None, 9.0), (0, None, 9.0), (0, None, 1.0)], {"plain": 1.0}),
         ([(0, False, 9.0), (2, None, 1.0)], {"wrong 2": 1.0}),  # what was wasted delays it
     ],
 )

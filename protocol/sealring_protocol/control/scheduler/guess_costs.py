@@ -12,11 +12,11 @@ are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace 
 second, and the fastest is taken.
 
 A time that is not known, or was not measured for long, is taken to rise with k as between the two
-next smaller k that are known. Where 0 is one of them it is taken to rise a third as fast: on some
-machines to read any guess at all takes long, and further ones take little. Where only one smaller k
-is known it is taken to take as long. The smallest such k is tried a few times, by a row that
-decodes alone, if it promises 5 % more than the best of those before. The time after no guess is
-forgotten where all tokens have been guessed for long: the machine may have other work now.
+next smaller k that are known. Where 0 is one of them it is taken not to rise: on some machines to
+read any guess at all takes long, and further ones take little. The smallest such k is tried a few
+times, by a row that decodes alone, if it promises 5 % more than the best of those before. So a row
+goes on to guess where no k that is known pays, but the next one promises to. The time after no
+guess is forgotten where all tokens have been guessed for long: the machine may have other work now.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ without."""
 _GAIN: Final = 1.05
 """How much faster than without guesses it must be to read some ahead, as the share of right ones is
 known roughly; and how much faster than the best one a way must promise to be that is not known."""
-
-_OF_FIRST: Final = 1 / 3
-"""How much longer each further guess is taken to make a step, as a share of what each of the first
-few does."""
 
 _LEAST: Final = 1e-9
 """Seconds that a token takes at least."""
@@ -118,15 +114,21 @@ class GuessCosts:
         return told
 
     def break_even(self, ways: Ways) -> float:
-        """The share of right guesses at which they begin to pay in one of *ways*; above 1 if they
-        never do."""
+        """The share of right guesses at which they begin to pay in one of *ways*, or promise to in
+        one that is to be tried; above 1 if they never do."""
         shares = [self.break_even_piped] if ways.piped or not ways.sizes else []
+        before = True
         for ahead in ways.sizes:
-            unknown = _UNKNOWN if ahead == ways.sizes[0] else 2.0
-            shares.append(self._break_even(Way(False, ahead), unknown))
-            if ways.piped:
-                shares.append(self._break_even(Way(True, ahead), 2.0))
-        return min(shares)
+            way = Way(False, ahead)
+            known = self._is_known(way)
+            if ahead == ways.sizes[0] and not known:
+                shares.append(_UNKNOWN)
+            elif known or (before and ways.alone):
+                shares.append(self._break_even(way, known=known))
+            before = known
+            if ways.piped and self._is_known(Way(True, ahead)):
+                shares.append(self._break_even(Way(True, ahead)))
+        return min(shares, default=2.0)
 
     @property
     def break_even_piped(self) -> float:
@@ -139,11 +141,11 @@ class GuessCosts:
             return 0.02 if right < plain else 2.0
         return (wrong - plain) / (wrong - right) if right < plain else 2.0
 
-    def _break_even(self, way: Way, unknown: float) -> float:
+    def _break_even(self, way: Way, *, known: bool = True) -> float:
         plain = self.seconds(After.PLAIN)
-        if plain is None or not self._is_known(way):
-            return unknown
-        wanted = _GAIN / max(plain, _LEAST)
+        if plain is None:
+            return _UNKNOWN
+        wanted = (_GAIN if known else _GAIN * _GAIN) / max(plain, _LEAST)
         if self._pace(way, 1.0) <= wanted:
             return 2.0
         low, high = 0.02, 1.0
@@ -195,8 +197,8 @@ class GuessCosts:
 
     def _expected(self, after: After, ahead: int) -> float | None:
         """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
-        are taken to rise from the two next smaller numbers for which they are. None if they are
-        known for none."""
+        are taken to rise as between the two next smaller numbers for which they are, if both are
+        guesses. None if they are known for none."""
         known: list[tuple[int, float]] = []
         for fewer in range(ahead, -1, -1):
             seconds = self.seconds(after, fewer)
@@ -207,7 +209,6 @@ class GuessCosts:
         if not known:
             return None
         (most, seconds), (least, less) = known[0], known[-1]
-        rise = max(0.0, seconds - less) / max(1, most - least)
         if least == 0:
-            rise *= _OF_FIRST
-        return seconds + rise * (ahead - most)
+            return seconds
+        return seconds + max(0.0, seconds - less) / max(1, most - least) * (ahead - most)

@@ -243,7 +243,8 @@ class RowGuesses:
         *behind*. True if it is not known any more what a token takes after no guess.
 
         Two times are not learnt: of a step that the first guesses follow, which make it late; and
-        of a single token after several that were read ahead, for it is not built ahead either.
+        of the first step that reads guesses ahead or, after such steps, reads none, for it may not
+        have been built ahead.
         """
         last, lone = self._last, behind is After.PLAIN
         self._last = None if ahead and lone else behind, now
@@ -252,7 +253,7 @@ class RowGuesses:
         after, then = last
         if after is None and lone and ahead:
             after = After.PLAIN
-        elif after is After.PLAIN and not lone:
+        elif after is After.PLAIN and (ahead or not lone):
             return False
         return after is not None and costs.took(after, now - then, ahead)
 
