@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from sealring_trio.bench import random_model
+from sealring_model import tiny
+from sealring_trio.bench import random_model, speculate
 from sealring_trio.bench.batch import FLOORS, ONE_ROW
 from sealring_trio.bench.random_model import Size
 from sealring_trio.local.pace import joint_pace
@@ -75,3 +76,16 @@ def test_the_pace_of_rows_is_taken_while_all_of_them_run(
     times: list[list[float]], pace: float
 ) -> None:
     assert joint_pace(times) == pytest.approx(pace)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("places", [(), ({}, {})])
+def test_a_process_that_would_share_a_device_has_its_turns_while_the_ring_is_down(places):
+    told: list[str] = []
+    setup = speculate.Setup(turns=1, tokens=16, shares=(0.9,), places=places)
+    found = speculate.measure(setup, tiny.path(), "tiny", told.append)
+    assert [result.yardstick_name for result in found] == [speculate.STREAM, speculate.PLAIN]
+    assert all(result.ours > 0 and result.yardstick > 0 for result in found)
+    up = told.index("bringing everybody up")
+    theirs = [at > up for at, line in enumerate(told) if f"turn 1 of 1: {speculate.STREAM}" in line]
+    assert theirs == ([False, True] if places else [True])

@@ -2,7 +2,8 @@
 
 On a random model an oracle guesses. It knows the answer, and so many of its guesses are spoilt that
 a given share of them is right. Every side computes the same text in turns: a ring without guesses,
-the ring with each share, and one process of mlx-lm.
+the ring with each share, and one process of mlx-lm. On GPUs that process has its turns before the
+ring is up and after it has ended: a rank whose device has another process does not launch ahead.
 
 On the tiny model nobody knows the answer: guesses are looked up in the prompt and the answer so
 far. Its texts are those that a look-up is made for (a passage to repeat, a word again and again),
@@ -13,6 +14,7 @@ in the way. The same ring runs without guesses in turns.
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -79,20 +81,33 @@ class Setup:
 
 def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
     """Tokens a second of one row, medians of alternating turns, with an oracle's guesses. *model*
-    is told as *name*. Raises `OperationError`."""
+    is told as *name*. Where each rank has a device, mlx-lm's is the mean of its medians before and
+    after. Raises `OperationError`."""
     case = Case(setup.ranks, 1, 1)
     (text,) = make_prompts(1, 24)
     ids = Tokenizer(model).encode(text)
+    stream: dict[Side, Callable[[], float]] = {}
+    theirs: list[float] = []
+
+    def alone() -> None:
+        with one_process(model) as one:
+            side = {(STREAM, case): partial(one.pace, [ids], setup.tokens, stream=True)}
+            theirs.extend(take_turns(side, setup.turns, tell).values())
+
+    if setup.places:
+        alone()
     with contextlib.ExitStack() as stack:
         tell("bringing everybody up")
-        one = stack.enter_context(one_process(model))
+        if not setup.places:
+            one = stack.enter_context(one_process(model))
+            stream[STREAM, case] = partial(one.pace, [ids], setup.tokens, stream=True)
         (head, *_) = stack.enter_context(
             local_ring(setup.ranks, model, setup.layers, options=setup.options, places=setup.places)
         )
         _, done = _ask(head, text, setup.tokens, guesses=())
         answer: Sequence[int] = done["token_ids"]
         sides: dict[Side, Callable[[], float]] = {
-            (STREAM, case): partial(one.pace, [ids], setup.tokens, stream=True),
+            **stream,
             (PLAIN, case): partial(_same, head, text, answer, (), None),
         }
         for share in setup.shares:
@@ -100,6 +115,9 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
             differs = None if setup.exact else tell
             sides[_named(share), case] = partial(_same, head, text, answer, guesses, differs)
         found = take_turns(sides, setup.turns, tell)
+    if setup.places:
+        alone()
+        found[STREAM, case] = statistics.mean(theirs)
     return [
         Result(
             f"{name}, {case.ranks} ranks, {_named(share)}",

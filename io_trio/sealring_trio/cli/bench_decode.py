@@ -136,7 +136,8 @@ def speculate(
         The tiny model with looked-up guesses, in place of an oracle.
     gpus
         Each rank has a CUDA device of its own; set up with the group cuda12 or
-        cuda13. One process of mlx-lm has the first one.
+        cuda13. One process of mlx-lm has the first one before the ring is up, and
+        after it has ended.
     check
         Exit with 1 if a ratio is below its floor.
     json
