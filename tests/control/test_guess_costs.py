@@ -145,7 +145,7 @@ def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
         for ahead, right, seconds in steps:
             now += seconds
             if right is not None:
-                guesses.fed.append(Fed(1, (5 if right else 6,)))
+                guesses.fed.append(Fed(1, (5 if right else 6,) * (1 + ahead)))
             guesses.drawn((5,) * ahead, (5,) * (ahead + 1), now, costs, alone=True)
             guesses.fed.clear()
             guesses.ahead = ()
@@ -166,7 +166,9 @@ def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
         # The first of either kind was not built ahead.
         ([(0, None, 9.0), (2, None, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),
         ([(2, None, 9.0), (0, None, 9.0), (0, None, 1.0)], {"plain": 1.0}),
-        ([(0, False, 9.0), (2, None, 1.0)], {"wrong 2": 1.0}),  # what was wasted delays it
+        ([(2, False, 9.0), (2, None, 1.0)], {"wrong 2": 1.0}),  # what was wasted delays it
+        ([(0, False, 1.0), (2, None, 1.0)], {}),  # by another time than one of three tokens would
+        ([(2, True, 1.0), (0, True, 1.0)], {}),
     ],
 )
 def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, told):

@@ -122,6 +122,7 @@ class RowGuesses:
         self._last: tuple[After | None, float] | None = None
         """When the last answer came, and what the next step comes after, if a time after that may
         be learnt. None before the first answer that can be timed."""
+        self._sizes: set[int] = set()  # guesses ahead, of that answer's step and those behind it
         self._resumes = 0  # at this length
         self._paused = False  # guesses did not pay
         self._pause = _PAUSE
@@ -228,23 +229,27 @@ class RowGuesses:
             self._judge_all(guesses[:ended], tokens, costs)
         elif self._paused:
             self._compare(tokens[0], costs)
+        sizes = {len(ahead), *(len(fed.tokens) - 1 for fed in self.fed)}
         behind, right = After.WRONG if self.fed else After.PLAIN, None
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
             behind, right = After.RIGHT, self.fed.popleft()
             self.ahead = right.tokens[1:]
+        before, self._sizes = self._sizes, sizes
         if not alone:
             self._last = None
-        elif self._time(len(ahead), behind, now, costs):
+        elif self._time(len(ahead), behind, now, costs, alike=before == sizes == {len(ahead)}):
             self._measure(len(tokens) + len(self.under_way))
         return right
 
-    def _time(self, ahead: int, behind: After, now: float, costs: GuessCosts) -> bool:
+    def _time(
+        self, ahead: int, behind: After, now: float, costs: GuessCosts, *, alike: bool
+    ) -> bool:
         """A step was answered that read so many guesses *ahead*. The next step comes after
         *behind*. True if it is not known any more what a token takes after no guess.
 
-        Two times are not learnt: of a step that the first guesses follow, which make it late; and
-        of the first step that reads guesses ahead or, after such steps, reads none, for it may not
-        have been built ahead.
+        A time is learnt if the steps before and behind that one are *alike*: read as many guesses
+        ahead. Larger ones delay it, and the first of its size may not have been built ahead. Nor is
+        that of a step learnt that the first guesses follow, which make it late.
         """
         last, lone = self._last, behind is After.PLAIN
         self._last = None if ahead and lone else behind, now
@@ -253,9 +258,9 @@ class RowGuesses:
         after, then = last
         if after is None and lone and ahead:
             after = After.PLAIN
-        elif after is After.PLAIN and (ahead or not lone):
+        elif after is After.PLAIN and not lone:
             return False
-        return after is not None and costs.took(after, now - then, ahead)
+        return alike and after is not None and costs.took(after, now - then, ahead)
 
     def _judge_all(self, guesses: Sequence[int], tokens: Sequence[int], costs: GuessCosts) -> None:
         right = right_ones(guesses, tokens)
