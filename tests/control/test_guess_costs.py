@@ -135,13 +135,13 @@ def test_times_are_told_by_what_a_step_came_after_and_what_it_read():
     }
 
 
-def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
+def timed(*steps: tuple[int, bool | None, float], turns: int = 5) -> GuessCosts:
     """What is learnt of a row's *steps*: how many guesses each reads ahead, whether it is followed
-    by one that begins with a right guess, or a wrong one, and its seconds. Each is done five times
-    over, one after the other."""
+    by one that begins with a right guess, or a wrong one, and its seconds. They are done *turns*
+    times over, one after the other."""
     costs, tokens, now = GuessCosts(), [1], 0.0
     guesses = RowGuesses(tokens, Request((1,)))
-    for _ in range(5):
+    for _ in range(turns):
         for ahead, right, seconds in steps:
             now += seconds
             if right is not None:
@@ -167,12 +167,23 @@ def timed(*steps: tuple[int, bool | None, float]) -> GuessCosts:
         ([(0, None, 9.0), (2, None, 9.0), (2, None, 1.0)], {"ahead 2": 1.0}),
         ([(2, None, 9.0), (0, None, 9.0), (0, None, 1.0)], {"plain": 1.0}),
         ([(2, False, 9.0), (2, None, 1.0)], {"wrong 2": 1.0}),  # what was wasted delays it
-        ([(0, False, 1.0), (2, None, 1.0)], {}),  # by another time than one of three tokens would
+        # What is wasted are three tokens for the one, and one for the other.
+        ([(0, False, 1.0), (2, None, 1.0)], {}),
         ([(2, True, 1.0), (0, True, 1.0)], {}),
     ],
 )
 def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, told):
     assert timed(*steps).told == told
+
+
+@pytest.mark.parametrize(
+    "steps", [[(0, None, 1.0), (2, None, 2.0)], [(2, None, 2.0), (4, None, 2.0)]]
+)
+def test_the_time_of_steps_that_are_never_alike_is_known_in_the_end(steps):
+    """Else they would be tried for ever."""
+    sizes = {f"ahead {ahead}" for ahead, _, _ in steps if ahead}
+    assert not timed(*steps).told
+    assert sizes <= set(timed(*steps, turns=100).told)
 
 
 def test_what_a_token_takes_is_measured_anew_after_all_tokens_of_the_step():

@@ -1,9 +1,9 @@
 """One row with guessed tokens in flight: what they gain, and what wrong ones cost.
 
 On a random model an oracle guesses. It knows the answer, and so many of its guesses are spoilt that
-a given share of them is right. Every side computes the same text in turns: a ring without guesses,
-the ring with each share, and one process of mlx-lm. On GPUs that process has its turns before the
-ring is up and after it has ended: a rank whose device has another process does not launch ahead.
+a given share of them is right. A ring without guesses, the ring with each share, and one process
+of mlx-lm compute the same text, in turns. On GPUs mlx-lm's turns are before the ring is up and
+after it has ended, as a rank whose device has another process does not launch ahead.
 
 On the tiny model nobody knows the answer: guesses are looked up in the prompt and the answer so
 far. Its texts are those that a look-up is made for (a passage to repeat, a word again and again),

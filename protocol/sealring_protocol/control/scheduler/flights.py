@@ -133,6 +133,12 @@ class Flights:
         return sum(isinstance(flight.work, Prefill) for flight in self._by_number.values())
 
     @property
+    def guesses(self) -> bool:
+        """Whether a decode that reads guesses is under way."""
+        works = (flight.work for flight in self._by_number.values())
+        return any(isinstance(work, Decode) and work.guessed for work in works)
+
+    @property
     def busy(self) -> int:
         """How many stages have something useful to do, at most. A decode that has returned counts:
         the first stage has its closing pass, which a guess that is fed meanwhile would delay."""

@@ -6,18 +6,21 @@ groups are smaller ones, and each decode has costs that do not depend on its row
 several groups wait for each other where ranks share processors, or where one does most of the work.
 
 So the time of a decode is averaged, by the number of groups and the rows of its own. If it takes t
-with r rows of R in all, the ring gives R / t tokens a second with so many groups. Of the numbers
-that are known the fastest is taken.
+while R rows are in groups, the ring gives R / t tokens a second with so many groups. Of the numbers
+that are known the fastest is taken, but none other than that to begin with for less than a
+twentieth. While there are no more rows than stages, each has a group of its own, so that it may
+decode on guesses.
 
-Rows stay in their group until they end, so to try a number that is not known may cost much. More
-than the best number are tried as far as decodes travel for so long that it may pay. One less is
-tried if it promises to be faster: its time with few rows is known from when there were few, and is
-taken to rise with further rows as that of the best number does.
+Rows stay in their group until they end, so to try a number that is not known may cost much. One
+less than the best is tried if it promises to be faster: its time with few rows is known from when
+there were few, and is taken to rise with further rows as that of the best number does. And unless
+fewer than the number to begin with are best, more are tried, the most first, as far as decodes
+travel for so long that it may pay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sealring_protocol.control.effects import StepTiming
@@ -31,7 +34,8 @@ _NEAR: Final = 1.5
 fewer."""
 
 _GAIN: Final = 1.05
-"""How much faster than the number to begin with another must be."""
+"""How much faster than the number to begin with another must be, and how much faster than the best
+one less must promise to be."""
 
 _FADES: Final = 1 / 512
 """By which share the number of rows at once that is usual falls with each decode of fewer."""
@@ -47,18 +51,20 @@ class GroupTuner:
         self._times: Times[tuple[int, int]] = Times()  # by groups, and rows of each
         self._stage = self._way = 0.0  # seconds of the slowest stage, and between two
         self._seen = 0
-        self._usual = 0.0  # rows at once, lately
+        self._lately = 0.0  # the most rows at once
 
     def took(self, groups: Sequence[int], timing: StepTiming) -> None:
-        """*timing* is that of a decode while no prompt was read. There are *groups* of so many
-        rows. They count only if they are even."""
-        stages = [spent.compute_us for spent in timing.spent]
+        """*timing* is that of a decode of a pipeline while no prompt was read. There are *groups*
+        of so many rows. They count only if they are even."""
         rows, count = sum(groups), len(groups)
-        self._usual = max(rows, self._usual * (1 - _FADES))
-        if not stages or not count or not rows // count <= len(timing.uids) <= -(-rows // count):
+        self._lately = max(rows, self._lately * (1 - _FADES))
+        if not timing.spent or not count:
+            return
+        if not rows // count <= len(timing.uids) <= -(-rows // count):
             return
         self._times.add((count, len(timing.uids)), timing.total_us / 1e6)
-        stages[0] += timing.closing.compute_us
+        stages = [min(spent.compute_us, timing.total_us) for spent in timing.spent]
+        stages[0] = min(stages[0] + timing.closing.compute_us, timing.total_us)
         self._seen += 1
         weight = max(_WEIGHT, 1 / self._seen)
         self._stage += weight * (max(stages) / 1e6 - self._stage)
@@ -67,47 +73,49 @@ class GroupTuner:
     def groups(self, rows: int, stages: int, most: int, each: int) -> int:
         """How many groups, *most* at most, so many *rows* are to be spread over in a pipeline of so
         many *stages*. A group has at most *each* rows."""
-        rows = min(max(rows, round(self._usual)), most * each)
-        usual = min(stages, most)
+        rows = min(max(rows, round(self._lately)), most * each)
+        first = min(stages, most)
         if rows <= stages:
-            return usual
-        least = min(usual, -(-rows // each))
-        paces = {n: self._pace(n, rows) for n in range(least, most + 1)}
-        if not paces[usual]:
-            return usual
-        best, fastest = usual, _GAIN * paces[usual]
-        for n, pace in paces.items():
-            if pace > fastest:
-                best, fastest = n, pace
+            return first
+        known = self._times.known
+        sizes = {n: min(each, -(-rows // n)) for n in range(1, most + 1)}
+        paces = {n: min(rows, n * of) * _rate(known, n, of) for n, of in sizes.items()}
+        least = min(first, -(-rows // each))
+        if not paces[first]:
+            return first
+        best, fastest = first, _GAIN * paces[first]
+        for n in range(least, most + 1):
+            if paces[n] > fastest:
+                best, fastest = n, paces[n]
         fewer = best - 1
         if fewer >= least and not paces[fewer]:
-            pace = self._estimate(fewer, best, rows)
-            if pace > _GAIN * paces[best]:
+            held = min(rows, fewer * sizes[fewer])
+            if held * _estimate(known, fewer, sizes[fewer], best) > _GAIN * paces[best]:
                 return fewer
         fits = min(most, stages + round(stages * self._way / max(self._stage, _LEAST)))
         unknown = (n for n in range(fits, best, -1) if not paces[n])
         return next(unknown, best) if best >= stages else best
 
-    def _pace(self, groups: int, rows: int) -> float:
-        """Tokens a second of so many *rows* in so many *groups*; 0 if that is not known."""
-        each = -(-rows // groups)
-        near = (
-            (max(each / of, of / each), seconds * max(1.0, each / of))
-            for (count, of), seconds in self._times.known.items()
-            if count == groups
-        )
-        apart, seconds = min(near, default=(_NEAR, 0.0))
-        return rows / seconds if apart < _NEAR and seconds else 0.0
 
-    def _estimate(self, fewer: int, groups: int, rows: int) -> float:
-        """The pace of *rows* in *fewer* groups, from their times with few rows, and how the times
-        of *groups* rise with rows; 0 if these are not known."""
-        known = self._times.known
-        of = {each: seconds for (count, each), seconds in known.items() if count == groups}
-        both = [each for each in of if (fewer, each) in known and each < max(of)]
-        if not both:
-            return 0.0
-        least, most = max(both), max(of)
-        rise = max(0.0, of[most] / max(of[least], _LEAST) - 1) / (most - least)
-        seconds = known[fewer, least] * (1 + rise * (-(-rows // fewer) - least))
-        return rows / max(seconds, _LEAST)
+def _rate(known: Mapping[tuple[int, int], float], groups: int, each: int) -> float:
+    """Decodes a second of each of *groups* groups of *each* rows; 0 if that is not known."""
+    near = (
+        (max(each / of, of / each), seconds * max(1.0, each / of))
+        for (count, of), seconds in known.items()
+        if count == groups
+    )
+    apart, seconds = min(near, default=(_NEAR, 0.0))
+    return 1 / seconds if apart < _NEAR and seconds else 0.0
+
+
+def _estimate(known: Mapping[tuple[int, int], float], fewer: int, each: int, groups: int) -> float:
+    """Decodes a second of each of *fewer* groups of *each* rows, from their times with few rows,
+    and how the times of *groups* rise with rows; 0 if these are not known."""
+    of = {size: seconds for (count, size), seconds in known.items() if count == groups}
+    both = [size for size in of if (fewer, size) in known and size < max(of)]
+    if not both:
+        return 0.0
+    least, most = max(both), max(of)
+    rise = max(0.0, of[most] / max(of[least], _LEAST) - 1) / (most - least)
+    seconds = known[fewer, least] * (1 + rise * (each - least))
+    return 1 / max(seconds, _LEAST)

@@ -11,12 +11,15 @@ Of k guesses that a step reads ahead, each right with a share a if those before 
 are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace in tokens per
 second, and the fastest is taken.
 
-A time that is not known, or was not measured for long, is taken to rise with k as between the two
-next smaller k that are known. Where 0 is one of them it is taken not to rise: on some machines to
-read any guess at all takes long, and further ones take little. The smallest such k is tried a few
-times, by a row that decodes alone, if it promises 5 % more than the best of those before. So a row
-goes on to guess where no k that is known pays, but the next one promises to. The time after no
-guess is forgotten where all tokens have been guessed for long: the machine may have other work now.
+Guesses are read ahead only if that is 5 % faster than not to. A time that is not known, or was not
+measured for long, is taken to rise with k as between the two next smaller k that are known. Where 0
+is one of them it is taken not to rise: on some machines to read any guess at all takes long, and
+further ones take little. The smallest k that is not known is tried a few times, by a row that
+decodes alone, if it promises 5 % more than the best that is. So a row goes on to guess where no k
+that is known pays, but the next one promises to.
+
+The time after no guess is forgotten where all tokens have been guessed for long: the machine may
+have other work now.
 """
 
 from __future__ import annotations
@@ -41,6 +44,10 @@ known roughly; and how much faster than the best one a way must promise to be th
 
 _LEAST: Final = 1e-9
 """Seconds that a token takes at least."""
+
+_UNLIKE: Final = 16
+"""Intervals in a row of which none counts, after which one does: else those of a row whose steps
+never read as many guesses as those beside them would not be known, and a trial not end."""
 
 _HALVINGS: Final = 6
 """How exactly a break-even share is computed."""
@@ -82,11 +89,17 @@ class GuessCosts:
     def __init__(self) -> None:
         self._times: Times[tuple[After, int]] = Times()  # and guesses ahead
         self._guessed = 0  # intervals since the last one after no guess
+        self._unlike = 0  # intervals since the last one that counts
 
-    def took(self, after: After, seconds: float, ahead: int = 0) -> bool:
+    def took(self, after: After, seconds: float, ahead: int = 0, *, alike: bool = True) -> bool:
         """A step that read so many guesses *ahead*, and came *after* that, was answered *seconds*
-        after the step before it. True if it is not known any more what a token takes after no
+        after the step before it. It seldom counts unless the steps before and behind it are
+        *alike*: read as many guesses ahead. Larger ones delay it, and the first of its size may not
+        have been built ahead. True if it is not known any more what a token takes after no
         guess."""
+        self._unlike = 0 if alike else self._unlike + 1
+        if self._unlike % (_UNLIKE + 1):
+            return False
         self._times.add((after, ahead), seconds)
         plain = after is After.PLAIN and not ahead
         self._guessed = 0 if plain else self._guessed + 1
@@ -197,8 +210,8 @@ class GuessCosts:
 
     def _expected(self, after: After, ahead: int) -> float | None:
         """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
-        are taken to rise as between the two next smaller numbers for which they are, if both are
-        guesses. None if they are known for none."""
+        are taken to rise as between the two next smaller numbers for which they are, but not if one
+        of these is 0. None if they are known for none."""
         known: list[tuple[int, float]] = []
         for fewer in range(ahead, -1, -1):
             seconds = self.seconds(after, fewer)

@@ -247,9 +247,8 @@ class RowGuesses:
         """A step was answered that read so many guesses *ahead*. The next step comes after
         *behind*. True if it is not known any more what a token takes after no guess.
 
-        A time is learnt if the steps before and behind that one are *alike*: read as many guesses
-        ahead. Larger ones delay it, and the first of its size may not have been built ahead. Nor is
-        that of a step learnt that the first guesses follow, which make it late.
+        For *alike* see `GuessCosts.took`. The time of a step is not learnt that the first guesses
+        follow, which make it late.
         """
         last, lone = self._last, behind is After.PLAIN
         self._last = None if ahead and lone else behind, now
@@ -260,7 +259,7 @@ class RowGuesses:
             after = After.PLAIN
         elif after is After.PLAIN and not lone:
             return False
-        return alike and after is not None and costs.took(after, now - then, ahead)
+        return after is not None and costs.took(after, now - then, ahead, alike=alike)
 
     def _judge_all(self, guesses: Sequence[int], tokens: Sequence[int], costs: GuessCosts) -> None:
         right = right_ones(guesses, tokens)

@@ -324,8 +324,9 @@ class Scheduler:
     def took(self, timing: StepTiming) -> None:
         """Learn from *timing*, of a step that was answered."""
         self._chunks.took(timing)
-        plain = isinstance(timing.work, Decode) and not timing.work.guessed
-        if plain and not (self._flights.chunks or self._running.unread()):
+        if not isinstance(timing.work, Decode) or timing.work.guessed or timing.parallel:
+            return
+        if not (self._flights.guesses or self._flights.chunks or self._running.unread()):
             self._tuner.took([len(rows) for rows in self.ledger.groups.values()], timing)
 
     def returned(self, n: int) -> None:

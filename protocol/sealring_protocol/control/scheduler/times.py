@@ -22,7 +22,8 @@ _FORGOTTEN: Final = 2048
 
 
 class _Mean:
-    """The *seconds* of intervals of one kind, *count* of them since *latest* was the tick."""
+    """The mean *seconds* of the intervals of one kind. The *count* of those after the first is told
+    up to `_STEADY`. At the tick *latest* the newest came."""
 
     def __init__(self) -> None:
         self.seconds, self.count, self.latest = 0.0, -1, 0
@@ -52,12 +53,12 @@ class Times(Generic[Kind]):
     def seconds(self, kind: Kind) -> float | None:
         """The mean seconds of intervals of *kind*; None if they are not known."""
         found = self._means.get(kind)
-        if found is None or found.count < _TRIES:
+        if found is None:
             return None
         if self._tick - found.latest > _FORGOTTEN:
             del self._means[kind]
             return None
-        return found.seconds
+        return found.seconds if found.count >= _TRIES else None
 
     def forget(self, kind: Kind) -> None:
         """The seconds of *kind* are not known any more."""

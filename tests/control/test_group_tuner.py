@@ -1,0 +1,65 @@
+"""What the tuner of groups learns from which decodes."""
+
+from __future__ import annotations
+
+from sealring_protocol.codec.messages import Decode, Spent
+from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.scheduler.group_tuner import GroupTuner
+
+
+def timing(rows: int, seconds: float, *compute: float) -> StepTiming:
+    """That of a decode of so many *rows* in a pipeline of ranks that *compute* so many seconds."""
+    spent = tuple(Spent(compute_us=int(of * 1e6)) for of in compute)
+    return StepTiming(1, Decode(0), tuple(range(rows)), int(seconds * 1e6), spent)
+
+
+def feed(tuner: GroupTuner, groups: list[int], *, ways: float = 0.0, times: int = 8) -> None:
+    """Both stages work 10 ms on each decode, which is as long again under way with *ways* 1."""
+    for _ in range(times):
+        tuner.took(groups, timing(max(groups), 0.02 * (1 + ways), 0.01, 0.01))
+
+
+def test_it_begins_with_a_group_for_each_stage():
+    assert [GroupTuner().groups(8, stages, 4, 8) for stages in (1, 2, 3, 6)] == [1, 2, 3, 4]
+
+
+def test_more_are_tried_as_far_as_decodes_travel():
+    tuner = GroupTuner()
+    feed(tuner, [4, 4], ways=0.5)
+    assert tuner.groups(8, 2, 4, 8) == 3
+    tuner = GroupTuner()
+    feed(tuner, [4, 4], ways=1)
+    assert tuner.groups(8, 2, 4, 8) == 4
+    assert tuner.groups(2, 2, 3, 8) == 3  # lately there were eight
+    feed(tuner, [1, 1], times=2000)
+    assert tuner.groups(2, 2, 3, 8) == 2  # each has its own
+
+
+def test_rows_that_wait_for_a_place_decode_no_faster_in_any_number():
+    tuner = GroupTuner()
+    feed(tuner, [8, 8], ways=1)
+    assert tuner.groups(32, 2, 4, 8) == tuner.groups(1000, 2, 4, 8) == 4
+
+
+def test_groups_of_uneven_sizes_tell_nothing():
+    tuner = GroupTuner()
+    feed(tuner, [6, 2], ways=1)
+    assert tuner.groups(8, 2, 4, 8) == 2
+
+
+def test_a_rank_that_claims_to_have_worked_for_years_keeps_no_other_number_for_long():
+    honest, told = GroupTuner(), GroupTuner()
+    told.took([4, 4], timing(4, 0.04, 0.01, 1e12))
+    for tuner in (honest, told):
+        feed(tuner, [4, 4], ways=1, times=64)
+    assert told.groups(8, 2, 4, 8) == honest.groups(8, 2, 4, 8) == 4
+
+
+def test_fewer_are_tried_only_if_their_time_with_few_rows_promises_more():
+    for alone, number in ((0.005, 1), (0.02, 2)):
+        tuner = GroupTuner()
+        for _ in range(8):
+            tuner.took([1], timing(1, alone, alone / 2, alone / 2))
+        feed(tuner, [1, 1])
+        feed(tuner, [4, 4])
+        assert tuner.groups(8, 2, 2, 8) == number
