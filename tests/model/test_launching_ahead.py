@@ -292,6 +292,31 @@ def test_a_group_whose_rows_have_changed_is_left_alone_for_some_decodes(models, 
     assert taken == [[0, 0], [1, 0], [1, 1], [1, 1]]
 
 
+def test_a_step_that_comes_before_a_closing_pass_keeps_none_from_being_launched(models, references):
+    """It begins with a guess: rank 0 must not wait for what comes back before it reads that."""
+    ring, ranks = decoding_ring(models, seal=True)
+    head, last = ring.executors
+    (said,) = ring.text.values()
+    guess = reference_tokens(references["llama"], PROMPT[:20], 11)[10]
+    first = ring.author.write(work=Decode(0))
+    second = ring.author.write(work=Decode(0, 1), ids=(guess,))
+    away = ring._finished(head, head.launch(first))
+    back = ring._finished(last, last.launch(away))
+    assert head.device_waits
+    away = ring._finished(head, head.launch(second))
+    assert ranks[0].missed == 1
+    assert ring._finished(head, head.close(back)).ids == (guess,)
+    back = ring._finished(last, last.launch(away))
+    said += (guess, *ring._finished(head, head.close(back)).ids)
+    for device_io in ranks:
+        device_io.waited = device_io.missed = 0
+    for _ in range(8):
+        ring.decode()
+    assert min(device_io.waited for device_io in ranks) >= 8
+    assert [device_io.missed for device_io in ranks] == [0, 0]
+    assert said == reference_tokens(references["llama"], PROMPT[:20], len(said))
+
+
 def test_while_rows_come_nothing_is_launched_on_a_guess(models):
     ring, ranks = decoding_ring(models)
     ring.idle = lambda: 0

@@ -142,10 +142,12 @@ class Lookahead:
 
     def drop_decode(self, batch: int) -> None:
         """Drop what was built or launched of the next decode of *batch*: it reads other tokens. The
-        device is to do another at once, so it must not wait in a closing pass either."""
-        closing = isinstance(self.held, BuiltClosing)
-        if closing or (self.held is not None and self.held.batch == batch):
-            self._drop_held(_SKIP_AFTER_CHANGE if closing else 0)
+        device is to do another at once, so it must not wait in a closing pass either. A row that
+        begins to read guesses, or no longer does, goes on so: its steps are launched ahead again
+        at once."""
+        held = self.held
+        if held is not None and (held.batch == batch or isinstance(held, BuiltClosing)):
+            self._drop_held(0)
         self._drop_decode(batch)
         self._to_build.pop(batch, None)
 
