@@ -50,6 +50,7 @@ def scheduler_config(asked: SchedulerConfig, info: EngineInfo, world: int) -> Sc
         rows=asked.rows if info.batches else 1,
         chunk=max(1, min(asked.chunk, room // hidden)),
         hidden_bytes=hidden,
+        weights=sum(info.layers),
         vocabulary=info.vocabulary,
         ahead=info.ahead if asked.ahead is None else asked.ahead,
     )

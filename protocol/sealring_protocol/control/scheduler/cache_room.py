@@ -7,6 +7,7 @@ a row that runs alone, because a rank whose memory ran out is trusted with less 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -44,6 +45,13 @@ class CacheRoom:
         )
         self._alone = KvBudget((ready.room, ready.cost) for ready in ranks)
         self.longest = self._alone.longest(self._context)
+
+    def padding(self, weights: int) -> float:
+        """The tokens of padding whose caches are as large as *weights* bytes: as long as these does
+        it take to read them, on a device that waits for its memory. Infinite if that is not
+        known."""
+        each = sum(ready.cost.per_token for ready in self._ranks)
+        return weights / each if weights and each else math.inf
 
     def taken(
         self, rows: Collection[LiveRow], snapshots: Collection[int]

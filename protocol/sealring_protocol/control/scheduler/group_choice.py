@@ -1,7 +1,9 @@
 """Which group a row joins.
 
 Rows are spread evenly. But a batched cache is a rectangle, in which every row costs as much as the
-longest, so rows of similar length are put together.
+longest, so rows of similar length are put together. A row that fits none of the groups gets one
+more: to read the weights once more takes less time than to read so much padding with each step, and
+to make the rectangle would have the other rows wait.
 """
 
 from __future__ import annotations
@@ -15,18 +17,28 @@ _WASTE: Final = 1024
 """Tokens of padding in a group's cache that count as much as one more row."""
 
 
-def cheapest_group(row: LiveRow, live: Iterable[LiveRow], groups: int, most: int) -> int:
-    """The cheapest of *groups* groups for *row*, of those with fewer than *most* of the *live*
-    rows, if there is one."""
-    lengths: list[list[int]] = [[] for _ in range(groups)]
+def cheapest_group(
+    row: LiveRow, live: Iterable[LiveRow], groups: int, rows: int, *, most: int, padding: float
+) -> int:
+    """The cheapest of *groups* groups for *row*, of those with fewer than *rows* of the *live*
+    rows, if there is one. If that needs more than *padding* tokens of padding, one of the further
+    groups up to *most* that does not."""
+    lengths: list[list[int]] = [[] for _ in range(most)]
     for other in live:
-        if other.group < groups:
+        if other.group < most:
             lengths[other.group].append(len(other.tokens))
 
-    def cost(group: int) -> tuple[bool, float, int]:
+    def waste(group: int) -> int:
         others, own = lengths[group], len(row.tokens)
         gap = own - max(others, default=own)
-        waste = len(others) * gap if gap > 0 else -gap
-        return len(others) >= most, len(others) + waste / _WASTE, group
+        return len(others) * gap if gap > 0 else -gap
 
-    return min(range(groups), key=cost)
+    def cost(group: int) -> tuple[bool, float, int]:
+        count = len(lengths[group])
+        return count >= rows, count + waste(group) / _WASTE, group
+
+    best = min(range(groups), key=cost)
+    if waste(best) <= padding:
+        return best
+    fits = [n for n in range(groups, most) if len(lengths[n]) < rows and waste(n) <= padding]
+    return max(fits, key=lambda group: len(lengths[group]), default=best)

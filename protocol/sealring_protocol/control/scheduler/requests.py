@@ -21,7 +21,7 @@ class SchedulerConfig:
     At most *prefixes* snapshots are kept, in at most the fraction *prefix_share* of the ranks'
     room. A request ends when it fails alone and more than *retries* forwards with it have failed,
     or after more than *stalls* lost steps without a token between them. A token's hidden state has
-    *hidden_bytes* bytes.
+    *hidden_bytes* bytes, and the layers have *weights* bytes; 0 if that is not known.
 
     A row that is alone in its group may read up to *ahead* guesses after the first token of a step,
     where that pays.
@@ -39,6 +39,7 @@ class SchedulerConfig:
     retries: int = 2
     stalls: int = 32
     hidden_bytes: int = 0
+    weights: int = 0
     ahead: int | None = None
     vocabulary: int = 0
 

@@ -47,7 +47,7 @@ class RunningRows:
     def __init__(self, config: SchedulerConfig, context: int, first_uid: int) -> None:
         """*context* is the longest row in tokens; uids rise from *first_uid*."""
         self.config = config
-        self.groups = max(1, config.groups)
+        self.groups = self.most_groups = max(1, config.groups)
         self.ledger = Ledger()
         self.rows: dict[int, LiveRow] = {}  # every row that is not over
         self.live: dict[int, LiveRow] = {}  # rows in `rows` that have caches, or are about to
@@ -313,7 +313,14 @@ class RunningRows:
 
     def _open(self, row: LiveRow) -> bool:
         """Open *row* if there is room. False if it has to wait."""
-        row.group = cheapest_group(row, self.live.values(), self.groups, self.config.rows)
+        row.group = cheapest_group(
+            row,
+            self.live.values(),
+            self.groups,
+            self.config.rows,
+            most=max(self.groups, self.most_groups),
+            padding=self.room.padding(self.config.weights),
+        )
         while self._shortage(row) > 0:
             if not self._drop_oldest():
                 if self.live:

@@ -169,6 +169,7 @@ class Scheduler:
             rows = len(self._running.live) + len(self._running.waiting)
             groups = self._tuner.groups(rows, self._stages, most, self.config.rows)
         self._running.groups = min(groups, most)
+        self._running.most_groups = self._running.groups if self._groups else most
 
     def resize(self, config: SchedulerConfig) -> None:
         """Change the configuration; the ring may have other ranks now. Call only between epochs."""
