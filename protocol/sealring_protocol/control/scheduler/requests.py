@@ -39,9 +39,9 @@ class SchedulerConfig:
     retries: int = 2
     stalls: int = 32
     hidden_bytes: int = 0
-    weights: int = 0
     ahead: int | None = None
     vocabulary: int = 0
+    weights: int = 0
 
 
 @attrs.frozen
