@@ -194,7 +194,7 @@ def test_a_rank_with_no_time_to_build_ahead_has_its_device_wait_while_it_launche
     assert ring.text[1] == reference_tokens(references["llama"], PROMPT[:20], 22)
     # What comes too late is done as ever, and then left alone for twice as long each time.
     for device_io in (head, last):
-        assert (device_io.waited, device_io.missed) == ((0, 2) if late else (12, 0))
+        assert (device_io.waited, device_io.missed) == ((0, 3) if late else (12, 0))
 
 
 @pytest.mark.parametrize("idle", [0, ALL])
@@ -369,4 +369,4 @@ def test_devices_that_wait_too_short_a_time_are_left_alone_for_longer_and_longer
     for _ in range(100):
         ring.decode()
     tries = [device_io.waited + device_io.missed for device_io in ranks]
-    assert all(tried == 100 if patience else 3 <= tried <= 6 for tried in tries)
+    assert all(tried == 100 if patience else 5 <= tried <= 7 for tried in tries)

@@ -82,6 +82,19 @@ def test_where_caches_grow_nothing_is_launched_ahead(models, references):
     assert unlike == [True]
 
 
+def test_the_first_graph_of_so_many_tokens_does_not_wait(models, references):
+    """It has what the device has not done yet, though steps of so many tokens have been done. So
+    the device would do that while it waits, and lose patience."""
+    ring, (_, last) = decoding_ring(models)
+    guesser = Guesser(ring, text_of(references))
+    for ahead in (1, 4, 8):
+        last.waited = last.missed = last.ready = 0
+        guesser.step(0, ahead)
+        assert (last.waited, last.missed, last.ready) == (0, 1, 1)  # missed: one of fewer tokens
+        guesser.step(0, ahead)
+        assert (last.waited, last.missed, last.ready) == (1, 1, 1)
+
+
 def test_a_graph_of_many_tokens_takes_fewer(models, references):
     """So a row with fewer guesses than most takes no other, and one without any none either."""
     ring, ranks = decoding_ring(models)

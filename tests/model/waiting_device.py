@@ -26,14 +26,15 @@ ALL = 9
 
 class WaitingDeviceIO(DeviceIO):
     """*late* tells for each inlet at which the device waits whether it is filled too late. *waited*
-    counts those that were filled in time, *missed* the others."""
+    counts those that were filled in time, *missed* the others, and *ready* those that were filled
+    before it came to wait."""
 
     device_waits = True
 
     def __init__(self, late: Callable[[], bool] = lambda: False) -> None:
         self.late = late
         self.held: WaitingInlet | None = None
-        self.waited = self.missed = 0
+        self.waited = self.missed = self.ready = 0
         self._behind: list[tuple[mx.array, ...] | WaitingInlet] = []
 
     def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
@@ -112,6 +113,7 @@ class WaitingInlet(Inlet):
             self._inlet.fill(data)
             self._filled = True
             self._device_io.waited += held
+            self._device_io.ready += not held
         if held and self._filled and threading.get_ident() == self._home:
             self._device_io.go_on()
         return self._filled

@@ -74,9 +74,10 @@ from sealring_model.stage.caches import CacheStore
 _SKIP_AFTER_CHANGE: Final = 4
 """Decodes that are not launched ahead in the beginning, and after each step that is more than a
 decode: membership changes come in clusters."""
-_SKIP_AFTER_TIMEOUT: Final = 4
-"""Decodes that are not launched ahead after the device gave up waiting. The number doubles with
-each timeout in a row, for the other ranks may be slower than the timeout."""
+_SKIP_AFTER_TIMEOUT: Final = 2
+"""Decodes that are not launched ahead after the device gave up waiting, as it may once where steps
+change. The number doubles with each timeout in a row, for the other ranks may be slower than the
+timeout."""
 _MAX_SKIP: Final = 4096
 """Cap on that doubling."""
 
@@ -172,8 +173,9 @@ class Lookahead:
             self.drop_decode(batch)
         self._to_build.pop(batch, None)
         tokens = self.steadiness.tokens_for(due)
-        free = self._is_free and self.steadiness.has_seen(batch, tokens)
-        if batch not in self._decodes and free:
+        waits = self._is_free and self.steadiness.has_seen(batch, tokens)
+        # One of several tokens has another graph than the step itself. So it does not wait at first.
+        if batch not in self._decodes and self._launches_ahead and (waits or tokens > 1):
             # The step itself fails with this error, if it occurs again.
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):
                 self._decodes[batch] = build_decode(batch, tokens)

@@ -43,11 +43,10 @@ class Steadiness:
     def decoded(self, due: Due, built: BuiltDecode | None) -> None:
         """What was *due* is under way, by the graph *built* ahead if there was one."""
         self.most_tokens = max(self.most_tokens, due.tokens)
-        tokens = self.tokens_for(due) if built is None else built.tokens
-        if tokens == 1:
+        if built is not None and built.unplaced is not None:
+            self._unplaced[built.tokens] += 1
+        elif self.tokens_for(due) == 1:
             self._plain[due.batch] += 1
-        else:
-            self._unplaced[tokens] += 1
 
     def closed(self, tokens: int) -> None:
         """A closing pass of *tokens* tokens of each row is under way."""
