@@ -97,6 +97,19 @@ def test_a_row_that_pauses_sees_what_it_would_have_guessed() -> None:
     assert row.run(60, QUIET, 1.0) > 0.6
 
 
+def test_a_row_guesses_nothing_before_a_guess_would_have_been_right() -> None:
+    """Unless a wrong one costs nothing, as far as is known."""
+    costs = GuessCosts()
+    assert Row(costs).run(100, QUIET, 0.0) == 0
+    Row(costs).run(200, QUIET, 0.7)
+    row = Row(costs)
+    assert row.run(100, QUIET, 0.0) == 0
+    assert row.run(40, QUIET, 1.0) > 0.9
+    free = GuessCosts()
+    Row(free).run(200, (1.0, 0.6, 1.0), 0.7)
+    assert 0 < Row(free).run(100, (1.0, 0.6, 1.0), 0.0) < 0.5
+
+
 def test_a_row_that_lost_a_step_pauses_whatever_it_would_have_guessed() -> None:
     row = Row(GuessCosts())
     row.run(200, QUIET, 1.0)

@@ -174,7 +174,7 @@ class Lookahead:
         self._to_build.pop(batch, None)
         tokens = self.steadiness.tokens_for(due)
         waits = self._is_free and self.steadiness.has_seen(batch, tokens)
-        # One of several tokens has another graph than the step itself. So it does not wait at first.
+        # One of several tokens is another graph than the step itself, so it does not wait at first.
         if batch not in self._decodes and self._launches_ahead and (waits or tokens > 1):
             # The step itself fails with this error, if it occurs again.
             with contextlib.suppress(SealringError, *FORWARD_ERRORS):

@@ -34,6 +34,9 @@ from sealring_protocol.control.scheduler.times import Times
 _UNKNOWN: Final = 0.3
 """The break-even share of right guesses that is assumed until times are measured."""
 
+FREE: Final = 0.02
+"""The break-even share where wrong guesses cost nothing; so a row that has none right pauses."""
+
 _STALE: Final = 512
 """Intervals after guesses, in a row, after which it is not known any more what a token takes
 without."""
@@ -150,9 +153,10 @@ class GuessCosts:
         plain, right, wrong = map(self.seconds, After)
         if plain is None or right is None:
             return _UNKNOWN
-        if wrong is None or wrong <= plain:
-            return 0.02 if right < plain else 2.0
-        return (wrong - plain) / (wrong - right) if right < plain else 2.0
+        if right >= plain:
+            return 2.0
+        wrong = max(plain, wrong or 0.0)
+        return max(FREE, (wrong - plain) / (wrong - right))
 
     def _break_even(self, way: Way, *, known: bool = True) -> float:
         plain = self.seconds(After.PLAIN)
@@ -161,7 +165,7 @@ class GuessCosts:
         wanted = (_GAIN if known else _GAIN * _GAIN) / max(plain, _LEAST)
         if self._pace(way, 1.0) <= wanted:
             return 2.0
-        low, high = 0.02, 1.0
+        low, high = FREE, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             low, high = (low, middle) if self._pace(way, middle) > wanted else (middle, high)

@@ -10,10 +10,11 @@ A guess comes from whoever `RowGuesses.give`s some (a draft model); or from the 
 have one for each place of the answer; or else from the row itself: what followed when its last
 tokens stood there before, in the prediction that came with the request, in the prompt or in the
 answer so far (prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
-A row whose guesses do not pay (`guess_costs`), or that has lost a step, pauses guessing for some
-tokens. What it would have guessed is still compared with what is drawn, which costs nothing: it
-goes on as soon as enough of that is right, and not before. Where there is nothing to compare, it
-tries again after the pause.
+A row begins to guess once a token was as it would have been guessed, or at once where wrong guesses
+cost nothing. A row whose guesses do not pay (`guess_costs`), or that has lost a step, pauses
+guessing for some tokens. What it would have guessed is still compared with what is drawn, which
+costs nothing: it goes on as soon as enough of that is right, and not before. Where there is nothing
+to compare, it tries again after the pause.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
+from sealring_protocol.control.scheduler.guess_costs import FREE, After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.limits import MAX_GUESSED
 
@@ -123,6 +124,7 @@ class RowGuesses:
         """When the last answer came, and what the next step comes after, if a time after that may
         be learnt. None before the first answer that can be timed."""
         self._sizes: set[int] = set()  # guesses ahead, of that answer's step and those behind it
+        self._begun = False  # a token was as it would have been guessed
         self._resumes = 0  # at this length
         self._paused = False  # guesses did not pay
         self._pause = _PAUSE
@@ -178,6 +180,8 @@ class RowGuesses:
 
     def _may_guess(self, costs: GuessCosts) -> bool:
         first = len(self._request.prompt) + _BASELINE if costs.seconds(After.PLAIN) is None else 0
+        if not self._begun and costs.break_even(self.ways) > FREE:
+            return False
         return len(self._tokens) >= max(first, self._resumes)
 
     def _assumed(self, costs: GuessCosts) -> float:
@@ -229,6 +233,8 @@ class RowGuesses:
             self._judge_all(guesses[:ended], tokens, costs)
         elif self._paused:
             self._compare(tokens[0], costs)
+        elif not self._begun:
+            self._begun = self._after(()) == tokens[0]
         sizes = {len(ahead), *(len(fed.tokens) - 1 for fed in self.fed)}
         behind, right = After.WRONG if self.fed else After.PLAIN, None
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
