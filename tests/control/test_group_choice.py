@@ -30,7 +30,8 @@ def row(length: int, group: int = 0) -> LiveRow:
         ([[2000], [10]], 1990, 0),  # beside its like
         ([[10] * 4, [10] * 4], 400, 0),  # with no more padding than is worth a further group
         ([[10] * 4, [10] * 4], 800, 2),
-        ([[10] * 4, [10] * 4, [790]], 800, 2),  # there with its like
+        ([[10] * 4, [10] * 4, [790], [800] * 3], 800, 3),  # there with most of its like
+        ([[2000] * 8, [10] * 7], 2000, 2),  # no place with its like
         ([[10] * 4, [10] * 4, [100]], 4000, 3),
         ([[10] * 4, [10] * 4, [100], [200]], 9000, 0),  # as none fits
         ([[10] * 4, [10] * 4, [800] * 8], 800, 3),  # no place
@@ -44,13 +45,17 @@ def test_a_row_that_fits_none_of_the_groups_gets_a_further_one(lengths, length, 
     assert cheapest_group(row(length), live, 2, 8, most=4, padding=2000) == chosen
 
 
-def groups(asked: int, weights: int, ready: Ready = READY) -> tuple[set[int], int]:
+def groups(
+    asked: int, weights: int, ready: Ready = READY, second: int = 4
+) -> tuple[set[int], int]:
     """In which groups of a pipeline of two eight short rows decode, and in which one of 800 tokens
-    that comes after them; *asked* is how many groups are asked for."""
-    config = SchedulerConfig(groups=asked or 4, chunk=4096, chunk_seconds=1e9, weights=weights)
+    that comes after them; *asked* is how many groups are asked for. The second rank's caches take
+    *second* bytes for each token."""
+    config = SchedulerConfig(groups=4, chunk=4096, chunk_seconds=1e9, weights=weights)
     made = Scheduler(config, 1000)
     made.shape(asked, 1, 2)
-    made.begin(EPOCH, [attrs.evolve(ready, first=rank, last=rank + 1) for rank in (0, 1)])
+    other = attrs.evolve(ready, first=1, last=2, cost=attrs.evolve(ready.cost, per_token=second))
+    made.begin(EPOCH, [ready, other])
     uids = [made.submit(Request((1,) * 10, 100)) for _ in range(8)]
     found: dict[int, int] = {}
     while len(found) < 9:
@@ -72,6 +77,10 @@ def test_as_much_padding_as_the_weights_are_large_is_worth_a_further_group():
     assert long in short == {0, 1}
     for unknown in (groups(0, 0), groups(0, 8_000, attrs.evolve(READY, cost=CacheCost(9, 0)))):
         assert unknown == (short, long)
+
+
+def test_a_rank_that_claims_much_for_each_token_makes_no_further_groups():
+    assert groups(0, weights=8 * 10_000, second=1 << 16) == groups(0, weights=8 * 10_000)
 
 
 def test_no_further_group_is_made_where_their_number_was_chosen():

@@ -43,7 +43,7 @@ def test_rows_that_wait_for_a_place_decode_no_faster_in_any_number():
 
 def test_groups_of_uneven_sizes_tell_nothing():
     tuner = GroupTuner()
-    feed(tuner, [6, 2], ways=1)
+    feed(tuner, [5, 3], ways=1)
     assert tuner.groups(8, 2, 4, 8) == 2
 
 

@@ -47,10 +47,10 @@ class CacheRoom:
         self.longest = self._alone.longest(self._context)
 
     def padding(self, weights: int) -> float:
-        """The tokens of padding whose caches are as large as *weights* bytes: as long as these does
-        it take to read them, on a device that waits for its memory. Infinite if that is not
-        known."""
-        each = sum(ready.cost.per_token for ready in self._ranks)
+        """The tokens of padding whose caches have as many bytes as *weights*: a device that waits
+        for its memory reads either in the same time. Infinite if that is not known. No rank is
+        taken to need more for a token than the least of them, so none can make this small."""
+        each = len(self._ranks) * min((of.cost.per_token for of in self._ranks), default=0)
         return weights / each if weights and each else math.inf
 
     def taken(

@@ -20,9 +20,10 @@ _WASTE: Final = 1024
 def cheapest_group(
     row: LiveRow, live: Iterable[LiveRow], groups: int, rows: int, *, most: int, padding: float
 ) -> int:
-    """The cheapest of *groups* groups for *row*, of those with fewer than *rows* of the *live*
-    rows, if there is one. If that needs more than *padding* tokens of padding, one of the further
-    groups up to *most* that does not."""
+    """The number of the group that *row* is to join: the cheapest of *groups*, of those with fewer
+    than *rows* of the *live* rows, if there is one. If that needs more than *padding* tokens of
+    padding, the fullest of the further groups, *most* in all, that has room and needs no more; the
+    cheapest after all if there is none."""
     lengths: list[list[int]] = [[] for _ in range(most)]
     for other in live:
         if other.group < most:
