@@ -45,9 +45,7 @@ def test_a_row_that_fits_none_of_the_groups_gets_a_further_one(lengths, length, 
     assert cheapest_group(row(length), live, 2, 8, most=4, padding=2000) == chosen
 
 
-def groups(
-    asked: int, weights: int, ready: Ready = READY, second: int = 4
-) -> tuple[set[int], int]:
+def groups(asked: int, weights: int, ready: Ready = READY, second: int = 4) -> tuple[set[int], int]:
     """In which groups of a pipeline of two eight short rows decode, and in which one of 800 tokens
     that comes after them; *asked* is how many groups are asked for. The second rank's caches take
     *second* bytes for each token."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from sealring_protocol.codec.messages import Decode, Spent
+import attrs
+import pytest
+from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.scheduler.group_tuner import GroupTuner
+from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
+from sealring_protocol.control.scheduler.scheduler import Scheduler
 
 
 def timing(rows: int, seconds: float, *compute: float) -> StepTiming:
@@ -63,3 +67,42 @@ def test_fewer_are_tried_only_if_their_time_with_few_rows_promises_more():
         feed(tuner, [1, 1])
         feed(tuner, [4, 4])
         assert tuner.groups(8, 2, 2, 8) == number
+
+
+READY = Ready(Epoch(1, 1), 0, 1, True, 1 << 30, CacheCost(0, 4))
+PARALLEL = {"parallel": True}
+GUESSED = {"work": Decode(0, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("other", "reading", "groups"),
+    [({}, False, 4), (PARALLEL, False, 2), (GUESSED, False, 2), ({}, True, 2)],
+)
+def test_decodes_that_something_else_delays_tell_nothing(other, reading, groups):
+    made = Scheduler(SchedulerConfig(groups=4, chunk=16), 1000)
+    made.shape(0, 1, 2)
+    made.begin(Epoch(1, 1), [READY, attrs.evolve(READY, first=1, last=2)])
+    uids = [made.submit(Request((1,), 100)) for _ in range(8)]
+    joined = answered(made, 2)
+    if reading:
+        made.submit(Request((1,) * 800, 100))
+        made.answered(made.plan(0.0).step.n, (), 0.0)
+    for _ in range(8):
+        made.took(attrs.evolve(timing(4, 0.04, 0.01, 0.01), **other))
+    for uid in uids:
+        made.cancel(uid)
+    for _ in range(8):
+        made.submit(Request((1,), 100))
+    assert joined == {0, 1}
+    assert len(answered(made, 5)) == groups
+
+
+def answered(made: Scheduler, steps: int) -> set[int]:
+    """Which groups rows join in the next *steps* steps, which are all answered."""
+    joined = set()
+    for _ in range(steps):
+        step = made.plan(0.0).step
+        joined |= {join.group for join in step.join}
+        rows = len(made.uids(step.n)) if isinstance(step.work, Decode) else 0
+        made.answered(step.n, (7,) * rows, 0.0)
+    return joined

@@ -75,9 +75,8 @@ _SKIP_AFTER_CHANGE: Final = 4
 """Decodes that are not launched ahead in the beginning, and after each step that is more than a
 decode: membership changes come in clusters."""
 _SKIP_AFTER_TIMEOUT: Final = 2
-"""Decodes that are not launched ahead after the device gave up waiting, as it may once where steps
-change. The number doubles with each timeout in a row, for the other ranks may be slower than the
-timeout."""
+"""Decodes that are not launched ahead after the device gave up waiting. The number doubles with
+each timeout in a row, for the other ranks may be slower than the timeout."""
 _MAX_SKIP: Final = 4096
 """Cap on that doubling."""
 
@@ -143,9 +142,8 @@ class Lookahead:
 
     def drop_decode(self, batch: int) -> None:
         """Drop what was built or launched of the next decode of *batch*: it reads other tokens. The
-        device is to do another at once, so it must not wait in a closing pass either. A row that
-        begins to read guesses, or no longer does, goes on so: its steps are launched ahead again
-        at once."""
+        device is to do another at once, so it must not wait in a closing pass either. The row is
+        likely to go on reading such tokens, so its next steps are launched ahead."""
         held = self.held
         if held is not None and (held.batch == batch or isinstance(held, BuiltClosing)):
             self._drop_held(0)
@@ -392,7 +390,7 @@ class Lookahead:
         self._next_skip = min(2 * self._next_skip, _MAX_SKIP)
 
     def _drop_held(self, skip: int) -> None:
-        """Release the device if it waits, drop that graph, and launch *skip* decodes not ahead."""
+        """Release the device if it waits, and drop that graph; skip *skip* launches ahead."""
         held, self.held = self.held, None
         if held is None:
             return

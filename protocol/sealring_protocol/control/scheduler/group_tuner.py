@@ -7,9 +7,12 @@ several groups wait for each other where ranks share processors, or where one do
 
 So the time of a decode is averaged, by the number of groups and the rows of its own. If it takes t
 while R rows are in groups, the ring gives R / t tokens a second with so many groups. Of the numbers
-that are known the fastest is taken, but none other than that to begin with for less than a
-twentieth. While there are no more rows than stages, each has a group of its own, so that it may
-decode on guesses.
+that are known the fastest is taken; the number to begin with is left only for one that is more than
+a twentieth faster. While there are no more rows than stages, each has a group of its own, so that
+it may decode on guesses.
+
+A group's time counts only if it has as many rows as if all were spread evenly. So while a row of
+another length has a group of its own, little is learnt.
 
 Rows stay in their group until they end, so to try a number that is not known may cost much. One
 less than the best is tried if it promises to be faster: its time with few rows is known from when
@@ -30,15 +33,15 @@ _WEIGHT: Final = 1 / 16
 """The newest decode's weight in the running means."""
 
 _NEAR: Final = 1.5
-"""A time that is not known is taken from that with so many times the rows, or so many times
-fewer."""
+"""A time that is not known is taken from that with less than so many times the rows, and more than
+so many times fewer."""
 
 _GAIN: Final = 1.05
 """How much faster than the number to begin with another must be, and how much faster than the best
 one less must promise to be."""
 
 _FADES: Final = 1 / 512
-"""By which share the number of rows at once that is usual falls with each decode of fewer."""
+"""By which share the most rows at once, of late, falls with each decode of fewer."""
 
 _LEAST: Final = 1e-9
 """Seconds that anything takes at least."""
@@ -55,7 +58,8 @@ class GroupTuner:
 
     def took(self, groups: Sequence[int], timing: StepTiming) -> None:
         """*timing* is that of a decode of a pipeline while no prompt was read. There are *groups*
-        of so many rows. They count only if they are even."""
+        of so many rows. It counts only if its own group has as many as an even spread would give
+        it."""
         rows, count = sum(groups), len(groups)
         self._lately = max(rows, self._lately * (1 - _FADES))
         if not timing.spent or not count:

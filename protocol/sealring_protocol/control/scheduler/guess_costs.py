@@ -11,12 +11,12 @@ Of k guesses that a step reads ahead, each right with a share a if those before 
 are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace in tokens per
 second, and the fastest is taken.
 
-Guesses are read ahead only if that is 5 % faster than not to. A time that is not known, or was not
-measured for long, is taken to rise with k as between the two next smaller k that are known. Where 0
-is one of them it is taken not to rise: on some machines to read any guess at all takes long, and
-further ones take little. The smallest k that is not known is tried a few times, by a row that
-decodes alone, if it promises 5 % more than the best that is. So a row goes on to guess where no k
-that is known pays, but the next one promises to.
+Guesses are read ahead in place of none only if that is 5 % faster. A time that is not known, or has
+not been measured for a long time, is taken to rise with k as between the two next smaller k that
+are known. Where 0 is one of them it is taken not to rise: on some machines to read any guess at all
+takes long, and further ones take little. The smallest k that is not known is tried a few times, by
+a row that decodes alone, if it promises 5 % more than the best that is. So a row goes on to guess
+where no k that is known pays, but the next one promises to.
 
 The time after no guess is forgotten where all tokens have been guessed for long: the machine may
 have other work now.
@@ -92,14 +92,14 @@ class GuessCosts:
     def __init__(self) -> None:
         self._times: Times[tuple[After, int]] = Times()  # and guesses ahead
         self._guessed = 0  # intervals since the last one after no guess
-        self._unlike = 0  # intervals since the last one that counts
+        self._unlike = 0  # intervals since the last one that was alike
 
     def took(self, after: After, seconds: float, ahead: int = 0, *, alike: bool = True) -> bool:
         """A step that read so many guesses *ahead*, and came *after* that, was answered *seconds*
-        after the step before it. It seldom counts unless the steps before and behind it are
-        *alike*: read as many guesses ahead. Larger ones delay it, and the first of its size may not
-        have been built ahead. True if it is not known any more what a token takes after no
-        guess."""
+        after the step before it. The steps before and behind it are *alike* if they read as many
+        guesses ahead; of those in a row that are not, only each 17th counts. Larger ones delay it,
+        and the first of its size may not have been built ahead. True if it is not known any more
+        what a token takes after no guess."""
         self._unlike = 0 if alike else self._unlike + 1
         if self._unlike % (_UNLIKE + 1):
             return False

@@ -22,8 +22,8 @@ _FORGOTTEN: Final = 2048
 
 
 class _Mean:
-    """The mean *seconds* of the intervals of one kind. The *count* of those after the first is told
-    up to `_STEADY`. At the tick *latest* the newest came."""
+    """The mean *seconds* of the intervals of one kind; up to `_TRIES` the fastest. The *count* of
+    those after the first is counted up to `_STEADY`. At the tick *latest* the newest came."""
 
     def __init__(self) -> None:
         self.seconds, self.count, self.latest = 0.0, -1, 0
