@@ -78,7 +78,7 @@ FIELDS: Final = {
     "tool_choice.function.name": "Its name, which must be among the tools.",
     "parallel_tool_calls": "With false the answer ends after its first call.",
     "prediction": "What the answer is likely to contain. It is the same answer with it; where the "
-    "ring guesses tokens it comes sooner, the more of them the prediction has right. "
+    "ring guesses tokens it may come sooner, the more of them the prediction has right. "
     "With `ahead` on a GPU the arithmetic may differ as it does "
     "in a batch.",
     "prediction.type": "Text is the only kind.",

@@ -94,7 +94,7 @@ def demo(
         Folder of another model in f32, or its hub id.
     draft
         Folder or hub id of a small model with the same vocabulary, which
-        guesses tokens. They come sooner, and are the same.
+        guesses tokens. They may come sooner, and are the same.
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer, and all sum up what they have. 'auto' chooses.

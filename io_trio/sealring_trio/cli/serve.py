@@ -83,7 +83,7 @@ def serve(
         left out.
     draft
         Folder or hub id of a small model with the same vocabulary, which
-        guesses tokens. They come sooner, and are the same.
+        guesses tokens. They may come sooner, and are the same.
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer. 'auto' chooses.

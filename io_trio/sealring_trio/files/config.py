@@ -98,7 +98,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     draft: str | None = pydantic.Field(
         default=None,
         description="folder or hub id of a small model with the same vocabulary, which guesses "
-        "tokens beside the engine; they come sooner, and are the same (head)",
+        "tokens beside the engine; they may come sooner, and are the same (head)",
         examples=['"models/llama-1b"'],
     )
     trust_weights: bool = pydantic.Field(
