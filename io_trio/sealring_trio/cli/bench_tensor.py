@@ -140,7 +140,7 @@ def gpus(
     split
         How the model is split over two GPUs.
     rows
-        Rows of a batch; the pipeline has two such batches in flight.
+        Rows of a group; the pipeline has two such groups in flight.
     turns
         Turns; in each one, everybody is brought up again, and measured three
         times.

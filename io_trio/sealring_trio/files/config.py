@@ -207,7 +207,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=0,
         ge=0,
         le=64,
-        description="batches in flight at once; if 0, as many as measurement shows to be worth "
+        description="groups of rows in flight at once; if 0, as many as are measured to be worth "
         "it (head)",
         examples=["4"],
     )
@@ -215,7 +215,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         default=8,
         ge=1,
         le=256,
-        description="rows of one batch at most; each choice of a request is a row (head)",
+        description="rows of one group at most; each choice of a request is a row (head)",
         examples=["32"],
     )
     queue: int = pydantic.Field(
