@@ -41,6 +41,7 @@ MISTAKES = {
     "bad api_keys": (GOOD + 'api_keys = "never"\n', ["line 7: 'api_keys': Input should be"], ""),
     "bad collectives": (GOOD + 'collectives = "open"\n', ["line 7: 'collectives': Input"], ""),
     "bad backend": (GOOD + 'backend = "mpi"\n', ["line 7: 'backend': Input should be"], ""),
+    "no draft model": (GOOD + 'draft = ""\n', ["line 7: 'draft': it names no draft model"], ""),
     "no members": (GOOD + "tp = 0\n", ["line 7: 'tp': Input should be greater"], ""),
     "no time": (GOOD + "group_timeout = 0\n", ["line 7: 'group_timeout': Input should"], ""),
     "what cannot be sealed": (

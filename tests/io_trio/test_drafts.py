@@ -109,9 +109,22 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@pytest.fixture(scope="module")
+def unbuildable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a config that does not fit its weights."""
+    folder = tmp_path_factory.mktemp("unbuildable") / "odd"
+    shutil.copytree(tiny.path(), folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(told | {"vocab_size": 1000}))
+    return folder
+
+
+COMMANDS = pytest.mark.parametrize(
     "command", [("demo",), ("serve",), ("plan", "--model", "tiny", "--memory", "1G")]
 )
+
+
+@COMMANDS
 def test_another_vocabulary_is_refused_at_once(foreign: Path, command: tuple[str, ...]) -> None:
     outcome = sealring(*command, "--draft", foreign)
     assert outcome.code == 2
@@ -119,9 +132,67 @@ def test_another_vocabulary_is_refused_at_once(foreign: Path, command: tuple[str
     assert "token 300" in outcome.err
 
 
-def test_a_head_does_not_begin_with_one_that_cannot_guess(foreign: Path) -> None:
+@COMMANDS
+def test_one_that_cannot_be_built_is_refused_at_once(
+    unbuildable: Path, command: tuple[str, ...]
+) -> None:
+    outcome = sealring(*command, "--draft", unbuildable)
+    assert outcome.code == 2
+    assert "odd cannot guess the tokens of tiny: mlx-lm cannot load this" in outcome.err
+
+
+@COMMANDS
+@pytest.mark.parametrize("name", ["./none", "none/such@"])
+def test_one_that_is_not_there_is_named_as_the_draft_model(
+    command: tuple[str, ...], name: str
+) -> None:
+    outcome = sealring(*command, "--draft", name)
+    assert outcome.code == 2
+    assert "cannot find the draft model (--draft): " in outcome.err
+    assert "Or leave out --draft." in outcome.err
+
+
+@COMMANDS
+def test_no_name_is_not_the_folder_that_one_is_in(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tiny.path())
+    outcome = sealring(*command, "--draft", "")
+    assert outcome.code == 2
+    assert "--draft names no draft model" in outcome.err
+
+
+CANNOT = {
+    "foreign": "cannot guess the tokens of tiny",
+    "unbuildable": "odd cannot guess the tokens of tiny: mlx-lm cannot load this",
+    "none": r"cannot find the draft model \('draft' in .*rank0.toml\): there is no folder",
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_a_head_does_not_begin_with_one_that_cannot_guess(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    draft = "./none" if name == "none" else str(request.getfixturevalue(name))
     with (
-        pytest.raises(Exception, match="cannot guess the tokens of tiny"),
-        local_ring(1, tiny.path(), options={"draft": str(foreign)}),
+        pytest.raises(Exception, match=CANNOT[name]),
+        local_ring(1, tiny.path(), options={"draft": draft}),
     ):
         pass
+
+
+def test_a_ring_goes_on_without_one_that_can_no_longer_be_loaded(
+    tmp_path: Path, plain: list[int]
+) -> None:
+    """Its weights are damaged once the ring has begun: the engine does not see them."""
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny.path(), folder)
+    with local_ring(2, tiny.path(), options={"draft": str(folder)}) as nodes:
+        status = until(nodes[0], is_guessing)
+        (folder / "model.safetensors").write_bytes(b"")
+        (folder / "config.json").write_text("{}")
+        for pid in [*status["engine_pids"], status["draft"]["pid"]]:
+            os.kill(pid, signal.SIGKILL)
+        status = until(nodes[0], lambda status: status["draft"]["state"] == "given up")
+        assert ask(nodes[0])["token_ids"] == plain
+        assert nodes[0].log.read_text().count("the ring goes on without it") == 1

@@ -333,7 +333,7 @@ def test_an_engine_leaves_the_memory_of_a_draft_model_alone(models):
     folder, draft = models["llama"], models["qwen3"]
     beside = memory_of(describe(draft))
     assert beside > describe(draft).size
-    with Child(folder, "--memory-limit", str(1 << 30), "--draft", str(draft)) as child:
+    with Child(folder, "--memory-limit", str(1 << 30), "--beside", str(beside)) as child:
         assert child.info().room == (1 << 30) - beside
 
 

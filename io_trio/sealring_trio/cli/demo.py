@@ -22,11 +22,11 @@ from sealring_trio.cli.output import (
 )
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import CollectivesName, StrategyName
+from sealring_trio.files.drafts import OPTION, find_draft
 from sealring_trio.files.models import (
     NO_TEMPLATE,
     TINY,
     describe_model,
-    find_draft,
     find_whole_model,
 )
 from sealring_trio.files.suites import SUITES
@@ -113,7 +113,7 @@ def demo(
     _say(json, f"Starting {ranks} node processes on loopback ...")
     options: dict[str, str] = {"strategy": strategy, "collectives": collectives}
     if draft is not None:
-        options["draft"] = str(find_draft(draft, folder))
+        options["draft"] = str(find_draft(draft, folder, OPTION).folder)
     with local_ring(ranks, folder, options=options) as nodes:
         _say(json, f"Every link is sealed. The prompt: {asked}\n")
         if draft is not None:

@@ -14,10 +14,9 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
+from sealring_trio.files.drafts import plan_draft
 from sealring_trio.files.models import (
-    check_draft,
     describe_model,
-    draft_memory,
     engine_info,
     find_model,
     load_text,
@@ -34,7 +33,7 @@ def plan(
     model: str,
     memory: str,
     adapter: Path | None = None,
-    draft: str = "",
+    draft: str | None = None,
     layers: str = "",
     strategy: StrategyName = "pp",
     context: int = 0,
@@ -95,7 +94,7 @@ def plan(
         )
     load_text(info.folder)
     found = structure(info)
-    beside = _draft_memory(draft, info.folder, rooms[0]) if draft else 0
+    beside = _draft_memory(draft, info.folder, rooms[0]) if draft is not None else 0
     rooms[0] -= beside
     request = PlanRequest(Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE, tuple(counts))
     try:
@@ -176,9 +175,7 @@ def _check_caches(ranks: list[_Rank], asked: _Asked) -> None:
 
 def _draft_memory(draft: str, model: Path, room: int) -> int:
     """What the *draft* model takes of *room* bytes, beside the one in the folder *model*."""
-    folder = find_model(draft)
-    check_draft(folder, model)
-    taken = draft_memory(folder)
+    taken = plan_draft(draft, model).memory
     if taken >= room:
         raise OperationError(
             f"it does not fit: the draft model takes {format_size(taken)}, and rank 0 has "

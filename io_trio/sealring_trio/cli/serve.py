@@ -20,7 +20,8 @@ from sealring_trio.cli.options import Port, Positive
 from sealring_trio.cli.output import print_facts, print_json, progress, visible
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import NO_TEMPLATE, TINY, find_draft, find_whole_model
+from sealring_trio.files.drafts import OPTION, find_draft
+from sealring_trio.files.models import NO_TEMPLATE, TINY, find_whole_model
 from sealring_trio.files.origins import check_host, check_origin
 from sealring_trio.files.tls_files import read_pair
 from sealring_trio.files.units import is_loopback
@@ -126,7 +127,7 @@ def serve(
     key = _key(host, api_key, api_key_file)
     options: dict[str, str | list[str]] = {"strategy": strategy, "collectives": collectives}
     if draft is not None:
-        options["draft"] = str(find_draft(draft, folder))
+        options["draft"] = str(find_draft(draft, folder, OPTION).folder)
     for name, given in (("allowed_hosts", allowed_hosts), ("allowed_origins", allowed_origins)):
         if given:
             options[name] = [_checked(name, each) for each in given]

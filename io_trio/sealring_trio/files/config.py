@@ -53,6 +53,12 @@ def _check_memory(value: str) -> str:
     return value
 
 
+def _check_draft(value: str) -> str:
+    if not value:
+        raise ValueError("it names no draft model: leave the key out to have none")
+    return value
+
+
 HostName = Annotated[str, pydantic.AfterValidator(check_host)]
 OriginName = Annotated[str, pydantic.AfterValidator(check_origin)]
 
@@ -95,7 +101,7 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "rank needs it",
         examples=['"adapters"'],
     )
-    draft: str | None = pydantic.Field(
+    draft: Annotated[str, pydantic.AfterValidator(_check_draft)] | None = pydantic.Field(
         default=None,
         description="folder or hub id of a small model with the same vocabulary, which guesses "
         "tokens beside the engine; they may come sooner, and are the same (head)",

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sealring_model.draft.vocabulary import check_vocabulary
 from sealring_model.errors import LoadError
 from sealring_model.loading.adapter import read_adapter
 from sealring_model.loading.model_folder import ModelInfo, describe, find
@@ -33,11 +32,11 @@ NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stan
 _HUB = "models--"  # how the hub's cache names a model's folder
 
 
-def find_model(model: str, hub: Hub | None = None) -> Path:
+def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
     """The folder of *model*: a path, ``tiny`` for the one that ships with sealring, or a hub id.
 
     It can be described. The weights of one from the *hub* may still be to come. Raises `UserError`
-    when there is no such model.
+    when there is no such model; it says that it is the draft model that *draft* names, if it is.
     """
     if model == TINY and not Path(TINY).is_dir():
         # Imported late: commands with another model have no use for it.
@@ -52,35 +51,18 @@ def find_model(model: str, hub: Hub | None = None) -> Path:
 
         return find_hub_model(model, hub or Hub())
     except (LoadError, FetchFault) as error:
+        what, instead = "the model", ""
+        if draft:
+            what, instead = f"the draft model ({draft})", f" Or leave out {draft}."
         if isinstance(error, FetchFault) and not error.permanent:
             raise UserError(
-                f"cannot find the model: {error}", f"{REACH_IT}, or give a folder."
+                f"cannot find {what}: {error}", f"{REACH_IT}, or give a folder.{instead}"
             ) from None
         meant = f"Did you mean '{TINY}'? " if get_close_matches(model, [TINY]) else ""
         raise UserError(
-            f"cannot find the model: {error}",
-            f"{meant}Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
-        ) from None
-
-
-def find_draft(draft: str, model: Path, hub: Hub | None = None) -> Path:
-    """The folder of the model *draft*, as `find_whole_model`, which is to guess the tokens of the
-    one in the folder *model*. Raises `UserError`, also when their vocabularies differ; then no
-    weights are fetched."""
-    check_draft(find_model(draft, hub), model)
-    return find_whole_model(draft, hub)
-
-
-def check_draft(folder: Path, model: Path) -> None:
-    """Raise `UserError` if the model in *folder* cannot guess the tokens of the one in the folder
-    *model*: their vocabularies differ, or it cannot be described."""
-    try:
-        check_vocabulary(folder, model)
-        describe(folder)
-    except LoadError as error:
-        raise UserError(
-            f"{model_name(folder)} cannot guess the tokens of {model_name(model)}: {error}",
-            "Take a draft model of the same family, or none.",
+            f"cannot find {what}: {error}",
+            f"{meant}Give a folder with config.json and safetensors, a hub id, or '{TINY}'."
+            f"{instead}",
         ) from None
 
 
@@ -193,16 +175,6 @@ def structure(info: ModelInfo) -> Structure:
 
     with _unservable(info):
         return structure_of(info)
-
-
-def draft_memory(folder: Path) -> int:
-    """Bytes that the draft model in *folder* takes on the head. Raises `UserError` if it cannot be
-    used."""
-    from sealring_model.draft.memory import memory_of  # noqa: PLC0415 - imports MLX
-
-    info = describe_model(folder)
-    with _unservable(info):
-        return memory_of(info)
 
 
 def engine_info(info: ModelInfo, found: Structure, room: int) -> EngineInfo:

@@ -14,7 +14,6 @@ import contextlib
 import logging
 import socket
 import subprocess
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -25,6 +24,7 @@ from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import Request
 
 from sealring_trio.engine.process import EngineCommand, bury
+from sealring_trio.files.drafts import DraftModel
 from sealring_trio.net.wire import Wire
 from sealring_trio.node.runtime import Runtime
 
@@ -56,11 +56,11 @@ class _Followed:
 
 
 class Drafts:
-    """The draft model in *folder*, which guesses for *runtime*'s node while that is the head."""
+    """The draft *model*, which guesses for *runtime*'s node while that is the head."""
 
-    def __init__(self, runtime: Runtime, folder: Path) -> None:
+    def __init__(self, runtime: Runtime, model: DraftModel) -> None:
         self._runtime: Final = runtime
-        self._folder: Final = folder
+        self._model: Final = model
         self._rows: Final[dict[int, _Followed]] = {}
         self._wire: Wire | None = None  # to a process that has loaded its model
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +73,7 @@ class Drafts:
         """What `status` tells of it."""
         state = "starting" if self._wire is None else "guessing"
         return {
-            "model": str(self._folder),
+            "model": str(self._model.folder),
             "state": "given up" if self._given_up else state,
             "pid": 0 if self._process is None else self._process.pid,
             "fault": self._fault,
@@ -114,7 +114,7 @@ class Drafts:
             except OSError as error:
                 self._fault = f"it could not be started ({error.strerror})"
             then = "it is started again" if left else "the ring goes on without it"
-            log.warning("the draft model %s: %s; %s", self._folder.name, self._fault, then)
+            log.warning("the draft model %s: %s; %s", self._model.name, self._fault, then)
             if left:
                 await trio.sleep(backoff.next())
         self._given_up = True
@@ -123,7 +123,7 @@ class Drafts:
     async def _one_life(self, vocabulary: int) -> str:
         """Start the process, and take its guesses, below *vocabulary*, until it ends. Returns why
         it did. Raises `OSError` if it cannot be started."""
-        arguments = ("--model", str(self._folder), "--vocabulary", str(vocabulary))
+        arguments = ("--model", str(self._model.folder), "--vocabulary", str(vocabulary))
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -162,7 +162,7 @@ class Drafts:
     def _hear(self, wire: Wire, frame: Frame, vocabulary: int) -> None:
         """The process said *frame*. Raises `ValueError` for what it may not say."""
         if frame.kind is Kind.READY and self._wire is None:
-            log.info("the draft model %s guesses tokens", self._folder.name)
+            log.info("the draft model %s guesses tokens", self._model.name)
             self._wire, self._fault = wire, ""
             for uid in self._rows:
                 self._send_open(uid)

@@ -82,10 +82,10 @@ def build_runtime(
     if not arguments:
         limit = ("--memory-limit", str(config.memory)) if config.memory else ()
         used = ("--adapter", str(config.adapter)) if config.adapter is not None else ()
-        draft = ("--draft", str(setup.draft)) if setup.draft is not None else ()
+        beside = ("--beside", str(setup.draft.memory)) if setup.draft is not None else ()
         trust = ("--trust-weights",) if config.trust_weights else ()
         narrow = ("--narrow-hops",) if config.hop_dtype == "bf16" else ()
-        arguments = ("--model", str(setup.model), *used, *limit, *draft, *trust, *narrow)
+        arguments = ("--model", str(setup.model), *used, *limit, *beside, *trust, *narrow)
     return Runtime(
         node,
         signer=setup.identity.signer,

@@ -22,8 +22,9 @@ from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.config import Config
+from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model, find_draft
+from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.files.suites import SUITES
 from sealring_trio.node.model_source import OwnIdentity, find_for
@@ -44,7 +45,7 @@ class NodeSetup:
     model: Path
     layers: int  # of the model
     unpinned: bytes  # as `NodeConfig` has it
-    draft: Path | None = None  # the folder of the draft model, on a head that has one
+    draft: DraftModel | None = None  # on a head that has one
 
 
 def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
@@ -84,8 +85,8 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
 
 
-def _prepare_head(config: Config, model: Path) -> Path | None:
-    """Check what a head alone needs. The folder of its draft model; None if *config* names none.
+def _prepare_head(config: Config, model: Path) -> DraftModel | None:
+    """Check what a head alone needs. Its draft model; None if *config* names none.
     Raises `UserError`."""
     check_text(model)
     if config.api is not None:
@@ -96,7 +97,8 @@ def _prepare_head(config: Config, model: Path) -> Path | None:
         log.warning(NO_TEMPLATE)
     if config.draft is None:
         return None
-    return find_draft(config.draft, model, Hub(offline=config.offline))
+    named = f"'draft' in {config.path}"
+    return find_draft(config.draft, model, named, Hub(offline=config.offline))
 
 
 def renewed(setup: NodeSetup) -> NodeSetup:

@@ -1,10 +1,19 @@
-"""What a draft model takes of the memory of a head."""
+"""What a draft model takes of the memory of a head, or why it cannot be built.
+
+    python -m sealring_model.draft.memory FOLDER
+
+prints the bytes, or says why there are none and ends with 1. Nodes and commands ask this process,
+since it builds the model: a node imports no MLX, and nobody ends by what a model's class does.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final
 
+from sealring_model.errors import FORWARD_ERRORS, error_text
+from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, memory_budget
 from sealring_model.loading.structure import structure_of
 
@@ -21,10 +30,22 @@ def memory_of(info: ModelInfo) -> int:
     return found.held(0, layers) + found.cache(0, layers, min(MOST_TOKENS, info.context))
 
 
-def limit_beside(draft: Path | None, limit: int) -> int:
-    """What an engine may take beside the model in the folder *draft*, if there is one: of *limit*
-    bytes, or of what the device has free if that is 0. 0 if nothing limits it. Raises
-    `LoadError`."""
-    if draft is None:
-        return limit
-    return max(1, memory_budget(limit) - memory_of(describe(draft)))
+def limit_beside(beside: int, limit: int) -> int:
+    """What an engine may take beside a draft model of *beside* bytes, if there is one: of *limit*
+    bytes, or of what the device has free if that is 0. 0 if nothing limits it."""
+    return max(1, memory_budget(limit) - beside) if beside else limit
+
+
+def main() -> int:
+    """The command of the child process."""
+    keep_kernels_private()
+    try:
+        print(memory_of(describe(Path(sys.argv[1]))))
+    except (OSError, *FORWARD_ERRORS) as error:
+        print(error_text(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """The engine: the child process that loads and computes, driven by its node over a socketpair.
 
     python -m sealring_model.engine.main --fd N --model FOLDER [--adapter FOLDER]
-        [--memory-limit BYTES] [--draft FOLDER] [--trust-weights]
+        [--memory-limit BYTES] [--beside BYTES] [--trust-weights]
 
 It says what the model is (ENGINE_INFO) before it loads anything, takes its place in an epoch from
 each BOOTSTRAP, and then answers every step once, in order. MLX can hang, abort, or take a second to
@@ -395,7 +395,7 @@ def main() -> int:
     parser.add_argument("--trust-weights", action="store_true")
     parser.add_argument("--narrow-hops", action="store_true")  # F32 between ranks as BF16
     parser.add_argument("--memory-limit", type=int, default=0)
-    parser.add_argument("--draft", type=Path)  # a model that runs beside, whose memory is its own
+    parser.add_argument("--beside", type=int, default=0)  # bytes that a draft model takes
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.excepthook = end_with_thread
@@ -403,7 +403,7 @@ def main() -> int:
     set_switch_interval()
     keep_kernels_private()
     sock = socket.socket(fileno=options.fd)
-    return serve(sock, options, limit_beside(options.draft, options.memory_limit))
+    return serve(sock, options, limit_beside(options.beside, options.memory_limit))
 
 
 if __name__ == "__main__":

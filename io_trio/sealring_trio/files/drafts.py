@@ -1,0 +1,89 @@
+"""Finding the draft model that a person named, and whether it can guess, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import attrs
+from sealring_model.draft.vocabulary import check_vocabulary
+from sealring_model.errors import LoadError
+from sealring_model.loading.model_folder import describe
+
+from sealring_trio.errors import UserError
+from sealring_trio.fetching.hub import Hub
+from sealring_trio.files.models import find_model, find_whole_model, model_name
+from sealring_trio.processes.interpreter import run_module, signal_name
+
+_MODULE: Final = "sealring_model.draft.memory"
+
+OPTION: Final = "--draft"
+"""Where commands have a draft model named."""
+
+
+@attrs.frozen
+class DraftModel:
+    """A draft model: its *folder*, what it is called, and the bytes of *memory* that it takes."""
+
+    folder: Path
+    name: str
+    memory: int
+
+
+def find_draft(draft: str, model: Path, named: str, hub: Hub | None = None) -> DraftModel:
+    """The model *draft*, all of which is here then, which is to guess the tokens of the one in the
+    folder *model*. *named* says where a person named it. Raises `UserError`, also when it cannot
+    guess; if their vocabularies differ, no weights are fetched."""
+    folder = _found(draft, named, hub)
+    _check(folder, model)
+    find_whole_model(draft, hub)
+    return _measured(folder, model)
+
+
+def plan_draft(draft: str, model: Path) -> DraftModel:
+    """As `find_draft`, without its weights."""
+    folder = _found(draft, OPTION, None)
+    _check(folder, model)
+    return _measured(folder, model)
+
+
+def _found(draft: str, named: str, hub: Hub | None) -> Path:
+    if not draft:
+        raise UserError(
+            f"{named} names no draft model", "Give a folder or a hub id, or leave it out."
+        )
+    return find_model(draft, hub, draft=named)
+
+
+def _check(folder: Path, model: Path) -> None:
+    """Raise `UserError` if the vocabularies differ, or the draft model cannot be described."""
+    try:
+        check_vocabulary(folder, model)
+        describe(folder)
+    except LoadError as error:
+        raise _cannot_guess(folder, model, str(error)) from None
+
+
+def _measured(folder: Path, model: Path) -> DraftModel:
+    """The draft model in *folder*. Raises `UserError` if it cannot be built."""
+    done = subprocess.run(
+        run_module(_MODULE, str(folder)),
+        check=False,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    if done.returncode:
+        code = done.returncode
+        ended = f"{signal_name(-code)} killed" if code < 0 else f"code {code} ended"
+        said = done.stderr.strip().splitlines() or [f"{ended} the process that built it"]
+        raise _cannot_guess(folder, model, said[-1])
+    return DraftModel(folder, model_name(folder), int(done.stdout.split()[-1]))
+
+
+def _cannot_guess(folder: Path, model: Path, why: str) -> UserError:
+    return UserError(
+        f"{model_name(folder)} cannot guess the tokens of {model_name(model)}: {why}",
+        "Take a draft model of the same family, or none.",
+    )
