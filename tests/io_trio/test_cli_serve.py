@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -101,6 +104,38 @@ def test_a_rank_that_is_killed_ends_it_with_the_reason() -> None:
     assert f"rank0 (pid {pid}) has ended: SIGKILL killed it; its log ends with:" in told
     assert "Traceback" not in told
     assert "the API is at" in kept_log(told)
+
+
+@pytest.mark.slow
+def test_clients_are_told_which_rank_was_killed() -> None:
+    """In the middle of their answers, one of which is a stream."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Tell me a story."}],
+        "ignore_eos": True,
+    }
+    with serving("--ranks", "2") as running, httpx2.Client(timeout=PATIENCE) as http:
+        url = f"{running.url}/v1/chat/completions"
+        with (
+            ThreadPoolExecutor() as threads,
+            http.stream("POST", url, json={**body, "stream": True}) as response,
+        ):
+            whole = threads.submit(httpx2.post, url, json=body, timeout=PATIENCE)
+            lines = response.iter_lines()
+            assert next(lines).startswith("data: ")
+            while httpx2.get(f"{running.url}/v1/cluster").json()["rows"]["decode"] < 2:
+                assert not whole.done()
+            os.kill(running.about["ranks"][1]["pid"], signal.SIGKILL)
+            killed = time.monotonic()
+            *_, last = (line for line in lines if line)
+            answers = [json.loads(last.removeprefix("data: ")), whole.result().json()]
+            took = time.monotonic() - killed
+        told = how_it_ended(running)
+    said = "The ring gave up on this request: rank1 has ended: SIGKILL killed it."
+    assert [answer["error"]["message"] for answer in answers] == [said, said]
+    assert took < 8  # which is sooner than a ring that is down is given up
+    assert re.search(r"rank1 \(pid \d+\) has ended: SIGKILL killed it", told)
+    kept_log(told)
 
 
 FAULTY = """

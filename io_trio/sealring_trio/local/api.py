@@ -23,9 +23,13 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import model_name
 from sealring_trio.files.units import format_address
 from sealring_trio.local import client
+from sealring_trio.local.control_client import ask
 from sealring_trio.local.ring import LocalNode, Setting, check_ring, local_ring
 
 POLL_SECONDS: Final = 0.2
+
+TELL_SECONDS: Final = 5.0
+"""Seconds that the head has to end its requests with a reason, before the ring is stopped."""
 
 LOOPBACK: Final = "127.0.0.1"
 _WILD: Final = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104  what stands for every address
@@ -48,13 +52,19 @@ class LocalApi:
         return lines[ended[0]] if ended else None
 
     def check(self) -> None:
-        """Raise `OperationError` when a node has ended."""
+        """Raise `OperationError` when a node has ended. Requests under way end with the reason."""
         if (node := self.dead()) is not None:
             why = node.ending()
+            self._tell_clients(f"{node.name} has ended: {why}")
             raise OperationError(
                 f"{node.name} (pid {node.process.pid}) has ended: {why}; {node.log_tail()}",
                 f"Its whole log is kept in {node.keep_log()}; put that right, and start again.",
             )
+
+    def _tell_clients(self, why: str) -> None:
+        """Have the head, if it is there, end its requests because of *why*."""
+        with contextlib.suppress(UserError):  # of a head that has ended, too
+            list(ask(self.nodes[0].control, {"do": "end", "why": why}, TELL_SECONDS))
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
+    NotServed,
     Request,
     RequestDone,
     ScoresOut,
@@ -91,6 +92,9 @@ class Piece:
 
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+
+_TELL_SECONDS: Final = 2.0
+"""Seconds that clients have to take the error with which their requests are ended."""
 
 _DRAIN_DOWN: Final = 10.0
 """Seconds that a stopping node waits for a ring that is down. Most faults are over by then; if the
@@ -241,6 +245,8 @@ class Generator:
         """
         if trace.withdrawn:
             raise Withdrawn("the request was cancelled")
+        if trace.given_up:
+            raise NotServed(trace.given_up)
         if trace.submitted is None:
             trace.submitted = trio.current_time()
         trace.choices += 1
@@ -279,8 +285,27 @@ class Generator:
         for uid in self.tracer.rows(trace):
             self.runtime.cancel(uid)
 
+    async def end(self, why: str) -> None:
+        """Refuse new requests from now on, and end those under way: they failed because of *why*.
+        Waits until their clients are told, for a moment at most."""
+        self.draining = True
+        live = self.tracer.live
+        if live:
+            log.warning("ended: %s, because %s", _requests(len(live)), why)
+        self._give_up(why)
+        with trio.move_on_after(_TELL_SECONDS):
+            while live:  # noqa: ASYNC110 - as in `drain`
+                await trio.sleep(_DRAIN_LOOK)
+
+    def _give_up(self, why: str) -> None:
+        """End what is under way, whatever it waits for, because of *why*."""
+        for trace in list(self.tracer.live):
+            trace.given_up = why
+            for uid in self.tracer.rows(trace):
+                self.runtime.give_up(uid, why)
+
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests, let those that run finish for *seconds*, and cancel the rest."""
+        """Refuse new requests, let those that run finish for *seconds*, and give up the rest."""
         self.draining = True
         live = self.tracer.live
         if live:
@@ -295,8 +320,7 @@ class Generator:
                 await trio.sleep(_DRAIN_LOOK)
         if live:
             log.warning("what has not finished is ended: %s", _requests(len(live)))
-        for trace in list(live):
-            self.withdraw(trace)
+        self._give_up("the head is shutting down")
 
     @property
     def serving(self) -> bool:

@@ -78,6 +78,13 @@ def _roster_of(fields: dict[str, Any]) -> bytes:
         ) from None
 
 
+def _cause_of(fields: dict[str, Any]) -> str:
+    """Why whoever sent *fields* has requests ended. Raises `UserError`."""
+    if isinstance(why := fields.get("why"), str) and why:
+        return why
+    raise UserError("the request does not say why", "It has it in 'why'.")
+
+
 class Requests:
     """Answers the clients of one node's control socket."""
 
@@ -102,6 +109,10 @@ class Requests:
                 await Verification(self._generator, rows, reply).run()
             case "profile":
                 await self._profile(reply)
+            case "end":
+                self._check_rank()
+                await self._generator.end(_cause_of(request))
+                await reply({"event": "done"})
             case "roster":
                 await self._runtime.install(_roster_of(request))
                 roster = self._runtime.node.roster.roster
@@ -109,7 +120,7 @@ class Requests:
             case other:
                 raise UserError(
                     f"the node does not know '{other}'",
-                    "It knows: generate, profile, roster, status, use, verify.",
+                    "It knows: end, generate, profile, roster, status, use, verify.",
                 )
 
     async def _profile(self, reply: Reply) -> None:
@@ -128,6 +139,11 @@ class Requests:
             runtime.recorder = None
 
     def _check_head(self) -> None:
+        self._check_rank()
+        if self._generator.draining:
+            raise OperationError("this node is shutting down", "Start it again, and ask.")
+
+    def _check_rank(self) -> None:
         node = self._runtime.node
         if node.rank:
             head = node.roster.roster.members[0].name
@@ -135,8 +151,6 @@ class Requests:
                 f"this node is rank {node.rank}, which takes no requests",
                 f"Ask on the machine of the head, {head}.",
             )
-        if self._generator.draining:
-            raise OperationError("this node is shutting down", "Start it again, and ask.")
 
     async def _generate(self, asked: GenerateRequest, reply: Reply) -> None:
         tracer = self._generator.tracer

@@ -39,6 +39,7 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
     Request,
     RequestDone,
     RowOpened,
@@ -183,6 +184,12 @@ class Runtime:
         """End *uid* wherever it is; whoever still reads its stream is told."""
         if self.node.rank == 0:  # a roster may have made another the head, which ended all
             self.enter(self.node.cancel, uid)
+
+    def give_up(self, uid: int, why: str) -> None:
+        """End *uid* as failed, because of *why*."""
+        if (stream := self._streams.get(uid)) and stream.done is None:
+            stream.put(RequestDone(uid, FinishReason.FAILED, why))
+        self.cancel(uid)
 
     def forget(self, uid: int) -> None:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""

@@ -99,6 +99,7 @@ class Trace:
     cached_tokens: int = 0
     read_tokens: int = 0  # of the prompt, by steps that have come back
     withdrawn: bool = False
+    given_up: str = ""  # why the head ended it, if nobody withdrew it
     tokens: int = 0
     accepted: int = 0  # of the tokens that were guessed, as the next two lines have it
     rejected: int = 0
