@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -12,8 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from sealring_model import tiny
+from sealring_trio.local.api import LocalApi, local_api
 from sealring_trio.local.ring import LocalNode, local_ring
 from sealring_trio.node.drafts import LIVES
 
@@ -39,9 +42,14 @@ def plain() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def head() -> Iterator[LocalNode]:
-    with local_ring(2, tiny.path(), options={"draft": str(tiny.path())}) as nodes:
-        yield nodes[0]
+def api() -> Iterator[LocalApi]:
+    with local_api(2, tiny.path(), options={"draft": str(tiny.path())}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def head(api: LocalApi) -> LocalNode:
+    return api.nodes[0]
 
 
 def ask(node: LocalNode) -> dict[str, Any]:
@@ -62,7 +70,9 @@ def is_guessing(status: dict[str, Any]) -> bool:
     return status["draft"]["state"] == "guessing"
 
 
-def test_the_tokens_are_the_same_and_most_guesses_right(head: LocalNode, plain: list[int]) -> None:
+def test_the_tokens_are_the_same_and_most_guesses_right(
+    api: LocalApi, head: LocalNode, plain: list[int]
+) -> None:
     """A sampled text, which nothing but the same draw could guess."""
     until(head, is_guessing)
     before = head.status()["guesses"]
@@ -74,9 +84,15 @@ def test_the_tokens_are_the_same_and_most_guesses_right(head: LocalNode, plain: 
         return made["accepted"] > len(plain) and made["accepted"] > made["rejected"]
 
     until(head, asked_again)
-    shown = sealring("status", "--config", head.config).out
-    assert "draft model" in shown
-    assert "tokens right" in shown
+    for told in (("--config", head.config), ("--url", api.url)):
+        shown = sealring("status", *told).out
+        assert re.search(r"draft model +tiny, guessing\n", shown)
+        assert re.search(r"a token takes +[0-9.]+ ms plain", shown)
+        assert "tokens right" in shown
+    # A client learns no path, and no process.
+    cluster = httpx2.get(f"{api.url}/v1/cluster").json()
+    assert cluster["draft"] == {"model": "tiny", "state": "guessing", "fault": ""}
+    assert "the draft model tiny guesses tokens" in head.log.read_text()
 
 
 @pytest.mark.long

@@ -24,6 +24,7 @@ from sealring_trio.node.activations import told_seals
 from sealring_trio.node.status import (
     collective_of,
     describe_collective,
+    describe_costs,
     describe_fetching,
     describe_guesses,
     describe_roster,
@@ -71,6 +72,8 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "draining": head.generator.draining,
         "hop_us": hop_quantiles(runtime),
         "guesses": describe_guesses(runtime),
+        "guess_ms": describe_costs(standing) if leads else {},
+        "draft": None if runtime.drafts is None else runtime.drafts.describe(),
         "rows": count_rows(head.generator.tracer),
         "tokens_per_s": latest.tokens if latest else 0,
         "prompt_tokens_per_s": latest.prompt_tokens if latest else 0,

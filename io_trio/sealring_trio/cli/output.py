@@ -113,6 +113,19 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
         print(f"{name:<{width}}  {visible(value)}")
 
 
+def told_costs(guess_ms: Mapping[str, float]) -> str:
+    """How long a token takes, by what was guessed; empty if nothing is known."""
+    return ", ".join(f"{ms} ms {way}" for way, ms in guess_ms.items())
+
+
+def told_draft(draft: Mapping[str, Any] | None) -> str:
+    """Which draft model there is, and how it is; empty if there is none."""
+    if draft is None:
+        return ""
+    fault = f" ({draft['fault']})" if draft["fault"] else ""
+    return f"{draft['model']}, {draft['state']}{fault}"
+
+
 def told_guesses(guesses: Mapping[str, int]) -> str:
     """What came of the tokens that the head guessed; empty if there were none."""
     right, made = guesses["accepted"], sum(guesses.values())

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from sealring_trio.cli.access import Access, head_at
-from sealring_trio.cli.output import print_facts, print_json, print_table, told_guesses, visible
+from sealring_trio.cli.output import (
+    print_facts,
+    print_json,
+    print_table,
+    told_costs,
+    told_draft,
+    told_guesses,
+    visible,
+)
 from sealring_trio.errors import OperationError
 from sealring_trio.files.units import format_size
 
@@ -49,6 +57,8 @@ def _show(url: str, told: dict[str, Any]) -> None:
         ),
         ("pace", f"{told['tokens_per_s']} tokens/s, {told['prompt_tokens_per_s']} of prompts"),
         ("guesses", told_guesses(guesses)),
+        ("a token takes", told_costs(told.get("guess_ms", {}))),  # a head may be older
+        ("draft model", told_draft(told.get("draft"))),
     ]
     print_facts([(name, value) for name, value in facts if value])
     whys = told["why"] or [{"text": fault, "advice": ""} for fault in told["faults"]]

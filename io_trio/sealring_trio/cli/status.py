@@ -8,7 +8,14 @@ from typing import Any
 from sealring_protocol.diagnosis.words import ago, lasting, told_here
 
 from sealring_trio.cli.access import NO_KEY, Access
-from sealring_trio.cli.output import print_facts, print_json, print_table, told_guesses
+from sealring_trio.cli.output import (
+    print_facts,
+    print_json,
+    print_table,
+    told_costs,
+    told_draft,
+    told_guesses,
+)
 from sealring_trio.cli.ring_status import print_obstacle, show_ring
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
@@ -108,8 +115,8 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
         ("links", facts["slow_links"]),
         ("guesses", told_guesses(facts["guesses"])),
-        ("a token takes", ", ".join(f"{ms} ms {way}" for way, ms in facts["guess_ms"].items())),
-        ("draft model", _draft(facts["draft"])),
+        ("a token takes", told_costs(facts["guess_ms"])),
+        ("draft model", told_draft(facts["draft"])),
         ("engine", _engine(facts)),
         ("its processes", _members(facts["members"])),
         *(
@@ -134,13 +141,6 @@ def _fetching(facts: dict[str, Any]) -> str:
         for rank in ranks
         if rank["fetch_bytes"]
     )
-
-
-def _draft(draft: dict[str, Any] | None) -> str:
-    if draft is None:
-        return ""
-    fault = f" ({draft['fault']})" if draft["fault"] else ""
-    return f"{draft['model']}, {draft['state']}{fault}"
 
 
 def _engine(facts: dict[str, Any]) -> str:

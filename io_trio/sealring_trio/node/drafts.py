@@ -73,10 +73,17 @@ class Drafts:
         """What `status` tells of it."""
         state = "starting" if self._wire is None else "guessing"
         return {
-            "model": str(self._model.folder),
+            "model": self._model.name,
             "state": "given up" if self._given_up else state,
-            "pid": 0 if self._process is None else self._process.pid,
             "fault": self._fault,
+        }
+
+    def describe_here(self) -> dict[str, Any]:
+        """As `describe`, with what concerns this machine alone."""
+        return {
+            **self.describe(),
+            "folder": str(self._model.folder),
+            "pid": 0 if self._process is None else self._process.pid,
         }
 
     # ------------------------------------------------------------- the head's rows

@@ -77,7 +77,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
         "guesses": describe_guesses(runtime),
-        "draft": None if runtime.drafts is None else runtime.drafts.describe(),
+        "draft": None if runtime.drafts is None else runtime.drafts.describe_here(),
         "peers": [
             {
                 "rank": rank,
@@ -150,7 +150,7 @@ def _place(standing: Standing, rank: int) -> dict[str, Any]:
         "layers": span(plan.layers(rank)) if plan else [],
         "requests": standing.requests,
         "slow_links": standing.slow_links,
-        "guess_ms": {name: round(1e3 * s, 3) for name, s in standing.guess_seconds.items()},
+        "guess_ms": describe_costs(standing),
     }
 
 
@@ -222,6 +222,12 @@ def describe_guesses(runtime: Runtime) -> dict[str, int]:
     """How many of the tokens that the head guessed were right and wrong, in requests that are
     over."""
     return {"accepted": runtime.accepted, "rejected": runtime.rejected}
+
+
+def describe_costs(standing: Standing) -> dict[str, float]:
+    """How long a token takes by what was guessed, in milliseconds; what is not known is left
+    out."""
+    return {name: round(1e3 * s, 3) for name, s in standing.guess_seconds.items()}
 
 
 def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
