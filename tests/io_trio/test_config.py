@@ -59,6 +59,11 @@ MISTAKES = {
         ["layers = [4, 4] deals layers out, and strategy = 'tp' shares out all of them"],
         "Leave 'layers' out",
     ),
+    "a draft model that must not guess": (
+        GOOD + 'draft = "tiny"\nguesses = false\n',
+        ["draft = 'tiny' names a model that guesses tokens, and guesses = false has none guessed"],
+        "Leave out one of the two.",
+    ),
     "bad layers": (GOOD + "layers = [4, 0]\n", ["line 7: 'layers.2': Input should be gre"], ""),
     "layers as text": (GOOD + 'layers = "4,4"\n', ["line 7: 'layers': Input should be a"], ""),
     "no suites": (GOOD + "suites = []\n", ["line 7: 'suites'"], ""),

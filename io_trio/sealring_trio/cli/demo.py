@@ -10,6 +10,7 @@ from typing import Any, Final
 import attrs
 from sealring_model.text.tokens import has_chat_template
 
+from sealring_trio.cli.guessing import guess_options
 from sealring_trio.cli.options import Positive
 from sealring_trio.cli.output import (
     print_facts,
@@ -22,7 +23,6 @@ from sealring_trio.cli.output import (
 )
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.drafts import OPTION, find_draft
 from sealring_trio.files.models import (
     NO_TEMPLATE,
     TINY,
@@ -33,7 +33,7 @@ from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_size
 from sealring_trio.local.pace import pace
 from sealring_trio.local.reference import MlxLmRaised, ReferenceAnswer, one_process
-from sealring_trio.local.ring import LocalNode, local_ring
+from sealring_trio.local.ring import LocalNode, Setting, local_ring
 from sealring_trio.local.sealing import seal_microseconds
 
 DRAFT_SECONDS: Final = 300.0
@@ -63,6 +63,7 @@ def demo(
     max_tokens: Positive = 200,
     model: str = TINY,
     draft: str | None = None,
+    no_guesses: bool = False,
     strategy: StrategyName = "pp",
     collectives: CollectivesName = "sealed",
     json: bool = False,
@@ -95,6 +96,8 @@ def demo(
     draft
         Folder or hub id of a small model with the same vocabulary, which
         guesses tokens. They may come sooner, and are the same.
+    no_guesses
+        Guess no tokens ahead.
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer, and all sum up what they have. 'auto' chooses.
@@ -111,9 +114,8 @@ def demo(
     if not has_chat_template(folder):
         _say(json, f"{NO_TEMPLATE[0].upper()}{NO_TEMPLATE[1:]}.")
     _say(json, f"Starting {ranks} node processes on loopback ...")
-    options: dict[str, str] = {"strategy": strategy, "collectives": collectives}
-    if draft is not None:
-        options["draft"] = str(find_draft(draft, folder, OPTION).folder)
+    options: dict[str, Setting] = {"strategy": strategy, "collectives": collectives}
+    options |= guess_options(draft, folder, no_guesses=no_guesses)
     with local_ring(ranks, folder, options=options) as nodes:
         _say(json, f"Every link is sealed. The prompt: {asked}\n")
         if draft is not None:

@@ -41,6 +41,7 @@ def run(
     top_p: TopP | None = None,
     seed: Seed | None = None,
     raw: bool = False,
+    no_guesses: bool = False,
     json: bool = False,
     url: str | None = None,
     access: Access = NO_KEY,
@@ -88,6 +89,8 @@ def run(
         out.
     raw
         Continue the prompt as it stands, without the chat template.
+    no_guesses
+        Guess no tokens ahead. A ring of its own then answers, whatever runs.
     json
         Print one JSON object at the end: the answer, its tokens and times.
     url
@@ -102,6 +105,11 @@ def run(
         raise UserError("--raw takes a prompt, and no system prompt", "See: sealring run --help")
     if json and not asks:
         raise UserError("--json needs a prompt", 'sealring run MODEL "PROMPT" --json')
+    if no_guesses and url is not None:
+        raise UserError(
+            "--no-guesses is for a ring that this command starts, and --url names another",
+            "Give one of the two. That head's config may say guesses = false.",
+        )
     text = read_prompt(prompt) if asks else ""
     chosen = {
         "max_completion_tokens": max_tokens,
@@ -112,7 +120,7 @@ def run(
     settings = {name: value for name, value in chosen.items() if value is not None}
     began = time.perf_counter()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
-    with _head(model, url, access, raw=raw) as head:
+    with _head(model, url, access, raw=raw, no_guesses=no_guesses) as head:
         if not asks:
             from sealring_trio.cli.chatting import Chat, begin  # noqa: PLC0415 - as below
 
@@ -140,12 +148,15 @@ class _Head:
 
 
 @contextlib.contextmanager
-def _head(model: str, url: str | None, access: Access, *, raw: bool) -> Iterator[_Head]:
+def _head(
+    model: str, url: str | None, access: Access, *, raw: bool, no_guesses: bool
+) -> Iterator[_Head]:
     """The head that serves *model*: the one at *url*, the one on this machine, or one of its own
-    that ends with the block."""
+    that ends with the block, as it always is with *no_guesses*."""
     # A tenth of a second, which a mistake need not wait for.
     from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
 
+    from sealring_trio.cli.guessing import guess_options  # noqa: PLC0415
     from sealring_trio.files.models import NO_TEMPLATE, find_whole_model  # noqa: PLC0415
     from sealring_trio.local import client  # noqa: PLC0415
     from sealring_trio.local.api import local_api  # noqa: PLC0415
@@ -154,7 +165,7 @@ def _head(model: str, url: str | None, access: Access, *, raw: bool) -> Iterator
     base = client.base_url(url or client.DEFAULT_URL)
     with contextlib.ExitStack() as stack:
         http = stack.enter_context(access.client(base))
-        card = _card(http, base, sure=url is not None)
+        card = {} if no_guesses else _card(http, base, sure=url is not None)
         served = card.get("id", "")
         template = card.get("chat_template") is not False
         if served and (served == model or served == _name(model, sure=url is None)):
@@ -168,9 +179,11 @@ def _head(model: str, url: str | None, access: Access, *, raw: bool) -> Iterator
         else:
             folder = find_whole_model(model)
             template = has_chat_template(folder)
-            tell_note(f"no ring here serves {model}: one is started, and ends with the answer")
+            why = "a ring without guesses" if no_guesses else f"no ring here serves {model}: one"
+            tell_note(f"{why} is started, and ends with the answer")
+            options = guess_options(None, folder, no_guesses=no_guesses)
             with progress() as tell:
-                own = stack.enter_context(local_api(1, folder, tell=tell))
+                own = stack.enter_context(local_api(1, folder, options=options, tell=tell))
             http = stack.enter_context(HeadClient(own.url))
             head = _Head(http, own.url, own.model, own)
         if not template and not raw:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import cyclopts
 from sealring_model.text.tokens import has_chat_template
 
+from sealring_trio.cli.guessing import guess_options
 from sealring_trio.cli.options import Port, Positive
 from sealring_trio.cli.output import print_facts, print_json, progress, visible
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.drafts import OPTION, find_draft
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_whole_model
 from sealring_trio.files.origins import check_host, check_origin
 from sealring_trio.files.tls_files import read_pair
@@ -28,6 +28,7 @@ from sealring_trio.files.units import is_loopback
 
 if TYPE_CHECKING:
     from sealring_trio.local.api import LocalApi
+    from sealring_trio.local.ring import Setting
 
 LOOK_SECONDS: Final = 0.25
 """Seconds between looks at the head's log, which is passed on."""
@@ -40,6 +41,7 @@ def serve(
     ranks: Positive = 2,
     model: str = TINY,
     draft: str | None = None,
+    no_guesses: bool = False,
     strategy: StrategyName = "pp",
     collectives: CollectivesName = "sealed",
     host: str = "127.0.0.1",
@@ -85,6 +87,8 @@ def serve(
     draft
         Folder or hub id of a small model with the same vocabulary, which
         guesses tokens. They may come sooner, and are the same.
+    no_guesses
+        Guess no tokens ahead.
     strategy
         'pp': each rank has some of the layers. 'tp': each has its share of
         every layer. 'auto' chooses.
@@ -125,9 +129,8 @@ def serve(
     if not has_chat_template(folder):
         print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
     key = _key(host, api_key, api_key_file)
-    options: dict[str, str | list[str]] = {"strategy": strategy, "collectives": collectives}
-    if draft is not None:
-        options["draft"] = str(find_draft(draft, folder, OPTION).folder)
+    options: dict[str, Setting] = {"strategy": strategy, "collectives": collectives}
+    options |= guess_options(draft, folder, no_guesses=no_guesses)
     for name, given in (("allowed_hosts", allowed_hosts), ("allowed_origins", allowed_origins)):
         if given:
             options[name] = [_checked(name, each) for each in given]

@@ -14,8 +14,7 @@ import attrs
 import pydantic
 from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 
-from sealring_trio.errors import UserError
-from sealring_trio.files.consistency import check_collectives
+from sealring_trio.files.consistency import check_collectives, check_guesses, tls_files
 from sealring_trio.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
 from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
@@ -106,6 +105,12 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         description="folder or hub id of a small model with the same vocabulary, which guesses "
         "tokens beside the engine; they may come sooner, and are the same (head)",
         examples=['"models/llama-1b"'],
+    )
+    guesses: bool = pydantic.Field(
+        default=True,
+        description="if false, no token is guessed: none is looked up, and a request's "
+        "'prediction' is of no use (head)",
+        examples=["false"],
     )
     trust_weights: bool = pydantic.Field(
         default=False,
@@ -242,7 +247,8 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     ahead: Annotated[int, pydantic.Field(ge=0, le=MAX_GUESSED)] | None = pydantic.Field(
         default=None,
         description="guesses that a row alone reads after the first token of a step at most, where "
-        "that pays; if left out, 4 where MLX computes on a CPU, and none on a GPU (head)",
+        "that pays; if left out, 4 where MLX computes on a CPU, and none on a GPU. With 0 idle "
+        "stages go on guessing: see 'guesses' (head)",
         examples=["8"],
     )
     hop_dtype: HopDTypeName = pydantic.Field(
@@ -296,6 +302,7 @@ class Config:
     layers: tuple[int, ...]
     adapter: Path | None
     draft: str | None
+    guesses: bool
     trust_weights: bool
     memory: int
     api: tuple[str, int] | None
@@ -339,6 +346,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         file = file.model_copy(update={"strategy": strategy})
     base = path.resolve().parent
     check_collectives(path, file)
+    check_guesses(path, file)
     state = file.state if file.state is not None else f"{path.stem}.state"
     return Config(
         path=path,
@@ -352,6 +360,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         layers=tuple(file.layers),
         adapter=None if file.adapter is None else base / file.adapter,
         draft=None if file.draft is None else _file_or_value(base, file.draft),
+        guesses=file.guesses,
         trust_weights=file.trust_weights,
         memory=parse_size(file.memory) if file.memory else 0,
         api=None if file.api == NO_API else parse_address(file.api),
@@ -359,7 +368,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         api_keys=file.api_keys,
         allowed_hosts=AllowedHosts(tuple(file.allowed_hosts)),
         allowed_origins=AllowedOrigins(tuple(file.allowed_origins)),
-        tls=_tls(path, file),
+        tls=tls_files(path, file),
         timeout=file.timeout,
         drain=file.drain,
         strategy=file.strategy,
@@ -378,22 +387,6 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         suites=tuple(file.suites),
         state=base / state,
         keylog=None if file.keylog is None else base / file.keylog,
-    )
-
-
-def _tls(path: Path, file: NodeFile) -> tuple[Path, Path] | None:
-    """The files of the API's certificate and of its key. Raises `UserError` for one alone."""
-    if file.tls_certificate is not None and file.tls_key is not None:
-        base = path.resolve().parent
-        return base / file.tls_certificate, base / file.tls_key
-    if (file.tls_certificate, file.tls_key) == (None, None):
-        return None
-    given, lacks = ("tls_key", "tls_certificate")
-    if file.tls_key is None:
-        given, lacks = lacks, given
-    raise UserError(
-        f"{path}: '{given}' is there, and '{lacks}' is not",
-        "TLS needs both: a certificate, and its private key.",
     )
 
 

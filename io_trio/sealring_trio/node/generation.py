@@ -176,11 +176,13 @@ class Answer:
 
 
 class Generator:
-    """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces."""
+    """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces. Without
+    *guesses* no token is guessed, whatever a request says."""
 
-    def __init__(self, runtime: Runtime, model: Path) -> None:
+    def __init__(self, runtime: Runtime, model: Path, *, guesses: bool = True) -> None:
         self.runtime = runtime
         self.model = model
+        self._guesses: Final = guesses
         self.tracer = Tracer()
         self.draining = False  # what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
@@ -258,7 +260,7 @@ class Generator:
             job.owner,
             job.scope,
             job.prediction,
-            job.guesses,
+            job.guesses if self._guesses else (),
             job.scores,
             job.min_tokens,
         )
