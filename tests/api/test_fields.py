@@ -49,6 +49,24 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(tiny.path())
 
 
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "a token below 0": ({"prompt": [1, -5]}, "prompt: a token id is out of range; ids are 0 or"),
+    "such a list": ({"prompt": [[1], [1 << 40]]}, "prompt: a token id is out of range; ids are 0"),
+    "no prompt": ({"prompt": {}}, "prompt: a prompt is a text, a list of texts"),
+    "no prediction": (
+        {"prediction": {"type": "content", "content": 3}},
+        "prediction.content: the content is a text or a list of text parts.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "what"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_told_of_the_form_that_was_meant(fields: dict[str, Any], what: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        checked(CompletionRequest, TEXT | fields)
+    assert caught.value.message.startswith(what)
+
+
 # ---------------------------------------------------------------- refused, or ignored
 
 

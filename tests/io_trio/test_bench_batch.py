@@ -87,5 +87,9 @@ def test_a_process_that_would_share_a_device_has_its_turns_while_the_ring_is_dow
     assert [result.yardstick_name for result in found] == [speculate.STREAM, speculate.PLAIN]
     assert all(result.ours > 0 and result.yardstick > 0 for result in found)
     up = told.index("bringing everybody up")
-    theirs = [at > up for at, line in enumerate(told) if f"turn 1 of 1: {speculate.STREAM}" in line]
+    theirs = [
+        at > up
+        for at, line in enumerate(told)
+        if f"turn 1 of 1: {speculate.STREAM}, 1 row:" in line
+    ]
     assert theirs == ([False, True] if places else [True])

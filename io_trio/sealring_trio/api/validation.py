@@ -18,7 +18,7 @@ _LONGEST_PART: Final = 64  # of a place in a body: a client may have put anythin
 _MOST_NAMES: Final = 256  # of an object, among which a near one is looked for
 
 _FORMS: Final[Mapping[str, str]] = {
-    "content": "a message's content is a text or a list of text parts",
+    "content": "the content is a text or a list of text parts",
     "arguments": "the arguments of a call are a JSON text, or an object",
     "logprobs": "logprobs is true or false, or of how many of the likeliest tokens, at most 20",
     "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
@@ -29,6 +29,12 @@ _FORMS: Final[Mapping[str, str]] = {
     "tool_choice": "tool_choice is 'none', 'auto', 'required' or a function of the tools",
 }
 """What fields look like that have several forms, of which validation blames the wrong one."""
+
+_BEYOND: Final = ("greater_than_equal", "less_than_equal")
+_BEYOND_TEXT: Final = (
+    "a token id is out of range; ids are 0 or more, and below the size of the vocabulary"
+)
+"""What is said of a prompt of ids, one of which is none."""
 
 _FIELDS: Final = (("type",), ("name",))
 """Places within a field of one form: where there are several, the form comes first."""
@@ -44,11 +50,14 @@ _REASONS: Final[Mapping[str, str]] = {
 
 def from_validation(error: pydantic.ValidationError, body: Any) -> ApiError:
     """The error for the first fault that validation found in *body*."""
-    fault = error.errors(include_url=False, include_input=False)[0]
+    faults = error.errors(include_url=False, include_input=False)
+    fault = faults[0]
     place = fault["loc"]
     if fault["type"] == "missing":
         return missing(place, body)
     for depth, part in enumerate(place):
+        if part == "prompt" and any(each["type"] in _BEYOND for each in faults):
+            return invalid(f"{part}: {_BEYOND_TEXT}.", part)
         if part in _FORMS and place[depth + 1 :] not in _FIELDS:
             param = _name(place[: depth + 1])
             return invalid(f"{param}: {_FORMS[str(part)]}.", param)

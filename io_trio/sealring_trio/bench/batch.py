@@ -49,7 +49,7 @@ _TEXT: Final = "Once upon a time there was a ring, and each of its ranks knew bu
 
 @attrs.frozen
 class Case:
-    """So many rows, spread over so many groups, on so many ranks."""
+    """So many rows, spread over so many groups, on so many ranks. What is 0 is not told."""
 
     ranks: int
     groups: int
@@ -57,7 +57,8 @@ class Case:
 
     def __str__(self) -> str:
         counts = ((self.ranks, "rank"), (self.groups, "group"), (self.rows, "row"))
-        return ", ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in counts)
+        told = [(count, noun) for count, noun in counts if count]
+        return ", ".join(f"{count} {noun}{'s' if count != 1 else ''}" for count, noun in told)
 
 
 Side: TypeAlias = tuple[str, Case]

@@ -34,6 +34,7 @@ from sealring_trio.local.ring import LocalNode, local_ring
 
 STREAM: Final = "mlx-lm stream_generate"
 PLAIN: Final = "the ring without guesses"
+_ALONE: Final = Case(0, 0, 1)  # of mlx-lm in one process
 _NEXT: Final = 7  # from a right guess to a wrong one
 
 FLOORS: Final[Mapping[tuple[str, float, str], float]] = {
@@ -91,7 +92,7 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
 
     def alone() -> None:
         with one_process(model) as one:
-            side = {(STREAM, case): partial(one.pace, [ids], setup.tokens, stream=True)}
+            side = {(STREAM, _ALONE): partial(one.pace, [ids], setup.tokens, stream=True)}
             theirs.extend(take_turns(side, setup.turns, tell).values())
 
     if setup.places:
@@ -100,7 +101,7 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
         tell("bringing everybody up")
         if not setup.places:
             one = stack.enter_context(one_process(model))
-            stream[STREAM, case] = partial(one.pace, [ids], setup.tokens, stream=True)
+            stream[STREAM, _ALONE] = partial(one.pace, [ids], setup.tokens, stream=True)
         (head, *_) = stack.enter_context(
             local_ring(setup.ranks, model, setup.layers, options=setup.options, places=setup.places)
         )
@@ -117,13 +118,13 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
         found = take_turns(sides, setup.turns, tell)
     if setup.places:
         alone()
-        found[STREAM, case] = statistics.mean(theirs)
+        found[STREAM, _ALONE] = statistics.mean(theirs)
     return [
         Result(
             f"{name}, {case.ranks} ranks, {_named(share)}",
             "tokens/s",
             found[_named(share), case],
-            found[yardstick, case],
+            found[yardstick, _ALONE if yardstick == STREAM else case],
             yardstick,
             FLOORS.get((name, share, yardstick)),
         )
