@@ -368,6 +368,7 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "plan: not a size": (lambda _: 0, "plan --model tiny --memory x", 2, "'x' is no size", ""),
     "plan: no model": (lambda _: 0, "plan --model none --memory 1G", 2, "there is no folder", ""),
+    "plan: empty model": (lambda _: 0, "plan --model= --memory 1G", 2, "name is empty", "tiny"),
     "digest: no model": (
         lambda f: (f / "empty").mkdir(),
         "digest empty",

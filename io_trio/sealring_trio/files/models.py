@@ -38,6 +38,11 @@ def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
     It can be described. The weights of one from the *hub* may still be to come. Raises `UserError`
     when there is no such model; it says that it is the draft model that *draft* names, if it is.
     """
+    if not model:
+        raise UserError(
+            "the model's name is empty",
+            f"Give a folder with config.json and safetensors, a hub id, or '{TINY}'.",
+        )
     if model == TINY and not Path(TINY).is_dir():
         # Imported late: commands with another model have no use for it.
         from sealring_model.tiny import path  # noqa: PLC0415
