@@ -110,6 +110,19 @@ def test_a_row_guesses_nothing_before_a_guess_would_have_been_right() -> None:
     assert 0 < Row(free).run(100, (1.0, 0.6, 1.0), 0.0) < 0.5
 
 
+def test_a_row_that_is_not_asked_for_guesses_looks_none_up() -> None:
+    """To index a long prompt takes time and memory, and rows that share a group never guess."""
+    costs = GuessCosts()
+    Row(costs).run(200, QUIET, 0.7)
+    row = Row(costs)
+    for guess, asked in (((), False), ((), False), ((), True), ((5,), True)):
+        row.guesses.give(len(row.tokens), [5])
+        if asked:
+            assert row.guesses.next(costs, 1) == guess
+        row.guesses.drawn((), (5,), row.now, costs, alone=False)
+        row.tokens.append(5)
+
+
 def test_a_row_that_lost_a_step_pauses_whatever_it_would_have_guessed() -> None:
     row = Row(GuessCosts())
     row.run(200, QUIET, 1.0)

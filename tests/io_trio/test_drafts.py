@@ -78,10 +78,11 @@ def test_the_tokens_are_the_same_and_most_guesses_right(
     before = head.status()["guesses"]
 
     def asked_again(status: dict[str, Any]) -> bool:
-        """Whether it guessed rightly; how many depends on the machine's other work."""
+        """Whether it guessed rightly; how often it is in time depends on the machine's other
+        work."""
         assert ask(head)["token_ids"] == plain
         made = {name: head.status()["guesses"][name] - before[name] for name in before}
-        return made["accepted"] > len(plain) and made["accepted"] > made["rejected"]
+        return made["accepted"] >= 10 and made["accepted"] > made["rejected"]
 
     until(head, asked_again)
     for told in (("--config", head.config), ("--url", api.url)):

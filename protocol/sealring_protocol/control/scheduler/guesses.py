@@ -124,7 +124,8 @@ class RowGuesses:
         """When the last answer came, and what the next step comes after, if a time after that may
         be learnt. None before the first answer that can be timed."""
         self._sizes: set[int] = set()  # guesses ahead, of that answer's step and those behind it
-        self._begun = False  # a token was as it would have been guessed
+        self._foreseen: int | None = None  # what would have been guessed of the next token
+        self._begun = False  # a token was as foreseen
         self._resumes = 0  # at this length
         self._paused = False  # guesses did not pay
         self._pause = _PAUSE
@@ -181,6 +182,7 @@ class RowGuesses:
     def _may_guess(self, costs: GuessCosts) -> bool:
         first = len(self._request.prompt) + _BASELINE if costs.seconds(After.PLAIN) is None else 0
         if not self._begun and costs.break_even(self.ways) > FREE:
+            self._foreseen = self._after(())
             return False
         return len(self._tokens) >= max(first, self._resumes)
 
@@ -234,7 +236,7 @@ class RowGuesses:
         elif self._paused:
             self._compare(tokens[0], costs)
         elif not self._begun:
-            self._begun = self._after(()) == tokens[0]
+            self._begun, self._foreseen = self._foreseen == tokens[0], None
         sizes = {len(ahead), *(len(fed.tokens) - 1 for fed in self.fed)}
         behind, right = After.WRONG if self.fed else After.PLAIN, None
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
