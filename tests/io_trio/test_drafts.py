@@ -16,6 +16,8 @@ from typing import Any
 import httpx2
 import pytest
 from sealring_model import tiny
+from sealring_trio.errors import UserError
+from sealring_trio.files import drafts
 from sealring_trio.local.api import LocalApi, local_api
 from sealring_trio.local.ring import LocalNode, local_ring
 from sealring_trio.node.drafts import LIVES
@@ -213,3 +215,20 @@ def test_a_ring_goes_on_without_one_that_can_no_longer_be_loaded(
         status = until(nodes[0], lambda status: status["draft"]["state"] == "given up")
         assert ask(nodes[0])["token_ids"] == plain
         assert nodes[0].log.read_text().count("the ring goes on without it") == 1
+
+
+def test_a_file_that_is_none_is_not_read(tmp_path: Path) -> None:
+    """A pipe would have nobody answer."""
+    folder = tmp_path / "odd"
+    shutil.copytree(tiny.path(), folder)
+    (folder / "tokenizer.json").unlink()
+    os.mkfifo(folder / "tokenizer.json")
+    outcome = sealring("plan", "--model", "tiny", "--memory", "4G", "--draft", str(folder))
+    assert outcome.code == 2
+    assert "odd cannot guess the tokens of tiny: " in outcome.err
+
+
+def test_one_that_takes_too_long_to_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "_SECONDS", 0.01)
+    with pytest.raises(UserError, match="it could not be built within"):
+        drafts.plan_draft("tiny", tiny.path())

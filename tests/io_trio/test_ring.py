@@ -145,6 +145,7 @@ REFUSED: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "wrong type": ({"max_tokens": "many"}, UserError, "max_tokens: "),
     "out of range": ({"top_p": 2}, UserError, "top_p: "),
     "no text": ({"prompt": "\ud800"}, UserError, "prompt: "),
+    "no reason to end": ({"do": "end"}, UserError, "does not say why"),
     "unknown request": ({"do": "dance"}, UserError, "does not know 'dance'"),
 }
 

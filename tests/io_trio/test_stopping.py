@@ -13,6 +13,7 @@ import trio.testing
 from sealring_model import tiny
 from sealring_trio.node import generation
 from sealring_trio.node.generation import Generator
+from sealring_trio.node.requests import Requests
 from sealring_trio.node.trace import Trace
 
 
@@ -48,6 +49,42 @@ async def test_requests_that_a_fault_holds_up_may_finish(
         took = trio.current_time() - began
     assert bool(trace.given_up) != finishes
     assert took == pytest.approx(20 if finishes else 10, abs=0.1)
+
+
+async def test_what_was_given_up_is_not_waited_for_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Its client may never take its answer."""
+    generator = Generator(Ring(0), tiny.path())  # type: ignore[arg-type]
+    trace = Trace("one", "chat", "")
+    generator.tracer.begin(trace)
+    began = trio.current_time()
+    await generator.end("rank1 has ended")
+    assert trio.current_time() - began == pytest.approx(2, abs=0.1)
+    assert (trace.given_up, generator.leaving) == ("rank1 has ended", "this node is shutting down")
+    await generator.end("another reason")
+    await generator.drain(30.0)
+    assert trio.current_time() - began == pytest.approx(2, abs=0.1)
+    assert trace.given_up == "rank1 has ended"
+
+
+async def test_a_reason_is_one_line_and_no_longer_than_one_reads(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    generator = Generator(Ring(0), tiny.path())  # type: ignore[arg-type]
+    generator.runtime.node.rank = 0
+    trace = Trace("one", "chat", "")
+    generator.tracer.begin(trace)
+    replies: list[dict[str, Any]] = []
+
+    async def reply(event: dict[str, Any]) -> None:
+        replies.append(event)
+
+    asked = {"do": "end", "why": "\x1b[31mred\r\nand more" + "!" * 5000}
+    await Requests(generator).answer(asked, reply)
+    assert trace.given_up.startswith(" [31mred  and more!")
+    assert len(trace.given_up) == 1000
+    assert replies == [{"event": "done"}]
 
 
 async def test_a_stop_does_not_wait_for_a_tokenizer_that_is_still_read(

@@ -17,6 +17,10 @@ from sealring_trio.files.models import find_model, find_whole_model, model_name
 from sealring_trio.processes.interpreter import run_module, signal_name
 
 _MODULE: Final = "sealring_model.draft.memory"
+_LAUNCHER: Final = "sealring_trio.processes.launcher"
+
+_SECONDS: Final = 60.0
+"""Seconds that it may take to build a draft model without its weights; it takes half a second."""
 
 OPTION: Final = "--draft"
 """Where commands have a draft model named."""
@@ -59,21 +63,27 @@ def _found(draft: str, named: str, hub: Hub | None) -> Path:
 def _check(folder: Path, model: Path) -> None:
     """Raise `UserError` if the vocabularies differ, or the draft model cannot be described."""
     try:
+        describe(folder)  # first, for it looks which files are none
         check_vocabulary(folder, model)
-        describe(folder)
     except LoadError as error:
         raise _cannot_guess(folder, model, str(error)) from None
 
 
 def _measured(folder: Path, model: Path) -> DraftModel:
     """The draft model in *folder*. Raises `UserError` if it cannot be built."""
-    done = subprocess.run(
-        run_module(_MODULE, str(folder)),
-        check=False,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
+    try:
+        done = subprocess.run(
+            run_module(_LAUNCHER, _MODULE, str(folder)),
+            check=False,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise _cannot_guess(
+            folder, model, f"it could not be built within {_SECONDS:g} seconds"
+        ) from None
     if done.returncode:
         code = done.returncode
         ended = f"{signal_name(-code)} killed" if code < 0 else f"code {code} ended"

@@ -291,17 +291,20 @@ class Generator:
         """Refuse new requests from now on, and end those under way: they failed because of *why*.
         Waits until their clients are told, for a moment at most."""
         self.draining = True
-        live = self.tracer.live
-        if live:
+        if live := self._unended():
             log.warning("ended: %s, because %s", _requests(len(live)), why)
         self._give_up(why)
         with trio.move_on_after(_TELL_SECONDS):
-            while live:  # noqa: ASYNC110 - as in `drain`
+            while any(trace in self.tracer.live for trace in live):  # noqa: ASYNC110 - as in `drain`
                 await trio.sleep(_DRAIN_LOOK)
+
+    def _unended(self) -> list[Trace]:
+        """The requests that are under way and were not given up."""
+        return [trace for trace in self.tracer.live if not trace.given_up]
 
     def _give_up(self, why: str) -> None:
         """End what is under way, whatever it waits for, because of *why*."""
-        for trace in list(self.tracer.live):
+        for trace in self._unended():
             trace.given_up = why
             for uid in self.tracer.rows(trace):
                 self.runtime.give_up(uid, why)
@@ -309,18 +312,18 @@ class Generator:
     async def drain(self, seconds: float) -> None:
         """Refuse new requests, let those that run finish for *seconds*, and give up the rest."""
         self.draining = True
-        live = self.tracer.live
+        live = self._unended()
         if live:
             self._drain_ends = trio.current_time() + seconds
             text = "finishing %s, for %g s at most; new ones are refused, and a second signal ends "
             log.info(text + "what is under way", _requests(len(live)), seconds)
         served = trio.current_time()
         with trio.move_on_after(seconds):
-            while live and trio.current_time() < served + _DRAIN_DOWN:
+            while self._unended() and trio.current_time() < served + _DRAIN_DOWN:
                 if self.serving:
                     served = trio.current_time()
                 await trio.sleep(_DRAIN_LOOK)
-        if live:
+        if live := self._unended():
             log.warning("what has not finished is ended: %s", _requests(len(live)))
         self._give_up("the head is shutting down")
 
@@ -341,7 +344,7 @@ class Generator:
         take them."""
         if not self.draining:
             return ""
-        text, live = "this node is shutting down", len(self.tracer.live)
+        text, live = "this node is shutting down", len(self._unended())
         if live:
             left = max(0.0, self._drain_ends - trio.current_time())
             text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"

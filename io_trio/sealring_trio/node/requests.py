@@ -30,6 +30,9 @@ _LOOK_SECONDS: Final = 0.5
 _RECORDS_SECONDS: Final = 0.5
 """Seconds between two lines of records."""
 
+_LONGEST_CAUSE: Final = 1000
+"""Characters of a reason to end requests, at most."""
+
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
 
@@ -79,9 +82,11 @@ def _roster_of(fields: dict[str, Any]) -> bytes:
 
 
 def _cause_of(fields: dict[str, Any]) -> str:
-    """Why whoever sent *fields* has requests ended. Raises `UserError`."""
+    """Why whoever sent *fields* has requests ended: one line, cut off if need be. Raises
+    `UserError`."""
     if isinstance(why := fields.get("why"), str) and why:
-        return why
+        cut = why[:_LONGEST_CAUSE]
+        return "".join(char if char.isprintable() else " " for char in cut)
     raise UserError("the request does not say why", "It has it in 'why'.")
 
 
