@@ -24,7 +24,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
+from sealring_protocol.control.scheduler.guess_costs import FREE, After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -45,14 +45,16 @@ def _expected(request: Request) -> list[int]:
 
 class AlwaysPay(GuessCosts):
     """Guesses pay, however few are right: in one way or the other, as *random* has it, of as many
-    as there are without."""
+    as there are without. If not *at_once*, a row first shows that a guess would have been
+    right."""
 
-    def __init__(self, random: Random | None = None) -> None:
+    def __init__(self, random: Random | None = None, *, at_once: bool = True) -> None:
         super().__init__()
         self.random = random
+        self.at_once = at_once
 
     def break_even(self, ways: Ways) -> float:
-        return 0.0
+        return 0.0 if self.at_once else 2 * FREE
 
     @property
     def break_even_piped(self) -> float:
@@ -83,6 +85,7 @@ class Brains:
         names = tuple(f"node{rank}" for rank in range(world))
         self.world = world
         self.random = random
+        self.guesses_at_once = True
         self.now = 0.0
         self.head = Head(
             HeadConfig(7, names, inner_seal=False, scheduler=scheduler or SchedulerConfig())
@@ -152,7 +155,7 @@ class Brains:
         self.absorb(0, effects)
         scheduler = self.head.scheduler
         if scheduler is not None:
-            scheduler._guessing.costs = AlwaysPay(self.random)
+            scheduler._guessing.costs = AlwaysPay(self.random, at_once=self.guesses_at_once)
         spoilt = self.random.choice((0.0, 0.3, 0.9, None))
         if spoilt is not None:
             guesses = [

@@ -77,19 +77,20 @@ def _measured(folder: Path, model: Path) -> DraftModel:
             check=False,
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise _cannot_guess(
             folder, model, f"it could not be built within {_SECONDS:g} seconds"
         ) from None
-    if done.returncode:
-        code = done.returncode
+    code, told = done.returncode, done.stdout.split()
+    if code or not told:
         ended = f"{signal_name(-code)} killed" if code < 0 else f"code {code} ended"
         said = done.stderr.strip().splitlines() or [f"{ended} the process that built it"]
         raise _cannot_guess(folder, model, said[-1])
-    return DraftModel(folder, model_name(folder), int(done.stdout.split()[-1]))
+    return DraftModel(folder, model_name(folder), int(told[-1]))
 
 
 def _cannot_guess(folder: Path, model: Path, why: str) -> UserError:
