@@ -45,7 +45,7 @@ async def test_requests_that_a_fault_holds_up_may_finish(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(answer)
-        await generator.drain(30.0)
+        await generator.drain(30.0, "the head is shutting down")
         took = trio.current_time() - began
     assert bool(trace.given_up) != finishes
     assert took == pytest.approx(20 if finishes else 10, abs=0.1)
@@ -63,7 +63,7 @@ async def test_what_was_given_up_is_not_waited_for_again(
     assert trio.current_time() - began == pytest.approx(2, abs=0.1)
     assert (trace.given_up, generator.leaving) == ("rank1 has ended", "this node is shutting down")
     await generator.end("another reason")
-    await generator.drain(30.0)
+    await generator.drain(30.0, "the head is shutting down")
     assert trio.current_time() - began == pytest.approx(2, abs=0.1)
     assert trace.given_up == "rank1 has ended"
 

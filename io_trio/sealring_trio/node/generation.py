@@ -309,8 +309,9 @@ class Generator:
             for uid in self.tracer.rows(trace):
                 self.runtime.give_up(uid, why)
 
-    async def drain(self, seconds: float) -> None:
-        """Refuse new requests, let those that run finish for *seconds*, and give up the rest."""
+    async def drain(self, seconds: float, why: str) -> None:
+        """Refuse new requests, let those that run finish for *seconds*, and give up the rest,
+        because of *why*."""
         self.draining = True
         live = self._unended()
         if live:
@@ -325,7 +326,7 @@ class Generator:
                 await trio.sleep(_DRAIN_LOOK)
         if live := self._unended():
             log.warning("what has not finished is ended: %s", _requests(len(live)))
-        self._give_up("the head is shutting down")
+        self._give_up(why)
 
     @property
     def serving(self) -> bool:

@@ -225,7 +225,10 @@ async def _until_over(
             await leave.wait()
             first.cancel_scope.cancel()
         nursery.start_soon(_stop_at_signal, signals, switch, nursery.cancel_scope)
-        await generator.drain(drain)
+        changes = switch.next is not None
+        await generator.drain(
+            drain, "the head loads another model" if changes else "the head is shutting down"
+        )
         await api.close()
         nursery.cancel_scope.cancel()
 
