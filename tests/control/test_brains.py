@@ -45,7 +45,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(world, groups, seed):
     random = Random(seed)
     config = SchedulerConfig(groups=groups, rows=3, chunk=7)
     ring = Brains(world, random, config)
-    ring.guesses_at_once = seed % 2 == 0
+    ring.trusting = seed % 2 == 0
     ring.start()
     asked = []
     for prompt in prompts(random, 12):
@@ -64,7 +64,7 @@ def test_every_request_gets_the_tokens_that_it_gets_alone(world, groups, seed):
 def test_cancelling_anywhere_changes_nobody_elses_tokens(seed, world):
     random = Random(seed)
     ring = Brains(world, random, SchedulerConfig(groups=2, rows=2, chunk=5))
-    ring.guesses_at_once = seed % 2 == 0
+    ring.trusting = seed % 2 == 0
     ring.start()
     asked = []
     cancelled = set()
@@ -93,7 +93,7 @@ def test_cancelling_anywhere_changes_nobody_elses_tokens(seed, world):
 def test_engines_and_links_lost_anywhere_cost_no_token(seed, world):
     random = Random(seed)
     ring = Brains(world, random, SchedulerConfig(groups=2, rows=3, chunk=6, retries=50))
-    ring.guesses_at_once = seed % 2 == 0
+    ring.trusting = seed % 2 == 0
     ring.start()
     asked = []
     for prompt in prompts(random, 6):

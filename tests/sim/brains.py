@@ -45,16 +45,16 @@ def _expected(request: Request) -> list[int]:
 
 class AlwaysPay(GuessCosts):
     """Guesses pay, however few are right: in one way or the other, as *random* has it, of as many
-    as there are without. If not *at_once*, a row first shows that a guess would have been
-    right."""
+    as there are without. If not *trusting*, a row whose first guess is wrong has to show
+    that another would have been right."""
 
-    def __init__(self, random: Random | None = None, *, at_once: bool = True) -> None:
+    def __init__(self, random: Random | None = None, *, trusting: bool = True) -> None:
         super().__init__()
         self.random = random
-        self.at_once = at_once
+        self.trusting = trusting
 
     def break_even(self, ways: Ways) -> float:
-        return 0.0 if self.at_once else 2 * FREE
+        return 0.0 if self.trusting else 2 * FREE
 
     @property
     def break_even_piped(self) -> float:
@@ -85,7 +85,7 @@ class Brains:
         names = tuple(f"node{rank}" for rank in range(world))
         self.world = world
         self.random = random
-        self.guesses_at_once = True
+        self.trusting = True
         self.now = 0.0
         self.head = Head(
             HeadConfig(7, names, inner_seal=False, scheduler=scheduler or SchedulerConfig())
@@ -155,7 +155,7 @@ class Brains:
         self.absorb(0, effects)
         scheduler = self.head.scheduler
         if scheduler is not None:
-            scheduler._guessing.costs = AlwaysPay(self.random, at_once=self.guesses_at_once)
+            scheduler._guessing.costs = AlwaysPay(self.random, trusting=self.trusting)
         spoilt = self.random.choice((0.0, 0.3, 0.9, None))
         if spoilt is not None:
             guesses = [

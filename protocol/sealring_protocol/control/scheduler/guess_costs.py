@@ -35,7 +35,8 @@ _UNKNOWN: Final = 0.3
 """The break-even share of right guesses that is assumed until times are measured."""
 
 FREE: Final = 0.02
-"""The break-even share where wrong guesses cost nothing; so a row that has none right pauses."""
+"""The break-even share where wrong guesses cost nothing, so that a row that has none right
+pauses."""
 
 _STALE: Final = 512
 """Intervals after guesses, in a row, after which it is not known any more what a token takes

@@ -10,11 +10,11 @@ A guess comes from whoever `RowGuesses.give`s some (a draft model); or from the 
 have one for each place of the answer; or else from the row itself: what followed when its last
 tokens stood there before, in the prediction that came with the request, in the prompt or in the
 answer so far (prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
-A row begins to guess once a token was as it would have been guessed, or at once where wrong guesses
-cost nothing. A row whose guesses do not pay (`guess_costs`), or that has lost a step, pauses
-guessing for some tokens. What it would have guessed is still compared with what is drawn, which
-costs nothing: it goes on as soon as enough of that is right, and not before. Where there is nothing
-to compare, it tries again after the pause.
+A row whose first guess is wrong guesses nothing more before a guess would have been right, unless
+wrong ones cost nothing. A row whose guesses do not pay (`guess_costs`), or that has lost a step,
+pauses guessing for some tokens. What it would have guessed is still compared with what is drawn,
+which costs nothing: it goes on as soon as enough of that is right, and not before. Where there is
+nothing to compare, it tries again after the pause.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class RowGuesses:
         be learnt. None before the first answer that can be timed."""
         self._sizes: set[int] = set()  # guesses ahead, of that answer's step and those behind it
         self._foreseen: int | None = None  # what would have been guessed of the next token
-        self._begun = False  # a token was as foreseen
+        self._trusted = True  # its first guess was right, or a later token was as foreseen
         self._resumes = 0  # at this length
         self._paused = False  # guesses did not pay
         self._pause = _PAUSE
@@ -181,7 +181,7 @@ class RowGuesses:
 
     def _may_guess(self, costs: GuessCosts) -> bool:
         first = len(self._request.prompt) + _BASELINE if costs.seconds(After.PLAIN) is None else 0
-        if not self._begun and costs.break_even(self.ways) > FREE:
+        if not self._trusted and costs.break_even(self.ways) > FREE:
             self._foreseen = self._after(())
             return False
         return len(self._tokens) >= max(first, self._resumes)
@@ -235,8 +235,8 @@ class RowGuesses:
             self._judge_all(guesses[:ended], tokens, costs)
         elif self._paused:
             self._compare(tokens[0], costs)
-        elif not self._begun:
-            self._begun, self._foreseen = self._foreseen == tokens[0], None
+        elif not self._trusted:
+            self._trusted, self._foreseen = self._foreseen == tokens[0], None
         sizes = {len(ahead), *(len(fed.tokens) - 1 for fed in self.fed)}
         behind, right = After.WRONG if self.fed else After.PLAIN, None
         if self.fed and ended is None and right_ones(guesses, tokens) == len(guesses):
@@ -297,6 +297,7 @@ class RowGuesses:
             self._judged, self._margin = 0, _LATER_MARGIN
         if not right:
             self.rejected += 1
+            self._trusted = self.accepted > 0
             return
         self.accepted += 1
         if self._share > break_even:
