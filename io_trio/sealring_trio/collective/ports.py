@@ -5,8 +5,10 @@ bound here, without listening, until the reservation is closed. A process of the
 SO_REUSEPORT, as MLX does, can listen on it meanwhile, and gets every connection. The kernel gives
 the port to no process that does not set it, and to no other user.
 
-For processes that do not set SO_REUSEPORT, `free_ports` picks random ports below the range from
-which the system assigns ports by itself.
+For processes that do not set SO_REUSEPORT, `free_ports` picks ports below the range from which the
+system assigns ports by itself. Nothing holds them until somebody listens. So each process goes
+through that range once, from a random port on: it gives out no port twice, and two processes seldom
+come to the same port at the same time.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import itertools
 import os
 import secrets
 import socket
@@ -28,6 +31,11 @@ import psutil  # type: ignore[import-untyped]
 _FIRST: Final = 10_240
 _LAST: Final = 32_767  # Linux gives ports from 32768 to whoever dials, macOS from 49152
 _TRIES: Final = 1000
+
+_PORTS: Final = range(_FIRST, _LAST + 1)
+_START: Final = secrets.randbelow(len(_PORTS))
+_candidates: Final = itertools.cycle([*_PORTS[_START:], *_PORTS[:_START]])
+"""The ports that `free_ports` tries next."""
 
 _LISTEN: Final = 0x0A
 """The state of a socket that listens, as Linux numbers them."""
@@ -62,16 +70,15 @@ def reserve(host: str) -> Port:
 
 
 def free_ports(count: int) -> list[int]:
-    """*count* TCP ports on loopback that are free now. Raises `OSError` if there are too few."""
-    with contextlib.ExitStack() as stack:
-        found: list[int] = []
-        for _ in range(_TRIES):
-            if len(found) == count:
-                return found
-            sock = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                sock.bind(("127.0.0.1", _FIRST + secrets.randbelow(_LAST + 1 - _FIRST)))
-                found.append(int(sock.getsockname()[1]))
+    """*count* TCP ports on loopback, one or more, that are free now. This process was given none of
+    them before, unless it has been given all there are. Raises `OSError` if there are too few."""
+    found: list[int] = []
+    for port in itertools.islice(_candidates, _TRIES):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
     raise OSError(errno.EADDRINUSE, "no TCP port is free on loopback")
 
 
