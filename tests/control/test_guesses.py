@@ -442,6 +442,19 @@ def test_rows_that_share_a_group_read_nothing_ahead():
         scheduler.answered(planned.step.n, (7, 7), 0.0)
 
 
+def test_a_long_prompt_is_looked_up_as_soon_as_it_is_read():
+    scheduler = Scheduler(SchedulerConfig(groups=1), 20_000)
+    scheduler.shape(1, 1, 2, guesses=True)
+    scheduler._guessing.costs = AlwaysPay()
+    scheduler.begin(EPOCH, [READY])
+    scheduler.submit(Request((*range(100, 9_000), 7, 8, 9, *range(10_000, 12_000), 7, 8), 20))
+    step = scheduler.plan(0.0).step
+    while not isinstance(step.work, Decode):
+        scheduler.answered(step.n, (), 0.0)
+        step = scheduler.plan(0.0).step
+    assert scheduler.plan(0.0).step.ids == (9,)
+
+
 @pytest.mark.parametrize("config", [SchedulerConfig(groups=1), SchedulerConfig(groups=1, ahead=0)])
 def test_nothing_is_read_ahead_that_is_not_asked_for(config):
     scheduler = Scheduler(config, 1000)

@@ -39,7 +39,8 @@ _SHORT: Final = 2
 """How many last tokens a look-up matches: it tries the longer match first."""
 
 _CATCH_UP: Final = 256
-"""Tokens of a prompt that one look-up indexes at most, so that none takes long."""
+"""Tokens that one look-up takes in at most of a prompt whose cache was there, or of a prediction,
+so that none takes long. What ranks read is taken in meanwhile."""
 
 _STEADY: Final = 16
 """Guesses over which the share of right ones is averaged."""
@@ -73,19 +74,23 @@ class Lookup:
 
     def after(self, guesses: Sequence[int]) -> int | None:
         """What is likely to follow the text and then *guesses*; None if nothing is."""
-        for at, tokens in enumerate((self._before, self._tokens)):
-            upto = min(len(tokens), self._read[at] + _CATCH_UP)
-            for place in range(self._read[at], upto):
-                for count in (_SHORT, _LONG):
-                    if place >= count:
-                        self._next[tuple(tokens[place - count : place])] = tokens[place]
-            self._read[at] = upto
+        self.index(_CATCH_UP)
         end = (*self._tokens[-_LONG:], *guesses)[-_LONG:]
         for count in (_LONG, _SHORT):
             found = self._next.get(end[-count:])
             if found is not None:
                 return found
         return None
+
+    def index(self, most: int) -> None:
+        """Take in so many further tokens of either part, at most."""
+        for at, tokens in enumerate((self._before, self._tokens)):
+            upto = min(len(tokens), self._read[at] + most)
+            for place in range(self._read[at], upto):
+                for count in (_SHORT, _LONG):
+                    if place >= count:
+                        self._next[tuple(tokens[place - count : place])] = tokens[place]
+            self._read[at] = upto
 
 
 def right_ones(guesses: Sequence[int], drawn: Sequence[int]) -> int:
@@ -134,6 +139,11 @@ class RowGuesses:
         """From *position* on the row is likely to go on with *tokens*. They replace those given
         before."""
         self._given = position, tokens
+
+    def prompt_read(self, count: int) -> None:
+        """Ranks have read so many further tokens of the prompt: from now on look-ups find them."""
+        if self._request.guesses is None:
+            self._lookup.index(count)
 
     @property
     def under_way(self) -> tuple[int, ...]:

@@ -47,6 +47,13 @@ class Guessing:
         self._sizes = tuple(sorted({*(n for n in GUESSES_AHEAD if n < most), most} - {0}))
         self._running.room.ahead = most
 
+    def prompt_read(self, row: LiveRow, count: int) -> None:
+        """Ranks have read so many further tokens of the prompt of *row*: it may guess, unless there
+        are more rows than stages, so that some share a group."""
+        able = self._sizes or self._stages > 1
+        if able and len(self._running.live) <= self._stages:
+            row.guesses.prompt_read(count)
+
     def next(self) -> Guess | None:
         """What to guess now, if stages are idle and there is a guess."""
         if self._reading or not 0 < self._flights.busy < self._stages:

@@ -30,6 +30,8 @@ class Results:
         row = self._running.rows.get(work.uid)
         if row is None:
             return []
+        if row.draws:
+            self._guessing.prompt_read(row, work.count)
         due = row.scored + 1
         new = [some.since(due) for some in scores if some.end > due]
         if new:
