@@ -158,7 +158,7 @@ def test_auto_ends_in_a_pipeline_when_the_collective_does_not_come_up(world):
     [
         (0, (50, 1000), "no sharding"),
         (3, (50, 1000), "split evenly over a divisor of 3"),
-        (2, (900, 12_000), "slower"),
+        (2, (900, 12_000), "not clearly faster"),
     ],
 )
 def test_auto_says_why_it_took_a_pipeline(splits, sums, why):
@@ -170,11 +170,24 @@ def test_auto_says_why_it_took_a_pipeline(splits, sums, why):
     assert why in made.head.node.standing().plan.reason
 
 
+@pytest.mark.parametrize(("token_us", "taken"), [(6 * 6 * 50, True), (6 * 6 * 50 - 1, False)])
+def test_auto_takes_tensor_parallelism_that_is_clearly_faster(token_us, taken):
+    """With 6 layers and sums of 50 us: a token may take 3/4 of a pipeline's."""
+    made = Cluster(2, 1, splits=2, sums=(50, token_us))
+    made.run_until(lambda: made.ready)
+    all_right(made, serve(made))
+    assert strategy(made) is (Strategy.TENSOR if taken else Strategy.PIPELINE)
+
+
 def test_a_pipeline_after_a_measurement_reads_like_one():
     made = Cluster(2, 1, splits=2, sums=(900, 12_000))
     made.run_until(lambda: made.ready)
     texts = [text for _, _, text in made.notes]
-    told = [text for text in texts if "tensor parallelism was measured: it would be slower" in text]
+    told = [
+        text
+        for text in texts
+        if "tensor parallelism was measured: it is not clearly faster" in text
+    ]
     assert len(told) == 1
     assert made.warnings == []
     assert (made.head.planned, made.hosts["host1"].planned) == (1, 1)

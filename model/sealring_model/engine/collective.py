@@ -12,8 +12,9 @@ would run.
 
 The collective is used only after a sum of ones over all members gives their number. Then two
 medians are measured that tell whether tensor parallelism pays: a sum of one row's hidden state, and
-a forward of one token. Every member measures the same number of times, for each waits for the
-others.
+a forward of one token. They are measured in turns, and as many sums in a row as a token takes: a
+machine that is busy for a while makes both slower, and not what is left of a token without its
+sums. Every member measures the same number of times, for each waits for the others.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ _DEVICES: Final = "MLX_IBV_DEVICES"
 _GRACE: Final = 1.0
 """Seconds after the deadline at which a process that still waits for peers ends itself."""
 _WARM: Final = 3
-_SUMS: Final = 21
-_TOKENS: Final = 5
+_TIMES: Final = 5
 
 
 def backends() -> int:
@@ -107,27 +107,31 @@ def environment(order: Group, hostfile: Path) -> dict[str, str]:
 
 
 def medians(collective: mx.distributed.Group, loaded: LoadedStage) -> tuple[int, int]:
-    """Microseconds of a sum of one row's hidden state, and of a forward of one token."""
+    """Microseconds of a sum of one row's hidden state, among as many in a row as a token takes, and
+    of a forward of one token."""
     hidden = mx.zeros((1, 1, loaded.hidden), MLX_DTYPES[loaded.dtype])
     inputs, slots = loaded.stage.dummy_inputs(1, 1), loaded.stage.new_caches()
     mx.eval(hidden, inputs)
+    sums = 2 * (loaded.last - loaded.first) + 1
 
     def token() -> mx.array:
         return loaded.stage.run(inputs, slots)[0]
 
     def total() -> mx.array:
-        return mx.distributed.all_sum(hidden, group=collective)
+        total = hidden
+        for _ in range(sums):
+            total = mx.distributed.all_sum(total, group=collective)
+        return total
 
-    return _median_us(total, _SUMS), _median_us(token, _TOKENS)
+    took = [(_us(total), _us(token)) for _ in range(_WARM + _TIMES)][_WARM:]
+    sums_us, token_us = map(statistics.median, zip(*took, strict=True))
+    return round(sums_us / sums), round(token_us)
 
 
-def _median_us(make: Callable[[], mx.array], times: int) -> int:
-    took = []
-    for _ in range(_WARM + times):
-        start = time.perf_counter_ns()
-        mx.eval(make())
-        took.append((time.perf_counter_ns() - start) // 1000)
-    return round(statistics.median(took[_WARM:]))
+def _us(make: Callable[[], mx.array]) -> int:
+    start = time.perf_counter_ns()
+    mx.eval(make())
+    return (time.perf_counter_ns() - start) // 1000
 
 
 @contextmanager

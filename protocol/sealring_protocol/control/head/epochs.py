@@ -269,14 +269,17 @@ class Epochs:
 
     def ready(self, rank: int, ready: Ready, now: float) -> list[Effect]:
         """*rank* is *ready*. When all are, the epoch is `serving`, unless it turns out that tensor
-        parallelism would be slower."""
+        parallelism would not be clearly faster than a pipeline."""
         layers = self.plan.layers(rank) if self.plan else range(0)
         if not self.membership.answered(rank, ready, layers):
             return []
         if self.plan is not None and self.tensor:
             fast, measured = verdict(self.ranks)
             if not fast and self._plan_request.strategy is Strategy.AUTO:
-                return [*self._without_tensor(f"it would be slower: {measured}"), *self.end(now)]
+                return [
+                    *self._without_tensor(f"it is not clearly faster: {measured}"),
+                    *self.end(now),
+                ]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
             self._tries.worked()
         self._bootstrap.clear()
