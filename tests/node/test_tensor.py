@@ -183,11 +183,7 @@ def test_a_pipeline_after_a_measurement_reads_like_one():
     made = Cluster(2, 1, splits=2, sums=(900, 12_000))
     made.run_until(lambda: made.ready)
     texts = [text for _, _, text in made.notes]
-    told = [
-        text
-        for text in texts
-        if "tensor parallelism was measured: it is not clearly faster" in text
-    ]
+    told = [text for text in texts if "tensor parallelism was measured: not clearly faster" in text]
     assert len(told) == 1
     assert made.warnings == []
     assert (made.head.planned, made.hosts["host1"].planned) == (1, 1)

@@ -276,10 +276,7 @@ class Epochs:
         if self.plan is not None and self.tensor:
             fast, measured = verdict(self.ranks)
             if not fast and self._plan_request.strategy is Strategy.AUTO:
-                return [
-                    *self._without_tensor(f"it is not clearly faster: {measured}"),
-                    *self.end(now),
-                ]
+                return [*self._without_tensor(f"not clearly faster: {measured}"), *self.end(now)]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
             self._tries.worked()
         self._bootstrap.clear()
