@@ -30,7 +30,6 @@ import psutil  # type: ignore[import-untyped]
 
 _FIRST: Final = 10_240
 _LAST: Final = 32_767  # Linux gives ports from 32768 to whoever dials, macOS from 49152
-_TRIES: Final = 1000
 
 _PORTS: Final = range(_FIRST, _LAST + 1)
 _START: Final = secrets.randbelow(len(_PORTS))
@@ -73,7 +72,7 @@ def free_ports(count: int) -> list[int]:
     """*count* TCP ports on loopback, one or more, that are free now. This process was given none of
     them before, unless it has been given all there are. Raises `OSError` if there are too few."""
     found: list[int] = []
-    for port in itertools.islice(_candidates, _TRIES):
+    for port in itertools.islice(_candidates, len(_PORTS)):
         with socket.socket() as sock, contextlib.suppress(OSError):
             sock.bind(("127.0.0.1", port))
             found.append(port)

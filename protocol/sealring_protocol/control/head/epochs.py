@@ -5,9 +5,9 @@
 
 An epoch begins when every rank is present. A pipeline's takes one round (BOOTSTRAP, READY). A
 collective's has another round before it (BOOTSTRAP, PREPARED), with a barrier between the two. The
-strategy `auto` tries tensor parallelism first where it is possible. If it fails to start, or
-measurement shows that it would be slower, that is kept as the reason for the pipeline that follows.
-However an epoch ends, the head comes back here.
+strategy `auto` tries tensor parallelism first where it is possible. If it fails to start, or is
+measured and not clearly faster, that is kept as the reason for the pipeline that follows. However
+an epoch ends, the head comes back here.
 """
 
 from __future__ import annotations

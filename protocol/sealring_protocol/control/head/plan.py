@@ -197,9 +197,9 @@ def verdict(ready: Sequence[Ready]) -> tuple[bool, str]:
     would, in a pipeline, be done by one rank after the other, with a hop after each; a hop costs
     about what a sum does, one message there and one back.
 
-    That is the most that a pipeline would take. A rank of it has a part of the layers, and so fewer
-    operations. Ranks that share a machine take turns there, and do not wait for its processors. And
-    other rows, and guesses, keep its stages at work.
+    A pipeline rather takes less. A rank of it has a part of the layers, and so fewer operations.
+    Ranks that share a machine take turns there, and do not wait for its processors. And other rows,
+    and guesses, keep its stages at work. So tensor parallelism has to be clearly faster.
     """
     world, layers = len(ready), ready[0].last  # each rank has all layers
     token = max(rank.token_us for rank in ready)
@@ -208,6 +208,6 @@ def verdict(ready: Sequence[Ready]) -> tuple[bool, str]:
     pipeline = world * (compute + one_sum)
     text = (
         f"a token takes {token / 1000:.2f} ms, measured ({one_sum / 1000:.2f} ms for a sum); "
-        f"a pipeline would take {pipeline / 1000:.2f} ms at most"
+        f"a pipeline would take about {pipeline / 1000:.2f} ms"
     )
     return token <= _CLEARLY * pipeline, text
