@@ -48,8 +48,8 @@ class Guessing:
         self._running.room.ahead = most
 
     def prompt_read(self, row: LiveRow, count: int) -> None:
-        """Ranks have read so many further tokens of the prompt of *row*: it may guess, unless there
-        are more rows than stages, so that some share a group."""
+        """Ranks have read so many further tokens of the prompt of *row*. It may guess, unless there
+        are more rows than stages: those keep the stages at work."""
         able = self._sizes or self._stages > 1
         if able and len(self._running.live) <= self._stages:
             row.guesses.prompt_read(count)
