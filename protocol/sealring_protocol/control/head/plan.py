@@ -197,7 +197,7 @@ def verdict(ready: Sequence[Ready]) -> tuple[bool, str]:
     would, in a pipeline, be done by one rank after the other, with a hop after each; a hop costs
     about what a sum does, one message there and one back.
 
-    A pipeline is likely to take less. A rank of it has a part of the layers, and so fewer operations.
+    A pipeline is likely to take less. A rank of it has a part of the layers, so fewer operations.
     Ranks that share a machine take turns there, and do not wait for its processors. And other rows,
     and guesses, keep its stages at work. So tensor parallelism has to be clearly faster.
     """
