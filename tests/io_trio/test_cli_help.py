@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -110,3 +111,20 @@ def test_streams_that_take_nothing(where: str, code: int, told: str) -> None:
     command = f"{sys.executable} -m sealring_trio keygen --help {where}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, told)
+
+
+def test_environment_variables_are_one_sentence() -> None:
+    """Not half of the line of each option; and what the sentence says is so."""
+    for words in every_page():
+        text = "\n".join(page(words, 80, colours=False))
+        assert "env var" not in text, words
+        assert text.count("Options may be environment variables: SEALRING_SERVE_PORT") == 1, words
+    answer = subprocess.run(
+        [sys.executable, "-m", "sealring_trio", "serve"],
+        env={**os.environ, "SEALRING_SERVE_PORT": "no number"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 2
+    assert "SERVE_PORT" in answer.stderr or "--port" in answer.stderr

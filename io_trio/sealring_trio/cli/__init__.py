@@ -40,10 +40,9 @@ Try it on this machine alone:
 Then on two machines: make a key on each (keygen), list both in a roster
 and sign it (roster), write a config for each and start them (up), and
 ask (generate). Every command explains itself: sealring COMMAND --help
-
-Every option may also be an environment variable, which --help names: for
-'serve --port' it is SEALRING_SERVE_PORT.
 """
+
+EPILOGUE: Final = "Options may be environment variables: {}SERVE_PORT for 'serve --port'."
 
 GROUPS: Final = {
     "To begin": {
@@ -96,7 +95,8 @@ def build_app(asked: str = "") -> cyclopts.App:
         help_format="plaintext",
         help_formatter=HelpPages(),
         version=_version,
-        default_parameter=cyclopts.Parameter(negative=()),
+        help_epilogue=EPILOGUE.format(ENVIRONMENT),
+        default_parameter=cyclopts.Parameter(negative=(), show_env_var=False),
         config=Env(ENVIRONMENT),
     )
     order = list(COMMANDS)

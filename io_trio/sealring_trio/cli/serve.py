@@ -102,8 +102,8 @@ def serve(
         Port of the API and the page; 0 for any that is free.
     api_key
         The key that clients must present; none if left out. On the command
-        line every user of this machine can see it: set the environment
-        variable instead, or use --api-key-file.
+        line every user of this machine can see it: set SEALRING_API_KEY
+        instead, or use --api-key-file.
     api_key_file
         File that holds that key, which nobody else may read.
     allowed_hosts
