@@ -140,7 +140,7 @@ def test_the_keyboard_stops_edits_and_copies(page: Page, served: Served) -> None
     expect(field).to_have_value("Tell me a long story about a fox.")
     field.fill("Hello.")
     field.press("Enter")
-    expect(page.locator(".message.user")).to_have_text("Hello.")
+    expect(page.locator(".message.user .text")).to_have_text("Hello.")
     first = answers(page, 1)
     name = page.url
     first.get_by_role("button", name="Answer again").click()
@@ -207,6 +207,94 @@ def test_a_phone_has_all_of_it(browser: Browser, served: Served, width: int, hei
         expect(page.get_by_role("link", name="New conversation")).to_be_hidden()
         page.locator("#to-ring").tap()
         expect(page.get_by_role("region", name="Ring", exact=True)).to_be_visible()
+
+
+def test_what_is_on_the_screen_comes_first(page: Page) -> None:
+    """A long conversation is there at once, as it was written; its end is read before the rest."""
+    page.evaluate(ORDER)
+    show(page, *(f"Answer *{n}*.\n\n```python\nx = {n}\n```" for n in range(150)))
+    first, blank = page.evaluate("[globalThis.order[0], globalThis.blank]")
+    assert "Answer 149." in first
+    assert blank == 0
+    expect(page.locator(".assistant em")).to_have_count(150)
+
+
+ORDER = """
+() => {
+  globalThis.order = [];
+  new MutationObserver((records) => {
+    for (const { target } of records) {
+      if (target.hasAttribute("aria-busy")) continue;
+      globalThis.blank ??= document.querySelectorAll(".assistant .text:empty").length;
+      order.push(target.innerText);
+    }
+  }).observe(document.body, { subtree: true, attributeFilter: ["aria-busy"] });
+}
+"""
+
+
+def test_earlier_versions_of_an_answer_and_of_a_question_stay(page: Page) -> None:
+    focused = "document.activeElement.id || document.activeElement.ariaLabel"
+    ask(page, "Count to twenty.")
+    (first,) = answers(page, 1).locator(".text").all_inner_texts()
+    page.get_by_role("button", name="Answer again").press("Enter")
+    expect(page.locator("#chat-text")).to_be_focused()
+    (second,) = answers(page, 1).locator(".text").all_inner_texts()
+    expect(page.locator(".assistant .versions")).to_have_text("2 of 2")
+    page.get_by_role("button", name="The version before").press("Enter")
+    expect(page.locator(".assistant .text")).to_have_text(first)
+    expect(page.locator(".assistant .versions")).to_have_text("1 of 2")
+    assert page.evaluate(focused) == "The version after"
+    page.get_by_role("button", name="Edit this message").press("Enter")
+    field = page.get_by_role("textbox", name="The message, to be changed")
+    field.fill("Hello.")
+    field.press("Enter")
+    expect(page.locator("#chat-text")).to_be_focused()
+    answers(page, 1)
+    expect(page.locator(".user .versions")).to_have_text("2 of 2")
+    expect(page.locator(".assistant .versions")).to_have_count(0)
+    saved = json.loads(exported(page, "JSON"))
+    page.reload()
+    answers(page, 1)
+    page.get_by_role("button", name="The version before").click()
+    expect(page.locator(".user .text")).to_have_text("Count to twenty.")
+    expect(page.locator(".assistant .text")).to_have_text(first)
+    page.get_by_role("button", name="The version after").nth(1).click()
+    expect(page.locator(".assistant .text")).to_have_text(second)
+    file: Any = {"name": "a", "mimeType": "application/json", "buffer": json.dumps(saved).encode()}
+    page.locator("#import-file").set_input_files(file)
+    expect(page.locator(".user .versions")).to_have_text("2 of 2")
+    page.get_by_role("button", name="The version before").click()
+    expect(page.locator(".assistant .versions")).to_have_text("1 of 2")
+
+
+def test_conversations_are_searched(page: Page) -> None:
+    show(page, "About a **badger**.")
+    show(page, "About a fox.")
+    items = page.get_by_role("list", name="Conversations in this browser").get_by_role("listitem")
+    expect(items).to_have_count(2)
+    search = page.get_by_role("searchbox", name="Search conversations")
+    search.fill("BADGER about")
+    expect(items).to_have_count(1)
+    search.fill("no such thing")
+    expect(page.locator("#no-conversations")).to_have_text("Nothing found.")
+    search.fill("")
+    expect(items).to_have_count(2)
+
+
+def test_a_head_that_was_stopped_is_not_waited_for_in_words(stage: Page) -> None:
+    """What the page says is so: nobody tries to bring the head back but people."""
+    url = f"{stage.url.split('#')[0]}v1/cluster"
+    cluster = {**httpx2.get(url).json(), "draining": True}
+    told = json.dumps({"cluster": cluster, "samples": {"at_ms": []}, "over": []})
+    stage.route("**/v1/cluster/events", lambda route: route.abort(), times=20)
+    stage.route(
+        "**/v1/cluster/events",
+        lambda route: route.fulfill(content_type="text/event-stream", body=f"data: {told}\n\n"),
+        times=1,
+    )
+    stage.reload()
+    expect(stage.get_by_role("alert")).to_contain_text("once somebody has started it again")
 
 
 def test_a_picture_is_refused_with_the_reason(page: Page) -> None:

@@ -61,6 +61,36 @@ OUTLINE = r"""
 (e) => [...e.children].map((b) => `${b.localName} ${b.innerText.replace(/\s+/g, ' ').trim()}`)
 """
 
+FORMULAS = r"""
+Euler: $e^{i\pi} + 1 = 0$, and \(a_1\) costs $5 or $10, not \$3 or $ 4 $.
+
+$$
+\begin{aligned} a &= b \\
+- c &= \frac{d}{2} \end{aligned}
+$$
+
+\[ \sqrt{x} \]
+
+As it is: $\nosuchthing{$ and `$x$`.
+
+> $$ y $$
+"""
+
+
+def test_formulas_are_shown_as_such(page: Page) -> None:
+    answer = show(page, FORMULAS).locator(".text")
+    expect(answer.locator("math")).to_have_count(5)
+    expect(answer.locator("p").first.locator("math").first.locator("msup mi").first).to_have_text(
+        "e"
+    )
+    expect(answer.locator("p").first).to_contain_text("costs $5 or $10, not $3 or $ 4 $.")
+    expect(answer.locator("> math[display=block]")).to_have_count(2)
+    expect(answer.locator("mtr")).to_have_count(2)
+    expect(answer.locator("blockquote math")).to_have_count(1)
+    expect(answer).to_contain_text(r"As it is: $\nosuchthing{$ and $x$.")
+    assert answer.locator("math").first.evaluate("e => e.namespaceURI").endswith("MathML")
+
+
 ELEMENTS = {
     "article",
     "a",
@@ -97,8 +127,19 @@ ELEMENTS = {
     "tr",
     "ul",
     "b",
+    *("math", "mrow", "mi", "mo", "mn", "mtext", "mstyle", "mpadded", "mspace"),
 }
 ATTRIBUTES = {
+    *(
+        "display",
+        "displaystyle",
+        "scriptlevel",
+        "mathvariant",
+        "stretchy",
+        "width",
+        "height",
+        "depth",
+    ),
     "aria-busy",
     "aria-hidden",
     "aria-label",

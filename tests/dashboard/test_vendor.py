@@ -16,7 +16,7 @@ def test_the_files_are_those_that_are_recorded() -> None:
     for entry in RECORDED:
         data = (VENDOR / entry["file"]).read_bytes()
         assert hashlib.sha256(data).hexdigest() == entry["sha256"], entry["file"]
-        assert entry["version"].encode() in data[:300]
+        assert entry["version"].encode() in data
         licence = (VENDOR / entry["licence_file"]).read_text()
         assert "Permission" in licence or "Redistribution" in licence
         for contained in entry["contains"]:

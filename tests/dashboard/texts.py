@@ -77,6 +77,10 @@ HOSTILE: Final = (
     "| a |\n|---|\n| <img src=x onerror=globalThis.hit=1> |",
     "# <b onmouseover=globalThis.hit=1>x",
     "`</code><script>globalThis.hit=1</script>`",
+    r"$\href{javascript:globalThis.hit=1}{x}$ $\url{javascript:globalThis.hit=1}$",
+    r"$\class{hit}{x} \id{log}{x} \style{position:fixed}{x} \data{a=b}{x}$",
+    r"$\color{red;background:url(https://pictures.example)} x \text{<img src=x>}$",
+    r"$\includegraphics{https://pictures.example/e.png}$ $\rule{1e9em}{1e9em}$ \(x\)",
     "\u202egnp.exe \u0000 \ufeff \ud7ff &lt;script&gt;globalThis.hit=1&lt;/script&gt; &NewLine;",
 )
 
@@ -98,6 +102,11 @@ CATASTROPHES: Final = {
     "many lines of code": "```\n" + "a line of code\n" * 70_000 + "```",
     "many elements": "*a* " * 250_000,
     "many paragraphs": "a paragraph\n\n" * 80_000,
+    "signs of money": "$a " * 60_000,
+    "formulas in formulas": "$" + "\\frac{" * 2_000 + "$ \\(" + "{" * 4_000 + "\\)",
+    "formulas that grow": r"$\def\x{\x\x}\x$ " * 300,
+    "formulas that do not end": "$$ a\n" * 20_000 + "\\[ b\n\n" * 5_000,
+    "many formulas": "$x_1^2$ " * 20_000,
     "references": "".join(f"[r{n}]: https://x.example/{n}\n" for n in range(20_000)) + "[r1]",
     "addresses": "https://x.example/" + "a" * 100_000 + " http://" * 20_000,
 }

@@ -1,6 +1,7 @@
 // Making and changing elements. Text is always text: nothing here takes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
+const MATH = "http://www.w3.org/1998/Math/MathML";
 
 /** The element with this id. */
 export const byId = (id) => document.getElementById(id);
@@ -13,6 +14,11 @@ export function make(name, attributes = {}, ...children) {
 /** The same for a part of a drawing. */
 export function draw(name, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, name), attributes, children);
+}
+
+/** The same for a part of a formula. */
+export function mathPart(name, attributes = {}, ...children) {
+  return fill(document.createElementNS(MATH, name), attributes, children);
 }
 
 function fill(element, attributes, children) {

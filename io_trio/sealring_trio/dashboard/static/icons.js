@@ -3,7 +3,9 @@
 import { draw } from "./dom.js";
 
 const PATHS = {
+  after: "M9 5l7 7l-7 7",
   again: "M20 11a8 8 0 1 0-2.3 5.7M20 4v7h-7",
+  before: "M15 5l-7 7l7 7",
   close: "M6 6l12 12M18 6L6 18",
   copy: "M9 9h11v11H9zM5 15H4V4h11v1",
   down: "M12 5v14M6 13l6 6 6-6",

@@ -17,6 +17,7 @@ const chat = new Chat({ announce, askForKey: ask });
 let told = ""; // the state that was last announced
 let blamed = ""; // and what was in the way
 let away = false; // whether the head is gone
+let ending = false; // whether it said that it is being stopped
 
 /** Tell a screen reader, once. */
 function announce(text) {
@@ -61,6 +62,7 @@ function setState(state, text) {
 function heard(event) {
   const { cluster } = event;
   if (away) welcome();
+  ending = cluster.draining;
   say(byId("serves"), cluster.model);
   document.title = `${cluster.model} · sealring`;
   say(byId("rate-now"), cluster.tokens_per_s ? `${few(cluster.tokens_per_s)} tokens/s` : "");
@@ -77,7 +79,10 @@ function lost(why) {
   setState("bad", "out of reach");
   say(byId("rate-now"), "");
   byId("why").hidden = true;
-  notice(`${why.replace(/\.$/, "")}. Trying again by itself; what you have typed stays here.`);
+  const then = ending
+    ? "It was stopped. This page goes on once somebody has started it again"
+    : `${why.replace(/\.$/, "")}. Trying again by itself`;
+  notice(`${then}; what you have typed stays here.`);
   monitor.lost();
   chat.lost();
 }

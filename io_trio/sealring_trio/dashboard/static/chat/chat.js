@@ -3,7 +3,7 @@
 import { ApiError, Lost } from "../api.js";
 import { byId, say } from "../dom.js";
 import { Composer } from "./composer.js";
-import { fresh, openCall, question, titleOf, unanswered } from "./conversation.js";
+import { fresh, openCall, question, setAside, takeBack, titleOf, unanswered } from "./conversation.js";
 import { cost, ask } from "./ask.js";
 import { List } from "./list.js";
 import { Log } from "./log.js";
@@ -29,6 +29,7 @@ export class Chat {
       announce: on.announce,
       again: (message) => this.again(message),
       edit: (message, text) => this.edit(message, text),
+      version: (message, at) => this.version(message, at),
       left: () => byId("chat-text").focus(),
     });
     this.list = new List(this.store, {
@@ -84,14 +85,20 @@ export class Chat {
   #show(conversation) {
     this.current = conversation;
     this.log.show(conversation.messages);
-    for (const message of conversation.messages) {
-      if (message.role !== "assistant") continue;
-      if (this.running.get(conversation.id)?.message === message) this.#showComing(message);
-      else this.log.find(message).complete();
-    }
+    this.#complete(conversation.messages);
     this.list.show(conversation.id);
     byId("to-chat").href = `#${conversation.messages.length ? conversation.id : ""}`;
     this.refresh();
+  }
+
+  /** Show all of the answers among these messages, what is on the screen first: the last. */
+  #complete(messages) {
+    const coming = this.running.get(this.current.id)?.message;
+    for (const message of messages.toReversed()) {
+      if (message.role !== "assistant") continue;
+      if (message === coming) this.#showComing(message);
+      else this.log.find(message).complete();
+    }
   }
 
   refresh() {
@@ -105,12 +112,13 @@ export class Chat {
     byId("settings-open").classList.toggle("set", Object.keys(current.settings).length > 0);
   }
 
-  /** Say something; returns whether it was taken. */
-  send(text) {
+  /** Say something, with the `versions` that it has taken the place of; returns whether it was taken. */
+  send(text, versions) {
     const { current } = this;
     if (!this.#may()) return false;
     const call = openCall(current);
     const said = call ? { role: "tool", call: call.id, name: call.name, content: text } : { role: "user", content: text };
+    if (versions?.tails.length > 1) said.versions = versions;
     current.messages.push(said);
     this.log.add(said);
     if (openCall(current)) this.#changed(current); // the model waits for more results
@@ -132,15 +140,27 @@ export class Chat {
   /** Have an answer given once more. */
   again(message) {
     if (!this.#may()) return;
-    this.#cut(message);
-    this.#answer(this.current);
+    const versions = this.#cut(message);
+    this.#answer(this.current, versions);
+    this.#focus();
   }
 
   /** Say something else in the place of `message`; returns whether it was taken. */
   edit(message, text) {
     if (!this.#may()) return false;
-    this.#cut(message);
-    return this.send(text);
+    const taken = this.send(text, this.#cut(message));
+    this.#focus();
+    return taken;
+  }
+
+  /** Show version number `at` of a message, and what came after it. */
+  version(message, at) {
+    if (!this.#may()) return;
+    const tail = takeBack(this.current, message, at);
+    this.log.replace(message, tail);
+    this.#complete(tail);
+    this.log.find(tail[0]).focusVersions();
+    this.#changed(this.current);
   }
 
   /** Edit what was said last; returns whether there is something. */
@@ -157,11 +177,12 @@ export class Chat {
 
   #cut(message) {
     this.log.cut(message);
-    this.current.messages.length = this.current.messages.indexOf(message);
+    return setAside(this.current, message);
   }
 
-  async #answer(conversation) {
+  async #answer(conversation, versions) {
     const message = unanswered();
+    if (versions?.tails.length > 1) message.versions = versions;
     conversation.messages.push(message);
     const stop = new AbortController();
     this.running.set(conversation.id, { conversation, message, stop });

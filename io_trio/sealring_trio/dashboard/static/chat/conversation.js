@@ -2,17 +2,44 @@
 //
 // Messages are {role: "user", content}, {role: "tool", call, name, content}, and of the model {role: "assistant",
 // content, reasoning, calls: [{id, name, arguments}], end, trouble, stats}. `end` is "" while the answer comes.
+//
+// A message that has taken the place of others has `versions`: {at, tails}. A tail is a list of messages, from one that
+// stood in this place on. The one that is shown is number `at`, and null in the list.
 
 export const SETTINGS = ["system", "temperature", "top_p", "max_tokens", "seed", "tools"];
 const NUMBERS = { temperature: [0, 2], top_p: [0, 1], max_tokens: [1, 2 ** 32 - 1], seed: [-(2 ** 53), 2 ** 53] };
 const MAX_MESSAGES = 4096; // the head takes no more
 const MAX_TEXT = 8 * 2 ** 20;
+const MAX_VERSIONS = 50; // of one message, besides the one that is shown
+const MAX_DEPTH = 50; // of versions within versions
 const MAX_TITLE = 200;
 
 export function fresh() {
   const bytes = crypto.getRandomValues(new Uint8Array(12));
   const id = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
   return { id, title: "", created: Date.now(), changed: Date.now(), settings: {}, messages: [] };
+}
+
+/** Take `message` and what comes after it out of a conversation; returns the `versions` of what comes in their place. */
+export function setAside({ messages }, message) {
+  const tail = messages.splice(messages.indexOf(message));
+  const versions = message.versions ?? { at: 0, tails: [null] };
+  delete message.versions;
+  const empty = message.role === "assistant" && !message.content && !message.reasoning && !message.calls.length;
+  if (empty) return versions; // nobody wants to go back to that
+  const tails = versions.tails.with(versions.at, tail).slice(-MAX_VERSIONS);
+  return { at: tails.length, tails: [...tails, null] };
+}
+
+/** Have version number `at` of `message` and what came after it in the conversation again; returns these messages. */
+export function takeBack({ messages }, message, at) {
+  const { tails, at: shown } = message.versions;
+  const tail = tails[at];
+  delete message.versions;
+  const rest = tails.with(shown, messages.splice(messages.indexOf(message))).with(at, null);
+  tail[0].versions = { at, tails: rest };
+  messages.push(...tail);
+  return tail;
 }
 
 /** An answer that is still to come. */
@@ -95,7 +122,7 @@ export function checked(given) {
   if (!Array.isArray(given.messages) || given.messages.length > MAX_MESSAGES) {
     throw fault(`has no list of at most ${MAX_MESSAGES} messages`);
   }
-  const found = { ...fresh(), title: text(given.title).slice(0, MAX_TITLE), messages: given.messages.map(message) };
+  const found = { ...fresh(), title: text(given.title).slice(0, MAX_TITLE), messages: given.messages.map((each) => message(each)) };
   if (found.messages.includes(null)) throw fault("has a message of no known kind");
   for (const name of ["created", "changed"]) if (Number.isSafeInteger(given[name])) found[name] = given[name];
   for (const name of SETTINGS) {
@@ -107,7 +134,18 @@ export function checked(given) {
 
 const text = (value) => (typeof value === "string" ? value.slice(0, MAX_TEXT) : "");
 
-function message(given) {
+/** A message of a file with its versions, as far as they are such; null where it is no message. */
+function message(given, depth = 0) {
+  const found = shown(given);
+  const { at, tails } = given?.versions ?? {};
+  if (!found || depth >= MAX_DEPTH || !Array.isArray(tails) || tails.length > MAX_VERSIONS + 1 || tails[at] !== null) return found;
+  const others = tails.map((tail, number) => number === at ? null : Array.isArray(tail) && tail.slice(0, MAX_MESSAGES).map((each) => message(each, depth + 1)));
+  const whole = others.every((tail, number) => number === at || (tail && tail.length && !tail.includes(null)));
+  if (Number.isInteger(at) && whole && tails.length > 1) found.versions = { at, tails: others };
+  return found;
+}
+
+function shown(given) {
   const content = text(given?.content);
   switch (given?.role) {
     case "user":

@@ -1,10 +1,11 @@
-// The list of conversations: open, delete (and take that back), export all, import.
+// The list of conversations: search, open, delete (and take that back), export all, import.
 
 import { byId, keep, make, say } from "../dom.js";
 import { icon } from "../icons.js";
 import { load, saveJson } from "./files.js";
 
 const REGRET = 10_000; // how long a deletion can be taken back
+const PAUSE = 200; // milliseconds after a key before the search begins
 
 export class List {
   /** Shows what `store` has. `on` has announce(text), gone(id) and alive(): the ids of conversations under way. */
@@ -15,6 +16,8 @@ export class List {
     this.current = "";
     this.taken = null; // what was deleted last
     this.timer = 0;
+    this.found = null; // ids of what the search has found; null without one
+    byId("search").addEventListener("input", () => this.#search());
     byId("conversation-new").addEventListener("click", () => this.close());
     byId("export-all").addEventListener("click", async () => saveJson(await store.all(), "sealring-conversations"));
     byId("import").addEventListener("click", () => byId("import-file").click());
@@ -33,10 +36,13 @@ export class List {
 
   show(current = this.current) {
     this.current = current;
-    const heads = this.store.list();
+    const all = this.store.list();
+    const heads = all.filter(({ id }) => this.found?.has(id) ?? true);
     const alive = this.on.alive();
+    say(byId("no-conversations"), all.length ? "Nothing found." : "Nothing yet.");
     byId("no-conversations").hidden = heads.length > 0;
-    byId("export-all").disabled = !heads.length;
+    byId("search").hidden = !all.length && !byId("search").value;
+    byId("export-all").disabled = !all.length;
     keep(this.place, heads, (head) => head.id, (head) => this.#item(head), (element, head) => {
       const link = element.querySelector("a");
       say(link, head.title);
@@ -46,6 +52,19 @@ export class List {
       element.querySelector("button").setAttribute("aria-label", `Delete “${head.title}”`);
     });
     say(byId("kept-note"), note(this.store.why));
+  }
+
+  /** Show only the conversations that have the words of the search, in any order, once nothing has been typed for a while. */
+  #search() {
+    clearTimeout(this.searching);
+    this.searching = setTimeout(async () => {
+      const { value } = byId("search");
+      const found = value.trim() ? await this.store.find(value) : null;
+      if (value !== byId("search").value) return; // another search has begun
+      this.found = found;
+      this.show();
+      if (found) this.on.announce(found.size === 1 ? "1 conversation found." : `${found.size} conversations found.`);
+    }, PAUSE);
   }
 
   #item({ id }) {

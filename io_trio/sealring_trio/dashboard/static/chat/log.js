@@ -30,6 +30,12 @@ export class Log {
     this.toEnd();
   }
 
+  /** Show these messages in the place of `message` and all that comes after it. */
+  replace(message, messages) {
+    this.cut(message);
+    for (const each of messages) this.add(each);
+  }
+
   add(message) {
     const shown = new Message(message, this.on);
     this.list.append(shown.element);

@@ -18,6 +18,32 @@ export class Message {
     this.element.message = this;
     if (message.role === "assistant") this.#answer();
     else this.#said();
+    this.#addVersions();
+  }
+
+  /** Which version of several this is, and buttons to see the one before and after it. */
+  #addVersions() {
+    const { at, tails } = this.message.versions ?? {};
+    if (!tails) return;
+    const turn = (name, label, to) => {
+      const button = action(name, label, () => this.on.version(this.message, to));
+      button.disabled = to < 0 || to >= tails.length;
+      return button;
+    };
+    const where = make("span", {}, `${at + 1} of ${tails.length}`);
+    this.versions = make(
+      "span",
+      { class: "versions", role: "group", "aria-label": "Versions", tabindex: -1 },
+      turn("before", "The version before", at - 1),
+      where,
+      turn("after", "The version after", at + 1),
+    );
+    this.foot.prepend(this.versions);
+  }
+
+  /** Have the keyboard where a version can be chosen. */
+  focusVersions() {
+    (this.versions.querySelector("button:focus, button:not(:disabled)") ?? this.versions).focus();
   }
 
   #said() {
@@ -124,7 +150,7 @@ export class Message {
     field.value = this.message.content;
     const send = make("button", { type: "submit" }, "Send");
     const cancel = make("button", { type: "button", class: "quiet" }, "Cancel");
-    const note = make("small", {}, "What comes after it is replaced.");
+    const note = make("small", {}, "What comes after it stays as an earlier version.");
     const form = make("form", { class: "edit" }, field, make("div", { class: "row" }, note, cancel, send));
     const over = () => {
       form.replaceWith(this.body);

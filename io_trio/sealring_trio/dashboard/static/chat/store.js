@@ -104,6 +104,19 @@ export class Store {
     return found.filter(Boolean);
   }
 
+  /** The ids of the conversations whose title or messages have all words of `text`, whatever their case. */
+  async find(text) {
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = new Set();
+    for (const { id } of this.list()) {
+      const conversation = await this.get(id); // one after the other: all together may be large
+      const said = conversation ? [titleOf(conversation), ...conversation.messages.map(({ content }) => content)] : [];
+      const all = said.join("\n").toLowerCase();
+      if (words.every((word) => all.includes(word))) found.add(id);
+    }
+    return found;
+  }
+
   async #done(doing, id) {
     await new Promise((resolve, reject) => {
       doing.addEventListener("complete", resolve);

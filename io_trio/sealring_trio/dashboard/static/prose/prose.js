@@ -23,6 +23,7 @@ export class Prose {
     this.stale = false;
     this.work = null;
     this.slow = false; // whether it takes too long to read
+    this.unread = false; // whether what is shown is the text as it was written, until it has been read
   }
 
   /** Show this much of it. */
@@ -33,8 +34,12 @@ export class Prose {
     this.#renew();
   }
 
-  /** Show all of it; settles when that is done. */
+  /** Show all of it; settles when that is done. A text of which nothing is shown yet is there at once, as it was written. */
   async end(text) {
+    if (text && !this.text) {
+      this.place.replaceChildren(build(plain(text)));
+      this.unread = true;
+    }
     this.write(text);
     this.over = true;
     this.#renew();
@@ -84,6 +89,8 @@ export class Prose {
   }
 
   #take(at, blocks) {
+    if (this.unread) this.place.replaceChildren();
+    this.unread = false;
     blocks.forEach((tree, index) => {
       change(this.place, at + index, this.trees[at + index], tree);
       this.trees[at + index] = tree;

@@ -2,19 +2,29 @@
 //
 // Only what stands in the tables here becomes an element or an attribute, whatever a tree says.
 
-import { make } from "../dom.js";
+import { make, mathPart } from "../dom.js";
 
 const NAMES = new Set(
   ("p h3 h4 h5 h6 ul ol li blockquote pre code em strong s a br hr table thead tbody tr th td span figure " +
     "figcaption button").split(" "),
 );
 const CLASS = /^(?:left|center|right|plain|picture|code|copy-code|lines|piece|hl-[a-z]+)$/;
+const FORMULA = new Set(
+  ("math mrow mi mn mo ms mtext mspace mfrac msqrt mroot mstyle mpadded mphantom msub msup msubsup munder mover " +
+    "munderover mmultiscripts mprescripts mtable mtr mtd").split(" "),
+);
+const IN_FORMULA = new Set(
+  ("display displaystyle scriptlevel mathvariant stretchy symmetric fence separator form lspace rspace largeop " +
+    "movablelimits accent accentunder linethickness minsize maxsize width height depth voffset").split(" "),
+);
+const FORMULA_CLASS = /^(?:tml-[a-z-]+ ?)+$/;
 const OTHERS = ["http:", "https:", "mailto:"]; // where a link may lead
 
 /** The element or text of a tree. */
 export function build(tree) {
   if (typeof tree === "string") return document.createTextNode(tree);
   const [name, attributes, children] = tree;
+  if (FORMULA.has(name)) return formula(name, attributes ?? {}, children);
   const element = make(NAMES.has(name) ? name : "span", {}, ...children.map(build));
   if (attributes?.class && CLASS.test(attributes.class)) element.className = attributes.class;
   if (name === "a") lead(element, attributes?.href);
@@ -22,6 +32,13 @@ export function build(tree) {
   if (name === "button") element.type = "button";
   if (name === "pre") element.tabIndex = 0; // it scrolls, so the keyboard must get there
   return element;
+}
+
+function formula(name, attributes, children) {
+  const given = Object.entries(attributes).filter(([key, value]) =>
+    key === "class" ? FORMULA_CLASS.test(value) : IN_FORMULA.has(key),
+  );
+  return mathPart(name, Object.fromEntries(given), ...children.map(build));
 }
 
 /** Have a link lead out of this page, and tell where, or nowhere. */

@@ -18,13 +18,37 @@ const BATCH = 1500; // elements, or this many characters, in one message
 const BATCH_TEXT = 100_000;
 const MAX_PARAGRAPH = 50_000; // characters; longer ones are shown as they were written
 const LINES = 8000; // characters of code in one element, and what there is up to the line's end
+const MAX_FORMULA = 5000; // characters, and
+const MAX_FORMULA_LINES = 200;
+
+// Where each kind of formula begins and ends, and whether it has a line of its own.
+const FORMULAS = [
+  ["$$", "$$", true],
+  ["\\[", "\\]", true],
+  ["\\(", "\\)", false],
+];
 
 const markdown = new MarkdownIt({ html: false, linkify: true, typographer: false, maxNesting: MAX_NESTING });
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 
+markdown.inline.ruler.before("escape", "math", inlineMath);
+markdown.block.ruler.before("fence", "math", blockMath, { alt: ["paragraph", "reference", "blockquote", "list"] });
+
+let temml = null; // loaded with the first text that may have a formula
+
 const HEADINGS = { h1: "h3", h2: "h4", h3: "h5", h4: "h6", h5: "h6", h6: "h6" }; // below those of the page
 
-onmessage = ({ data: { id, text, before } }) => {
+onmessage = ({ data }) => {
+  if (temml || !/\$|\\[([]/.test(data.text)) return work(data);
+  return import("../vendor/temml.js").then(
+    (module) => {
+      temml = module.default;
+      work(data);
+    },
+  ).catch((error) => setTimeout(() => { throw error; })); // where the page hears of it
+};
+
+function work({ id, text, before }) {
   const tops = split(markdown.parse(text, {}));
   const lines = beginnings(text);
   const sizes = [];
@@ -55,7 +79,76 @@ onmessage = ({ data: { id, text, before } }) => {
     if (weight >= BATCH) send(false);
   }
   send(true);
-};
+}
+
+/** A rule of markdown-it for a formula within a paragraph: `$...$` as well as the kinds above. */
+function inlineMath(state, silent) {
+  const { src, pos, posMax } = state;
+  if (src[pos] !== "$" && src[pos] !== "\\") return false;
+  const [open, close, display] = FORMULAS.find(([mark]) => src.startsWith(mark, pos)) ?? ["$", "$", false];
+  if (!src.startsWith(open, pos)) return false;
+  const end = open === "$" ? dollar(state) : src.slice(0, Math.min(posMax, pos + MAX_FORMULA)).indexOf(close, pos + 2);
+  const tex = end < 0 ? "" : src.slice(pos + open.length, end);
+  if (!tex.trim()) return false;
+  if (!silent) Object.assign(state.push("math", "math", 0), { content: tex, info: display ? "block" : "", markup: open });
+  state.pos = end + close.length;
+  return true;
+}
+
+/**
+ * Where the formula ends that the dollar at `state.pos` begins; -1 if it is a sign of money. A formula's first and last
+ * characters are no spaces, and no digit follows it.
+ */
+function dollar(state) {
+  const { src, pos, posMax } = state;
+  if (/\s/.test(src[pos + 1] ?? " ")) return -1;
+  let end = state.dollar > pos ? state.dollar : pos + 1; // the same for all that begin before it: looked for once
+  while (end < posMax && !(src[end] === "$" && /[^\s\\]/.test(src[end - 1]) && !/\d/.test(src[end + 1] ?? ""))) end += 1;
+  state.dollar = end;
+  return end > pos + 1 && end < posMax && end - pos < MAX_FORMULA ? end : -1;
+}
+
+/** A rule of markdown-it for a formula that begins a line. Its end is on the same line or a later one. */
+function blockMath(state, start, last, silent) {
+  const line = (number) => state.src.slice(state.bMarks[number] + state.tShift[number], state.eMarks[number]).trimEnd();
+  const first = line(start);
+  const found = FORMULAS.find(([mark, , display]) => display && first.startsWith(mark));
+  if (!found) return false;
+  const [open, close] = found;
+  const parts = [first.slice(2)];
+  let end = start;
+  while (!parts.at(-1).endsWith(close)) {
+    end += 1;
+    if (end >= last || end - start > MAX_FORMULA_LINES || state.sCount[end] < state.blkIndent) return false;
+    if (line(end).includes(open) && open !== close) return false;
+    parts.push(line(end));
+  }
+  const tex = parts.join("\n").slice(0, -2);
+  if (!tex.trim() || tex.length > MAX_FORMULA || tex.includes(close)) return false;
+  if (silent) return true;
+  Object.assign(state.push("math", "math", 0), { content: tex, info: "block", markup: open, map: [start, end + 1] });
+  state.line = end + 1;
+  return true;
+}
+
+/** A formula as a tree; as it was written if that is no TeX. */
+function math({ content, info, markup, map }) {
+  const options = { displayMode: info === "block", throwOnError: true, maxExpand: 200, maxSize: [20, 20] };
+  try {
+    return mathTree(temml.__renderToMathMLTree(content, options));
+  } catch {
+    const close = FORMULAS.find(([open]) => open === markup)?.[1] ?? markup;
+    return map ? plain(markup + content + close) : markup + content + close;
+  }
+}
+
+function mathTree(node) {
+  if (typeof node.text === "string" && !node.children) return node.text;
+  const children = node.children.map(mathTree);
+  if (!node.type) return ["mrow", null, children]; // a fragment
+  const names = node.classes?.filter((name) => /^tml-[a-z-]+$/.test(name)).join(" ");
+  return [node.type, { ...node.attributes, ...(names && { class: names }) }, children];
+}
 
 /** The tokens of each block that is in no other. */
 function split(tokens) {
@@ -148,6 +241,8 @@ function leaf(token) {
       return ["code", null, [token.content]];
     case "image":
       return picture(token);
+    case "math":
+      return math(token);
     case "fence":
       return code(token.content, token.info.trim().split(/\s+/)[0]);
     case "code_block":
