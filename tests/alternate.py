@@ -27,7 +27,7 @@ try:
     from sealring_trio.local.pace import pace
     from sealring_trio.local.ring import local_ring
 except ImportError:  # before the rooms
-    from sealring_trio.bench.measure import pace
+    from sealring_tools.bench.measure import pace
     from sealring_trio.local_ring import local_ring
     from sealring_trio.models import TINY, find_model
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
-from sealring_trio.bench.random_model import write_random_model
+from sealring_tools.bench.random_model import write_random_model
 
 TURNS = 7
 

@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "ARCHITECTURE.md"
-PACKAGES = ("protocol/sealring_protocol", "model/sealring_model", "io_trio/sealring_trio")
+PACKAGES = (
+    "protocol/sealring_protocol",
+    "model/sealring_model",
+    "io_trio/sealring_trio",
+    "tools/sealring_tools",
+)
 ENDINGS = (".py", ".md", ".js", ".json", ".txt", ".toml", ".lua")
 
 TOKEN = re.compile(r"`([^`]+)`")

@@ -116,10 +116,10 @@ def test_the_model_does_not_know_the_adapter(name):
         assert module.partition(".")[0] != name, f"{path} imports {module}"
 
 
-def test_only_the_bench_knows_the_bench():
-    for path, module in imports("io_trio"):
-        if module.startswith("sealring_trio.bench"):
-            assert "/bench" in path, f"{path} imports {module}"
+def test_nothing_that_is_installed_knows_the_tools():
+    for folder in ("protocol", "model", "io_trio"):
+        for path, module in imports(folder):
+            assert not module.startswith("sealring_tools"), f"{path} imports {module}"
 
 
 @pytest.mark.parametrize("folder", ["protocol", "model", "io_trio"])
@@ -131,7 +131,7 @@ def test_what_is_installed_needs_nothing_of_the_repository(folder):
 
 
 def test_modules_open_with_their_theory_and_stay_short():
-    for folder in ("protocol", "io_trio", "model"):
+    for folder in ("protocol", "io_trio", "model", "tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text()
             assert ast.get_docstring(ast.parse(text)), f"{path} says nothing of itself"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from sealring_model.loading import model_store
-from sealring_trio.bench.random_model import write_random_model
+from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.fetching.hub import Hub
 
 from tests.fetching.stand_in import StandIn, stand_in

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from sealring_model import tiny
-from sealring_trio.bench import random_model, speculate
-from sealring_trio.bench.batch import FLOORS, ONE_ROW
-from sealring_trio.bench.random_model import Size
+from sealring_tools.bench import random_model, speculate
+from sealring_tools.bench.batch import FLOORS, ONE_ROW
+from sealring_tools.bench.random_model import Size
 from sealring_trio.local.pace import joint_pace
 
 from tests.io_trio.helpers import sealring

@@ -7,8 +7,8 @@ import os
 
 import psutil
 import pytest
-from sealring_trio.bench import beside, http_load
-from sealring_trio.bench.http_load import Burst, burst, count_tokens
+from sealring_tools.bench import beside, http_load
+from sealring_tools.bench.http_load import Burst, burst, count_tokens
 from sealring_trio.errors import OperationError
 
 from tests.io_trio.helpers import sealring

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.control.scheduler.requests import SchedulerConfig
-from sealring_trio.bench import prefill, random_model
-from sealring_trio.bench.prefill import MAY_WAIT, YARDSTICK, Reading, Setup, measure
-from sealring_trio.bench.random_model import Size, model_or_random
+from sealring_tools.bench import prefill, random_model
+from sealring_tools.bench.prefill import MAY_WAIT, YARDSTICK, Reading, Setup, measure
+from sealring_tools.bench.random_model import Size, model_or_random
 
 from tests.io_trio.helpers import sealring
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sealring_trio.bench import load, soak
-from sealring_trio.bench.load import SCENARIOS, prompt
-from sealring_trio.bench.phases import Spread, decompose
-from sealring_trio.bench.soak import Process, Reading
+from sealring_tools.bench import load, soak
+from sealring_tools.bench.load import SCENARIOS, prompt
+from sealring_tools.bench.phases import Spread, decompose
+from sealring_tools.bench.soak import Process, Reading
 from sealring_trio.local import client
 
 from tests.io_trio.helpers import Outcome, sealring

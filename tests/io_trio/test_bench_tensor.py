@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from sealring_trio.bench import comms, random_model, tensor
-from sealring_trio.bench.measure import Result
-from sealring_trio.bench.random_model import Size
+from sealring_tools.bench import comms, random_model, tensor
+from sealring_tools.bench.measure import Result
+from sealring_tools.bench.random_model import Size
 
 from tests.io_trio.helpers import sealring
 

@@ -128,3 +128,21 @@ def test_environment_variables_are_one_sentence() -> None:
     )
     assert answer.returncode == 2
     assert "SERVE_PORT" in answer.stderr or "--port" in answer.stderr
+
+
+def test_commands_of_a_checkout_are_named_where_there_is_none() -> None:
+    """An installation has no bench, and says where there is one; its help does not list it."""
+    alone = "import sys; sys.modules['sealring_tools'] = None; from sealring_trio.cli import main; "
+    for arguments, code, part in (
+        (["bench", "hop"], 2, "In a checkout of sealring: uv run sealring bench"),
+        (["--help"], 0, "Hold this implementation to the conformance vectors."),
+    ):
+        answer = subprocess.run(
+            [sys.executable, "-c", f"{alone} main()", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == code, answer.stderr
+        assert part in answer.stdout + answer.stderr
+        assert "yardsticks" not in answer.stdout

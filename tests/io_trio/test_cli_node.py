@@ -14,7 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from sealring_model import tiny
-from sealring_trio.bench import hop, measure, solo
+from sealring_tools.bench import hop, measure, solo
 from sealring_trio.cli import COMMANDS
 from sealring_trio.errors import OperationError
 from sealring_trio.local.pace import pace

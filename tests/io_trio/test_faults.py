@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sealring_trio.bench import faults
-from sealring_trio.bench.faults import Summary, Trial
+from sealring_tools.bench import faults
+from sealring_tools.bench.faults import Summary, Trial
 
 from tests.io_trio.helpers import sealring
 

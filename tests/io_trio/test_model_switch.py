@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from sealring_model import tiny
-from sealring_trio.bench.random_model import write_random_model
+from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 

@@ -20,13 +20,13 @@ from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
 from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.security.admission import Admission
+from sealring_tools.peer.playing import Model, Rank
+from sealring_tools.peer.serving import Peer, drive
 from sealring_trio.errors import OperationError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.units import format_address
 from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
-from sealring_trio.peer.playing import Model, Rank
-from sealring_trio.peer.serving import Peer, drive
 
 from tests.io_trio.helpers import sealring
 

@@ -20,9 +20,9 @@ from sealring_protocol.security.schedule import (
     link_secrets,
 )
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOpener
-from sealring_trio.capture.decoding import Decoder
-from sealring_trio.capture.packets import read_segments
-from sealring_trio.capture.streams import Streams
+from sealring_tools.capture.decoding import Decoder
+from sealring_tools.capture.packets import read_segments
+from sealring_tools.capture.streams import Streams
 from sealring_trio.files.key_log import read_key_log
 
 from spec.trace import link, make

@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Final
 
 import cyclopts
@@ -73,17 +74,27 @@ GROUPS: Final = {
     "Measure and check": {
         "verify": ("verify:verify", "Check that a ring's answers are right, or find what is not."),
         "profile": ("profile:profile", "Show where the time of a token goes, rank by rank."),
-        "bench": ("bench:app", "Measure the protocol beside its yardsticks."),
+        "bench": ("sealring_tools.cli.bench:app", "Measure the protocol beside its yardsticks."),
     },
     "For implementers": {
         "vectors": ("vectors:app", "Hold this implementation to the conformance vectors."),
-        "peer": ("peer:peer", "Talk sealring/1 with another implementation, without a model."),
-        "decode": ("decode:decode", "Show what the links in a packet capture said."),
+        "peer": (
+            "sealring_tools.cli.peer:peer",
+            "Talk sealring/1 with another implementation, without a model.",
+        ),
+        "decode": (
+            "sealring_tools.cli.decode:decode",
+            "Show what the links in a packet capture said.",
+        ),
     },
 }
-"""The commands in the order of the help: of each its module and function, and a summary."""
+"""The commands in the order of the help: of each its module and function, and a summary. A module
+without a package is one of this room."""
 
-COMMANDS: Final = {name: told for group in GROUPS.values() for name, told in group.items()}
+COMMANDS: Final = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+
+_TOOLS: Final = "sealring_tools"
+"""The package of commands that a checkout has and an installation does not."""
 
 
 def build_app(asked: str = "") -> cyclopts.App:
@@ -100,11 +111,14 @@ def build_app(asked: str = "") -> cyclopts.App:
         config=Env(ENVIRONMENT),
     )
     order = list(COMMANDS)
+    checkout = find_spec(_TOOLS) is not None
     for rank, (title, commands) in enumerate(GROUPS.items()):
         group = cyclopts.Group(title, sort_key=rank)
         for name, (place, summary) in commands.items():
+            if place.startswith(_TOOLS) and not checkout:
+                continue
             app.command(
-                f"sealring_trio.cli.{place}",
+                place if place.startswith(_TOOLS) else f"sealring_trio.cli.{place}",
                 name=name,
                 help=None if name == asked else summary,
                 group=group,
@@ -137,6 +151,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run *arguments*, and return the exit code."""
     try:
+        _check_installed(next(iter(arguments), ""))
         code = build_app(next(iter(arguments), ""))(
             list(arguments),
             exit_on_error=False,
@@ -161,6 +176,16 @@ def run(arguments: Sequence[str]) -> int:
         _give_up_output()
         return _tell(OperationError(f"cannot write the output: {error.strerror}", "Make room."))
     return code if isinstance(code, int) else 0
+
+
+def _check_installed(name: str) -> None:
+    """Refuse a command that only a checkout has, where there is none."""
+    place, _ = COMMANDS.get(name, ("", ""))
+    if place.startswith(_TOOLS) and find_spec(_TOOLS) is None:
+        raise UserError(
+            f"'sealring {name}' is a command of a checkout, and is not installed here",
+            f"In a checkout of sealring: uv run sealring {name}",
+        )
 
 
 def _give_up_output() -> None:

@@ -1,0 +1,1 @@
+"""Commands of `sealring` that only a checkout has: bench, peer and decode."""

@@ -1,0 +1,143 @@
+"""Decodes the frames of the links in a capture, as far as the keys allow.
+
+Handshake frames show what they have in the clear. Sealed frames open once a link's secrets are
+found: each entry of the key log is tried on its first sealed frame, which is ACCEPT and repeats t4.
+A frame that no keys open is shown by its size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import attrs
+from sealring_protocol.codec.codes import MessageCode
+from sealring_protocol.codec.encoding import decode
+from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
+from sealring_protocol.codec.messages import Accept
+from sealring_protocol.conformance.fields import to_fields
+from sealring_protocol.errors import SealringError
+from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.security.handshake import TrafficSecrets
+from sealring_protocol.security.seal import OpeningChannel
+from sealring_tools.capture.streams import Piece
+
+_LIMITS: Final = {int(FrameKind.HANDSHAKE): 1 << 16, int(FrameKind.SEALED): MAX_SEALED_BODY}
+_INIT, _RESP, _FIN = (int(code) for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN))
+
+
+@attrs.frozen
+class Event:
+    """Something that one end said: *what* is a message's name, ``sealed`` or ``unreadable``."""
+
+    time: float
+    connection: int
+    source: str
+    destination: str
+    what: str
+    size: int
+    """Bytes of the frame."""
+    fields: dict[str, Any]
+
+
+@attrs.define
+class _Side:
+    decoder: FrameDecoder = attrs.Factory(lambda: FrameDecoder(_LIMITS))
+    opener: OpeningChannel | None = None
+    before: int = 0  # sealed frames seen
+    dead: bool = False
+
+
+@attrs.define
+class _Connection:
+    initiator: str = ""
+    sides: dict[str, _Side] = attrs.Factory(dict)
+
+    def side(self, source: str) -> _Side:
+        return self.sides.setdefault(source, _Side())
+
+
+class Decoder:
+    """Turns the bytes of connections into events, with the secrets in *keys*."""
+
+    def __init__(self, keys: Sequence[TrafficSecrets] = ()) -> None:
+        self._keys = keys
+        self._connections: dict[int, _Connection] = {}
+
+    def events(self, pieces: Iterable[Piece]) -> Iterator[Event]:
+        """Every event of the capture, in order. Connections that are not sealring/1 are skipped."""
+        for piece in pieces:
+            connection = self._connections.setdefault(piece.number, _Connection())
+            side = connection.side(piece.source)
+            if side.dead:
+                continue
+            try:
+                side.decoder.receive_data(piece.data)
+                while (frame := side.decoder.next_frame()) is not None:
+                    yield self._event(piece, connection, side, frame)
+            except SealringError as error:
+                side.dead = True
+                if connection.initiator:
+                    yield _told(piece, "unreadable", 0, {"why": str(error)})
+
+    def _event(self, piece: Piece, connection: _Connection, side: _Side, frame: Frame) -> Event:
+        size, body = len(frame.header) + len(frame.body), bytes(frame.body)
+        if frame.kind == FrameKind.HANDSHAKE:
+            name, fields = _handshake(frame.header + body)
+            if name == MessageCode.INIT.name:
+                connection.initiator = piece.source
+            return _told(piece, name, size, fields)
+        if side.opener is None and side.before == 0:
+            self._find_keys(piece, connection, frame)
+        side.before += 1
+        if side.opener is None:
+            return _told(piece, "sealed", size, {})
+        message = decode(side.opener.open(frame))
+        fields = to_fields(message)
+        return _told(piece, fields.pop("message"), size, _brief(fields))
+
+    def _find_keys(self, piece: Piece, connection: _Connection, frame: Frame) -> None:
+        """Try each entry of the key log on the responder's first sealed frame; ACCEPT comes before
+        all others."""
+        if piece.source == connection.initiator:
+            return
+        for keys in self._keys:
+            try:
+                accept = decode(OpeningChannel(keys.suite, keys.to_initiator).open(frame))
+            except SealringError:
+                continue
+            if isinstance(accept, Accept) and accept.transcript == keys.transcript:
+                ways = (piece.source, keys.to_initiator), (piece.destination, keys.to_responder)
+                for source, secret in ways:
+                    connection.side(source).opener = OpeningChannel(keys.suite, secret)
+                return
+
+
+def _told(piece: Piece, what: str, size: int, fields: dict[str, Any]) -> Event:
+    return Event(piece.time, piece.number, piece.source, piece.destination, what, size, fields)
+
+
+def _handshake(frame: bytes) -> tuple[str, dict[str, Any]]:
+    """The fields that a handshake frame has in the clear, by the tables of section 5."""
+    code = frame[8] if len(frame) > 8 else 0
+    if code == _INIT and len(frame) == 1269:
+        offered = int.from_bytes(frame[17:21], "big")
+        suites = [bit for bit in range(32) if offered >> bit & 1]
+        wall = str(int.from_bytes(frame[9:17], "big"))
+        return "INIT", {"wall_ms": wall, "suites": suites, "x": frame[21:53].hex()}
+    if code == _RESP and len(frame) == 1322:
+        return "RESP", {"suite": frame[9], "x": frame[10:42].hex()}
+    return ("FIN" if code == _FIN else "unreadable"), {}
+
+
+def _brief(fields: dict[str, Any]) -> dict[str, Any]:
+    """*fields*, with tensors, a roster and a tunnel's data replaced by their sizes."""
+    told = dict(fields)
+    if "tensors" in told:
+        told["tensors"] = [
+            {**tensor, "data": f"{len(tensor['data']) // 2} bytes"} for tensor in told["tensors"]
+        ]
+    for name in ("roster", "data"):
+        if told.get(name):
+            told[name] = f"{len(told[name]) // 2} bytes"
+    return told

@@ -1,0 +1,1 @@
+"""What is typed after `sealring bench`, `sealring peer` and `sealring decode`."""

@@ -1,0 +1,71 @@
+"""The command of `sealring bench` that measures how long prompts are read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import cyclopts
+from sealring_tools.bench.shown import report
+from sealring_tools.cli.bench_tensor import Count, Counts
+from sealring_trio.cli.output import teller
+
+Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
+
+
+def prefill(
+    *,
+    size: Literal["25m-even", "25m", "450m", "8b"] = "25m-even",
+    dtype: Literal["f32", "bf16"] = "f32",
+    model: str | None = None,
+    tokens: Counts = (512, 2048, 8192),
+    ranks: Counts = (1, 2, 4),
+    beside: Rows = 0,
+    turns: Count = 3,
+    gpus: bool = False,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """The time to read a long prompt, beside one process of mlx-lm.
+
+    Rings of each number of ranks and one process take turns at the same
+    prompts. A ring reads one chunk of a prompt on each stage at once. Each
+    rank computes on one processor: leave the machine alone meanwhile.
+
+        sealring bench prefill --ranks 2 --tokens 4096 --check
+        sealring bench prefill --ranks 2 --tokens 4096 --beside 8 --check
+        sealring bench prefill --gpus --size 8b --dtype bf16 --ranks 2
+
+    Parameters
+    ----------
+    size
+        Parameters of the random model; 25m-even has 8 layers, 25m has 7.
+    dtype
+        Its values.
+    model
+        Another model's folder or hub id, in place of a random one.
+    tokens
+        Tokens of each prompt, about; repeat the option for several numbers.
+    ranks
+        Ranks of the rings, likewise.
+    beside
+        Other rows that decode on the ring meanwhile. One process reads alone
+        in any case.
+    turns
+        Turns that each side has.
+    gpus
+        Each rank has a CUDA device of its own; set up with the group cuda12 or
+        cuda13. One process of mlx-lm has the first one.
+    check
+        Exit with 1 if two ranks are below their floor from 4,000 tokens on,
+        or a row beside waited longer than it may.
+    json
+        Print a JSON list.
+    """
+    from sealring_tools.bench.gpus import gpu_places  # noqa: PLC0415
+    from sealring_tools.bench.prefill import Setup, measure  # noqa: PLC0415
+    from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
+
+    setup = Setup(tokens, ranks, beside, turns, gpu_places(max(ranks)) if gpus else ())
+    with model_or_random(model, size, dtype) as (folder, name):
+        results = measure(setup, folder, name, teller())
+    return report(results, json=json, check=check)
