@@ -26,9 +26,8 @@ from spec.swaps import SWAPS, Swap
 ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "protocol" / "sealring_protocol"
 MODULES: Final = (
-    *(f"codec.{name}" for name in ("encoding", "frame", "tensor", "wire")),
-    *(f"codec.{name}" for name in ("readers", "writers")),
-    *(f"codec.local_{name}" for name in ("messages", "readers", "writers")),
+    *(f"codec.{name}" for name in ("encoding", "fields", "frame", "local_messages")),
+    *(f"codec.{name}" for name in ("tensor", "wire")),
     *(f"codec.messages.{name}" for name in ("epochs", "steps", "tunnel", "waiting", "weights")),
     *(f"security.{name}" for name in ("admission", "attestation", "handshake_base")),
     *(f"security.{name}" for name in ("handshake_messages", "handshake_values", "identity")),

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring_protocol import limits
+from sealring_protocol.codec import layouts
 from sealring_protocol.codec.codes import MessageCode
-from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
+from sealring_protocol.codec.encoding import CODECS, DECODERS, LAYOUTS, LOCAL_DECODERS
+from sealring_protocol.codec.fields import Varying
 from sealring_protocol.codec.frame import FrameKind
-from sealring_protocol.codec.layouts import FIELDS, fields
 from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, TunnelEvent
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.epoch.collective import JOINING_TABLE
@@ -50,52 +51,20 @@ ABOUT: Final = (
     "version, cluster and name, and ROSTER.member ends before a member's name and addresses."
 )
 
-_HOSTS: Final = ("hosts", "host text, port u16")
+FIELDS: Final[Mapping[str, str]] = {**layouts.FIELDS, **LAYOUTS}
+"""The fixed part of everything."""
+
 _PROVEN: Final = "signature bytes 64, mac bytes 32"
-_STEP_TAIL: Final = (
-    ("spent", FIELDS["STEP.spent"]),
-    ("ids", "u32"),
-    ("tensors", "tensor"),
-    ("failed", f"{FIELDS['STEP.failed']}, message text"),
-)
 
 THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "RESP": (("sealed", f"{FIELDS['RESP.claims']}, {_PROVEN}"),),
     "FIN": (("sealed", f"{FIELDS['FIN.claims'].replace('roster u32', 'roster blob')}, {_PROVEN}"),),
-    "ACCEPT": (("roster", "byte"),),
-    "CLOSE": (("reason", "byte"),),
-    "READY": (("windows", FIELDS["READY.windows"]),),
-    "BOOTSTRAP": (("bounds", "u16"), _HOSTS),
-    "STEP": (
-        ("back", FIELDS["STEP.back"]),
-        ("save", FIELDS["STEP.save"]),
-        ("evict", "u64"),
-        ("drop", "u64"),
-        ("open", FIELDS["STEP.open"]),
-        ("join", FIELDS["STEP.join"]),
-        *_STEP_TAIL,
-    ),
-    "STEP_DONE": _STEP_TAIL,
-    "CANNOT_SERVE": (("reason", "byte"),),
-    "CHECKED": (("tensors", "tensor"),),
-    "TUNNEL": (("data", "rest"),),
-    "ROW": (
-        ("bias", FIELDS["ROW.bias"]),
-        ("history", "u32"),
-        ("ends", "u32"),
-        ("bad", FIELDS["ROW.bad"]),
-        ("grammar", "byte"),
-    ),
-    "GET": (("name", "byte"),),
-    "PIECE": (("data", "byte"), ("reason", "byte")),
-    "WAITING": (("reasons", f"{FIELDS['WAITING.reasons']}, text text"),),
-    "HELLO": (("pins", "u64"),),
-    "ENGINE_INFO": (("layers", "u64"), ("joined", "u16"), ("pins", "u64"), ("reason", "byte")),
-    "LOGPROBS": (("alternatives", FIELDS["LOGPROBS.alternatives"]),),
-    "SCORES": (("scores", FIELDS["SCORES.scores"]), ("likeliest", FIELDS["SCORES.likeliest"])),
-    "ROW_OVER": (("reason", "byte"),),
-    "ROW_READY": (("reason", "byte"),),
-    "GROUP": (_HOSTS,),
+    **{
+        codec.code.name: tuple(
+            (name, field.entry) for name, field in codec.fields if isinstance(field, Varying)
+        )
+        for codec in CODECS.values()
+    },
 }
 """What follows the fixed part of a message, in order: the field, and one entry's type or fields. Of
 ``failed`` there is one entry when the field is 1; what is sealed is there once."""
@@ -103,7 +72,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 
 def _layout(name: str) -> Json:
     at, told = 0, []
-    for field, kind in fields(name):
+    for field, kind in layouts.fields(FIELDS[name]):
         told.append({"name": field, "at": at, "size": size_of(kind), "type": kind})
         at += size_of(kind)
     return told

@@ -24,6 +24,7 @@ PURE = {
     "ipaddress",
     "itertools",
     "math",
+    "operator",
     "struct",
     "typing",
     # The two dependencies.

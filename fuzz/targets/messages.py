@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sealring_protocol.codec.encoding import decode, encode
-from sealring_protocol.conformance.fields import from_fields, to_fields
+from sealring_protocol.codec.encoding import decode, encode, from_fields, to_fields
 from sealring_protocol.errors import RemoteProtocolError
 
 from fuzz.vectors import field

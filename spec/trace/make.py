@@ -12,7 +12,7 @@ from typing import Any, Final
 from sealring_protocol.codec.layouts import fields
 from sealring_protocol.limits import AEAD_TAG
 
-from spec.tables import THEN, size_of
+from spec.tables import FIELDS, THEN, size_of
 from spec.trace import link
 from spec.vectors.plain import PROTOCOLS, Keys, hmac, sha256, unseal
 from spec.vectors.talk import ANSWERING, CT, DIALING, KEM, X_ANSWERING, X_DIALING
@@ -198,7 +198,7 @@ def _annotated(data: bytes, *layouts: str) -> Iterator[str]:
     told: dict[str, int] = {}
     at = 0
     for name in layouts:
-        for field, kind in fields(name):
+        for field, kind in fields(FIELDS[name]):
             told[field] = int.from_bytes(data[at : at + size_of(kind)], "big")
             yield _line(at, field, data[at : at + size_of(kind)])
             at += size_of(kind)
@@ -216,7 +216,7 @@ def _following(name: str, told: dict[str, int], rest: bytes) -> Iterator[tuple[s
         if each == "byte":
             yield field, told[field]
         elif each == "tensor" and told[field]:
-            for part, kind in fields("TENSOR"):
+            for part, kind in fields(FIELDS["TENSOR"]):
                 yield f"tensor.{part}", size_of(kind)
             yield "tensor.shape", 4 * len(link.SHAPE)
             yield "tensor.data", len(link.ELEMENTS) + AEAD_TAG

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -19,7 +20,6 @@ from sealring_protocol.codec.local_messages import (
 )
 from sealring_protocol.codec.messages import Accept, Backend, Close
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.conformance.fields import to_fields
 
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plaintexts import NAN, flat, grown, plaintext_input, put, u16, u32

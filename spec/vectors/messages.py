@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import (
     Accept,
     CacheCost,
@@ -24,7 +25,6 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Waiting,
 )
-from sealring_protocol.conformance.fields import to_fields
 
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plaintexts import (

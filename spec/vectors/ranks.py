@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import (
     Backend,
     Hindrance,
@@ -18,7 +19,6 @@ from sealring_protocol.codec.messages import (
     Spent,
     Waiting,
 )
-from sealring_protocol.conformance.message_parts import reason_fields
 from sealring_protocol.errors import CloseCode
 
 from spec.vectors.model import LIMIT, MALFORMED, Json, Vector, refused, valid
@@ -235,9 +235,9 @@ def _output(course: Sequence[Exchange]) -> Json:
         "engine": [flat(message).hex() for each in course for message in each.to_engine],
         "restarts": sum(each.restarts for each in course),
         "told": [
-            reason_fields(reason)
+            reason
             for waiting in [each.waiting for each in course if each.waiting is not None][-1:]
-            for reason in waiting.reasons
+            for reason in to_fields(waiting)["reasons"]
         ],
     }
 

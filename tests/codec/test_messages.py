@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol import limits
 from sealring_protocol.codec.codes import MessageCode
-from sealring_protocol.codec.encoding import decode, decode_local, encode
+from sealring_protocol.codec.encoding import (
+    CODECS,
+    DECODERS,
+    LOCAL_DECODERS,
+    decode,
+    decode_local,
+    encode,
+)
 from sealring_protocol.codec.local_messages import Group, Logprobs, Scores
 from sealring_protocol.codec.messages import (
     NO_LOGPROBS,
@@ -36,7 +43,7 @@ from sealring_protocol.codec.messages import (
     TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.wire import clip, is_plain
+from sealring_protocol.codec.wire import Reader, clip, is_plain
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 
 from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES, OPEN_ENDED
@@ -101,6 +108,40 @@ def test_any_bytes_give_a_documented_error_or_a_message_with_that_encoding(code,
         except RemoteProtocolError:
             continue
         assert flat(message) == data
+
+
+WRITTEN_OUT = (Step, StepDone, Tunnel)
+CASES = [
+    (name, message)
+    for name, message in {**MESSAGES, **LOCAL, **OPEN_ENDED}.items()
+    if isinstance(message, WRITTEN_OUT)
+]
+
+
+@pytest.mark.parametrize(("name", "message"), CASES, ids=[name for name, _ in CASES])
+def test_what_is_written_out_by_hand_is_what_its_row_says(name, message):
+    """The same bytes; and of those bytes, changed and cut, the same value or the same error."""
+    row = CODECS[type(message)]
+    data = flat(message)
+    assert b"".join(row.encode(message)) == data
+    changed = [data[:size] for size in range(1, len(data) + 1)]
+    for at in range(1, len(data)):
+        changed += [data[:at] + bytes([data[at] ^ change]) + data[at + 1 :] for change in (1, 0xFF)]
+    for each in changed:
+        assert outcome(DECODERS[each[0]], each) == outcome(row.decode, each)
+
+
+def outcome(decoder, data):
+    try:
+        return decoder(Reader(data))
+    except (RemoteProtocolError, LocalProtocolError) as error:
+        return type(error)
+
+
+def test_every_message_has_a_row_and_every_row_a_message():
+    by_code = {int(kind.CODE): kind for kind in CODECS}
+    assert set(by_code) == set(DECODERS) | set(LOCAL_DECODERS)
+    assert len(by_code) == len(CODECS)
 
 
 def test_local_messages_do_not_travel():

@@ -17,8 +17,8 @@ import attrs
 import pytest
 import trio
 from sealring_model import tiny
+from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
-from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.security.admission import Admission
 from sealring_tools.peer.playing import Model, Rank
 from sealring_tools.peer.serving import Peer, drive

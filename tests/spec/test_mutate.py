@@ -14,7 +14,7 @@ def test_the_checks_are_found() -> None:
     assert "length >= limit for length > limit" in changes
     without = {module for module in mutants.MODULES if not mutants.checks(module)}
     security = {"security.keys", "security.roles", "security.schedule"}
-    assert without <= security | {"codec.local_writers"}  # its checks are those of `codec.wire`
+    assert without <= security
 
 
 @pytest.mark.parametrize("swap", SWAPS, ids=lambda swap: f"{swap.rule}: {swap.new}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import ClassVar
 
 import attrs
@@ -62,6 +63,9 @@ class EngineInfo:
     def __attrs_post_init__(self) -> None:
         known = len(self.pins) in (0, len(self.layers) + 2)
         rule(known, "a pin of the files, the ends and each layer")
+        places = pairwise((0, *self.joined, len(self.layers)))
+        ordered = not self.joined or all(a < b for a, b in places)
+        rule(ordered, "ENGINE_INFO joins layers that are not there, or out of order")
 
 
 @attrs.frozen

@@ -2,8 +2,8 @@
 
 ``python -m sealring_protocol.conformance`` is the command. `files` finds and reads the vectors.
 `kinds` and `security_kinds` run each kind of vector; `ends` drives one end of a link, and `brains`
-the control machines. `streams` cuts inputs, `answers` compares results, and `fields` and
-`local_fields` convert messages to JSON and back.
+the control machines. `streams` cuts inputs, and `answers` compares results. `codec.encoding` makes
+JSON of messages, and messages of it.
 
 Only `files` and the command read files, and only the command prints. Nothing outside of this
 package imports it. ``tests/test_floors.py`` says what each module may import.

@@ -12,10 +12,17 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sealring_protocol.codec.encoding import decode, decode_local, encode
-from sealring_protocol.codec.messages import NO_EPOCH, CannotServe, Epoch, Hello, Step, StepDone
+from sealring_protocol.codec.encoding import decode, decode_local, encode, to_fields
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    CannotServe,
+    Epoch,
+    Hello,
+    Step,
+    StepDone,
+    Waiting,
+)
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.conformance.message_parts import reason_fields
 from sealring_protocol.control.effects import (
     Effect,
     PrepareCollective,
@@ -61,7 +68,7 @@ class _Rank:
         """Apply one event."""
         self._note(self._effects(happens))
         told = self._machine.standing().head_reasons
-        self._output["told"] = [reason_fields(reason) for reason in told]
+        self._output["told"] = to_fields(Waiting(tuple(told)))["reasons"]
 
     def _effects(self, happens: Given) -> list[Effect]:
         machine = self._machine

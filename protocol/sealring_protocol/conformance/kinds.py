@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import Any, Final, get_args
 
-from sealring_protocol.codec.encoding import decode, decode_local, encode
+from sealring_protocol.codec.encoding import decode, decode_local, encode, from_fields, to_fields
 from sealring_protocol.codec.frame import FrameDecoder
 from sealring_protocol.codec.messages import FailureKind, Message, Step
 from sealring_protocol.conformance.brains import run_lockstep, run_rank
 from sealring_protocol.conformance.ends import Given, Mismatch, must, run_end
-from sealring_protocol.conformance.fields import from_fields, to_fields
 from sealring_protocol.conformance.result import Kinds, Result, plaintext, raw
 from sealring_protocol.conformance.security_kinds import SECURITY_KINDS
 from sealring_protocol.control.epoch.ledger import Ledger

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 from typing import Final
 
+from sealring_protocol.codec.fields import tensor_from_json
 from sealring_protocol.codec.messages import Epoch
 from sealring_protocol.conformance.ends import Given, must
-from sealring_protocol.conformance.message_parts import read_tensor
 from sealring_protocol.conformance.result import Kinds, Result, frame, raw
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security import schedule
@@ -189,7 +189,7 @@ def _inner(given: Given, result: Result) -> None:
             arrival["boundary"],
             tuple(int(uid) for uid in arrival["uids"]),
         )
-        tensor = read_tensor(arrival["tensor"])
+        tensor = tensor_from_json(arrival["tensor"])
         try:
             elements = opener.open(context, tensor)
         except SealringError as error:

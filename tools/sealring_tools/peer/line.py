@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Final
 
 import trio
+from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import Message
-from sealring_protocol.conformance.fields import to_fields
 from sealring_protocol.errors import CloseCode, SealringError, wire_code
 from sealring_protocol.link import (
     EncapsulationRequested,

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import attrs
 import trio
-from sealring_protocol.conformance.fields import from_fields, to_fields
+from sealring_protocol.codec.encoding import from_fields, to_fields
 from sealring_protocol.errors import CloseCode, SealringError
 from sealring_tools.peer.line import Line
 from sealring_trio.errors import OperationError, UserError
