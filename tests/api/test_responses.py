@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx2
@@ -292,7 +293,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a conversation": ({"conversation": "c"}, "conversation"),
     "a template": ({"prompt": {"id": "p"}}, "prompt"),
     "too hot": ({"temperature": 3}, "temperature"),
-    "too long": ({"max_output_tokens": 1 << 30}, "input"),
+    "too many log probabilities": (
+        {"max_output_tokens": 1 << 19, "top_logprobs": 9},
+        "top_logprobs",
+    ),
     "a template's own": ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     "much metadata": ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
 }
@@ -368,11 +372,11 @@ def test_an_agent_s_turns_become_messages() -> None:
         ToolCall("apply_patch", "no JSON", "4"),
         ToolCall("mcp__get_weather", "{}", "5"),
     )
-    done = [
-        event["item"]
+    told = [
+        json.loads(shape.event(event).split(b"data: ")[1])
         for event in shape.add(Delta(0, said, (), finish=Finish("tool_calls")))
-        if event["type"] == "response.output_item.done"
     ]
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
     assert [(each["type"], each["call_id"], each.get("input")) for each in done] == [
         ("custom_tool_call", "3", "L"),
         ("custom_tool_call", "4", "no JSON"),

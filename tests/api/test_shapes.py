@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sealring_trio.api import anthropic_input, responses_input
 from sealring_trio.api.anthropic_body import MessagesRequest
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.fields import OF_CHAT
+from sealring_trio.api.fields import ADAPTED_HEADER, OF_CHAT
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import ChatRequest, parse, validated
@@ -103,6 +103,45 @@ def test_one_question_has_one_answer(ring: Served) -> None:
     }
     counted = ring.post(body, "/v1/messages/count_tokens")
     assert counted.json() == {"input_tokens": prompt}
+
+
+ASKED_FOR_MORE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    # the field of the length, that of the prompt, and where the answer says why it ended
+    "/v1/chat/completions": ("max_tokens", "messages", ("choices", "0", "finish_reason")),
+    "/v1/completions": ("max_tokens", "prompt", ("choices", "0", "finish_reason")),
+    "/v1/responses": ("max_output_tokens", "input", ("incomplete_details", "reason")),
+    "/v1/messages": ("max_tokens", "messages", ("stop_reason",)),
+}
+
+
+@pytest.mark.parametrize("path", ASKED_FOR_MORE)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_answer_that_may_be_longer_than_the_context_gets_what_there_is(
+    ring: Served, path: str, stream: bool
+) -> None:
+    limit, prompt, place = ASKED_FOR_MORE[path]
+    context = ring.http.get("/v1/models/tiny").json()["context_length"]
+    story = "Once upon a time there was a fox named Pip. " * 400
+    ids = ring.post({"model": ring.model, "prompt": story}, "/tokenize").json()["tokens"]
+    text = ring.post({"model": ring.model, "tokens": ids[: context - 14]}, "/detokenize")
+    said: Any = text.json()["prompt"]
+    if prompt == "messages":
+        said = [{"role": "user", "content": said}]
+    body = {"model": ring.model, "temperature": 0, "stream": stream, prompt: said}
+    answer = ring.post({**body, limit: 32_000}, path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[ADAPTED_HEADER] == limit
+    if not stream:
+        told = answer.json()
+        usage = told["usage"]
+        assert sum(usage.get(f"{name}_tokens", 0) for name in ("output", "completion")) <= 14
+        for part in place:
+            told = told[int(part)] if part.isdigit() else told[part]
+        assert told in ("length", "max_output_tokens", "model_context_window_exceeded")
+    fits = ring.post({**body, limit: 1}, path)
+    assert ADAPTED_HEADER not in fits.headers
+    long: Any = story * 2 if prompt != "messages" else [{"role": "user", "content": story * 2}]
+    assert ring.post({**body, prompt: long, limit: 1}, path).status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])

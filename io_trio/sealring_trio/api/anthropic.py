@@ -27,7 +27,7 @@ class CountTokens:
         """Answer one request."""
         head, caller = self._head, scope["state"]["visitor"]
         with contextlib.suppress(ClientDisconnect, ClientGone):
-            body = await head.bodies.read(Request(scope, receive), caller.owner)
+            body = await head.bodies.read(Request(scope, receive), caller.account)
             head.check_serving()
             told = await attended(receive, partial(_count, head, body, caller))
             await JSONResponse(told)(scope, receive, send)
@@ -36,7 +36,7 @@ class CountTokens:
 async def _count(head: ApiHead, body: bytes, caller: Caller) -> dict[str, int]:
     about = {"models": head.models}
     with trio.move_on_after(head.config.timeout), text_errors(caller.id):
-        told, _ = await head.generator.texts.run("count", about, body, caller.owner)
+        told, _ = await head.generator.texts.run("count", about, body, caller.account)
         caller.told.update(headers_of(told))
         return {"input_tokens": int(told["tokens"])}
     raise timed_out(head.config.timeout)

@@ -10,7 +10,7 @@ send them to any server. They have no effect, and the answer's header `IGNORED_H
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, MutableMapping
 from itertools import islice
 from typing import Any, Final
 
@@ -21,6 +21,10 @@ from sealring_protocol.limits import MAX_BIAS
 from sealring_trio.api.errors import ApiError, unsupported
 
 IGNORED_HEADER: Final = "x-sealring-ignored"
+
+ADAPTED_HEADER: Final = "x-sealring-adapted"
+"""Names what was changed to fit: ``max_tokens`` where the answer has less room than was asked for.
+"""
 
 TOOLS_HEADER: Final = "x-sealring-tools"
 """Says ``in-words`` where the model's template has no tools, and a message told it of them;
@@ -195,16 +199,23 @@ def _unknown(
                 yield from _unknown(value, inner, (), f"{before}{name}.")
 
 
+def adapt(headers: MutableMapping[str, str], name: str) -> None:
+    """Add to *headers* that field *name* was changed to fit."""
+    names = headers.get(ADAPTED_HEADER, "").split(", ")
+    headers[ADAPTED_HEADER] = ", ".join(filter(None, dict.fromkeys([*names, name])))
+
+
 def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
     """The headers that say what a text worker *told* of a request's fields."""
     headers = {}
-    names = told.get("ignored")
-    if isinstance(names, list) and names:
-        # What is no name may not go into a header.
-        shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
-        headers[IGNORED_HEADER] = ", ".join(
-            shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED)
-        )
+    for header, names in (
+        (IGNORED_HEADER, told.get("ignored")),
+        (ADAPTED_HEADER, told.get("adapted")),
+    ):
+        if isinstance(names, list) and names:
+            # What is no name may not go into a header.
+            shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
+            headers[header] = ", ".join(shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED))
     if told.get("in_words") is True:
         headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
     return headers

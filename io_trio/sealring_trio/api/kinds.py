@@ -38,12 +38,14 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 
 @attrs.frozen
 class ChoiceContext:
-    """What the choices of a request share: the *tokenizer*, and the text workers of *generator*
-    for *owner*. The items *before* its own are of earlier *responses* that are kept."""
+    """What the choices of a request of *owner* share: the *tokenizer*, and the text workers of
+    *generator*, whose work counts to *account*. The items *before* its own are of earlier
+    *responses* that are kept."""
 
     generator: Generator
     tokenizer: Tokenizer
     owner: str
+    account: str
     responses: ResponseStore = attrs.field(factory=ResponseStore)
     before: tuple[bytes, ...] = ()
 
@@ -66,6 +68,9 @@ class Kind(Protocol[A]):
 
     def options(self, told: Mapping[str, Any]) -> A:
         """The options in *told*, without the texts."""
+
+    def limited_by(self, asked: A) -> str:
+        """The field that says how long the answer may be."""
 
     def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """The items that the job needs before the body, as it *told*; None if it is done. Raises
@@ -90,6 +95,10 @@ class ChatKind:
     def options(self, told: Mapping[str, Any]) -> ChatOptions:
         """The options in *told*, without the texts."""
         return ChatOptions.model_validate(told)
+
+    def limited_by(self, asked: ChatOptions) -> str:
+        """The newer name of the two, if the request has it."""
+        return "max_completion_tokens" if asked.max_completion_tokens else "max_tokens"
 
     def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """Nothing."""
@@ -141,6 +150,10 @@ class ResponsesKind(ChatKind):
     name = "responses"
     prompt = "input"
 
+    def limited_by(self, asked: ChatOptions) -> str:
+        """Its only name."""
+        return "max_output_tokens"
+
     def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """The items of the response that the body names, and those that it refers to."""
         if "references" not in told:
@@ -179,11 +192,16 @@ class MessagesKind(ChatKind):
 
     name = "messages"
 
+    def limited_by(self, asked: ChatOptions) -> str:
+        """Its only name."""
+        return "max_tokens"
+
     def shape(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
         """Blocks."""
-        return MessageShape(about, len(parsed.prompts[0]), fitted=parsed.told["fitted"])
+        streamed = bool(asked.stream)
+        return MessageShape(about, len(parsed.prompts[0]), asked.limit, streamed=streamed)
 
 
 class CompletionKind:
@@ -195,6 +213,10 @@ class CompletionKind:
     def options(self, told: Mapping[str, Any]) -> CompletionOptions:
         """The options in *told*, without the texts."""
         return CompletionOptions.model_validate(told)
+
+    def limited_by(self, asked: CompletionOptions) -> str:
+        """Its only name."""
+        return "max_tokens"
 
     def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
         """Nothing."""
@@ -209,8 +231,9 @@ class CompletionKind:
         return [Choice(index, AnswerText(), calls.read) for index in range(count)]
 
     def held(self, parsed: ParsedRequest) -> int:
-        """The texts that are echoed."""
-        return sum(map(len, parsed.told["texts"]))
+        """The texts that are echoed, once for each choice too."""
+        choices = int(parsed.told["options"].get("n", 1))
+        return sum(map(len, parsed.told["texts"])) * (1 + choices)
 
     def shape(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
@@ -242,7 +265,7 @@ class CallReader:
         data = self.tools + text.encode("utf-8", "replace")
         try:
             told, _ = await self.context.generator.texts.run(
-                "call", about, data, self.context.owner
+                "call", about, data, self.context.account
             )
         except (Exceeded, Lost, TextQueueFull, Refused, OperationError) as error:
             log.warning("a tool call of %d characters is given out as text: %s", len(text), error)

@@ -120,7 +120,7 @@ class _Answer(Response):
     def __init__(self, request: Request, body: bytes) -> None:
         super().__init__(body, media_type="application/json")
         caller: Caller = request.scope["state"]["visitor"]
-        self._holding = request.app.state.head.holding(caller.owner, len(body))
+        self._holding = request.app.state.head.holding(caller.account, len(body))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._holding:

@@ -55,6 +55,7 @@ PARAMS: Final = {
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "logprobs": "include",
 }
 """What fields of the inner request are here."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from sealring_trio.api.schema import (
 )
 from sealring_trio.api.token_texts import detokenize, tokenize
 from sealring_trio.api.told_tools import PLAIN
-from sealring_trio.api.values import MAX_SCORED
+from sealring_trio.api.values import MAX_LIKELY, MAX_SCORED, U32
 from sealring_trio.text.frames import CALL, HOLD, READ, RENDER, TOKENISE
 from sealring_trio.text.parsed import ID
 
@@ -75,7 +75,7 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
         return {"read": 0.0, "lengths": [0], **missing}, b""
     made = responses_input.convert(wanted, body[:before], body[before:end])
     with named_as(made.params):
-        told, data = _chat(tokenizer, made.request, asked, began, enter)
+        told, data = _chat(tokenizer, made.request, asked, began, enter, keeps=True)
     echo = json_bytes(made.echo)
     told |= {
         "echo": len(echo),
@@ -87,19 +87,19 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
             *(renamed(name, made.params) for name in told["ignored"]),
             *(f"tools.{kind}" for kind in sorted({*made.ignored})),
         ],
+        "adapted": [renamed(name, made.params) for name in told["adapted"]],
     }
     return told, data + echo + b"\n".join(map(json_bytes, made.items))
 
 
 def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
-    """The prompt of one of Anthropic's messages, as `chat` has it. An answer that may be longer
-    than the context gets what the context has, as Anthropic's API does it."""
+    """The prompt of one of Anthropic's messages, as `chat` has it."""
     enter(READ)
     began = time.perf_counter()
     wanted = anthropic_input.read_messages(body)
     request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
     with named_as(params):
-        told, data = _chat(tokenizer, request, asked, began, enter, fit=True)
+        told, data = _chat(tokenizer, request, asked, began, enter)
     told["ignored"] = [*wanted.ignored, *(renamed(name, params) for name in told["ignored"])]
     return told, data
 
@@ -125,10 +125,10 @@ def _chat(
     began: float,
     enter: Enter,
     *,
-    fit: bool = False,
+    keeps: bool = False,
 ) -> Done:
     """The prompt of a conversation: its ids, then its tools as JSON. Its body has been read since
-    *began*. With *fit* the answer's limit is what the context has, where it would be more."""
+    *began*. Its answer *keeps* what it has sent even if that is streamed."""
     _check_model(request, asked)
     seconds = time.perf_counter() - began
     enter(RENDER)
@@ -139,12 +139,9 @@ def _chat(
     enter(TOKENISE)
     opening = tokenise(tokenizer, talk, request.add_special_tokens)
     ids = opening.ids if cut is None else opening.ids[-cut:]
-    room = asked["context"] - len(ids)
-    fitted = fit and request.limit is not None and 0 < room < request.limit
-    if fitted:
-        request.max_completion_tokens = room
     _check_room(len(ids), request.limit, asked["context"], "messages")
     _check_scores(len(ids), request)
+    adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
     enter(HOLD)
     grammar = chat_grammar(tokenizer, request, talk, opening, asked.get("vocabulary", 0))
@@ -159,8 +156,8 @@ def _chat(
         "calling": opening.calling,
         # A form means every character of the answer.
         "opens": not (grammar or _goes_on(request)),
-        "fitted": fitted,
         "ignored": [*request.ignored, *talk.ignored],
+        "adapted": adapted,
         "in_words": talk.in_words,
         "plain": talk.plain,
         "grammar": len(grammar),
@@ -197,6 +194,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         prompts.append(ids)
         texts.append(text)
     _check_scores(sum(map(len, prompts)), request)
+    adapted = _check_likely(request, prompts, context)
     predicted = _predicted(tokenizer, request, context)
     enter(HOLD)
     grammar = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
@@ -207,6 +205,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "predicted": len(predicted),
         "texts": texts if request.echo else [],
         "ignored": [*request.ignored],
+        "adapted": adapted,
         "ends": sorted(ends),
         "grammar": len(grammar),
         "bad": bad_sequences(tokenizer, request),
@@ -347,8 +346,42 @@ def _check_scores(tokens: int, request: ChatRequest | CompletionRequest) -> None
         )
 
 
+def _check_likely(
+    request: ChatRequest | CompletionRequest,
+    prompts: Sequence[Sequence[int]],
+    context: int,
+    *,
+    keeps: bool = False,
+) -> list[str]:
+    """Refuse a request whose answer would keep too many log probabilities until it is whole, after
+    *prompts* in *context* (0: not known). If it does not say how long it may be, it may be as long
+    as they allow. A stream has none of them, unless it *keeps* them. Returns the names of fields
+    that were changed."""
+    if request.alternatives is None or (request.stream and not keeps):
+        return []
+    each, choices = 1 + request.alternatives, len(prompts) * (request.n or 1)
+    most = MAX_LIKELY // (each * choices)
+    room = context - min(map(len, prompts)) if context else U32
+    if min(room, U32 if request.limit is None else request.limit) <= most:
+        return []
+    if request.limit is None:
+        request.max_tokens = most
+        if isinstance(request, ChatRequest):
+            request.max_completion_tokens = None
+        return ["max_tokens"]
+    named = isinstance(request, ChatRequest) and request.top_logprobs is not None
+    raise invalid(
+        f"The answer would have {min(room, request.limit) * each * choices} log probabilities: "
+        f"{each} for each of {min(room, request.limit)} tokens, for each of {choices} choices. At "
+        f"most {MAX_LIKELY} are kept for one answer: ask for fewer likeliest tokens, choices or "
+        "tokens, or stream the answer.",
+        "top_logprobs" if named else "logprobs",
+    )
+
+
 def _check_room(length: int, limit: int | None, context: int, param: str) -> None:
-    """Refuse a prompt that the scheduler would refuse, before the ids travel to the node."""
-    least = 1 if limit is None else limit
+    """Refuse a prompt that the scheduler would refuse, before the ids travel to the node. An answer
+    that may be longer than *context* gets what that has."""
+    least = 1 if limit != 0 else 0
     if context and length + least > context:
         raise from_refusal(ContextOverflow(length, least, context), param, 0)

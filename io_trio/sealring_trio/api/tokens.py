@@ -25,11 +25,11 @@ class Tokens:
         """Answer one request."""
         caller: Caller = scope["state"]["visitor"]
         try:
-            body = await self._head.bodies.read(Request(scope, receive), caller.owner)
+            body = await self._head.bodies.read(Request(scope, receive), caller.account)
             data = await attended(receive, partial(self._ask, body, caller))
         except (ClientDisconnect, ClientGone):
             return
-        with self._head.holding(caller.owner, len(data)):
+        with self._head.holding(caller.account, len(data)):
             await Response(data, media_type="application/json")(scope, receive, send)
 
     async def _ask(self, body: bytes, caller: Caller) -> bytes:
@@ -37,5 +37,5 @@ class Tokens:
         info = generator.runtime.node.engine_info
         about = {"models": self._head.models, "context": info.context if info else 0}
         with text_errors(caller.id):
-            _, data = await generator.texts.run(self._job, about, body, caller.owner)
+            _, data = await generator.texts.run(self._job, about, body, caller.account)
         return data
