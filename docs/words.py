@@ -15,7 +15,8 @@ FIELDS: Final = {
     "chunk, too.",
     "max_tokens": "The most tokens of the answer; what the context allows if left out or -1.",
     "max_completion_tokens": "As `max_tokens`; where a body has both, this one counts.",
-    "temperature": "0 always takes the likeliest token; 1 if left out.",
+    "temperature": "0 always takes the likeliest token. If left out, as [the model](#sampling) has "
+    "it, or else 1.",
     "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out. With 0 "
     "the likeliest one is taken.",
     "top_k": "Choose among this many likeliest tokens; all if left out, 0 or -1.",

@@ -7,7 +7,8 @@ from typing import Final
 _DRAWN: Final = {
     "model": "The model's name, as `GET /v1/models` has it.",
     "stream": "Give the answer as server-sent events while it is made.",
-    "temperature": "0 always takes the likeliest token; 1 if left out.",
+    "temperature": "0 always takes the likeliest token. If left out, as [the model](#sampling) has "
+    "it, or else 1.",
     "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out.",
     "top_k": "Choose among this many likeliest tokens; all if left out or 0.",
 }

@@ -105,6 +105,38 @@ def test_one_question_has_one_answer(ring: Served) -> None:
     assert counted.json() == {"input_tokens": prompt}
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+)
+def test_what_a_request_does_not_say_of_drawing_the_model_s_makers_do(
+    ring: Served, path: str
+) -> None:
+    """The tiny model's say that it is not drawn at random."""
+    said = {"messages": [{"role": "user", "content": STORY}], "input": STORY, "prompt": STORY}
+    body = {"model": ring.model, "max_tokens": MANY, "max_output_tokens": MANY}
+    fields = {"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(path, ["messages"])
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"model": ring.model, limit: MANY, **{name: said[name] for name in fields}}
+
+    def answer(**more: Any) -> Any:
+        told = ring.post({**body, **more}, path)
+        assert told.status_code == 200, told.text
+        parts = told.json()
+        parts = parts.get("choices") or parts.get("output") or parts.get("content")
+        return json.dumps(parts[0].get("content") or parts[0].get("message") or parts[0]["text"])
+
+    surest = answer(temperature=0)
+    assert {answer() for _ in range(3)} == {surest}
+    assert len({answer(temperature=1) for _ in range(4)}) > 1
+    if path == "/v1/responses":
+        assert ring.post(body, path).json()["temperature"] == 0
+
+
+def test_the_card_says_how_answers_are_drawn(ring: Served, team: Served) -> None:
+    assert ring.http.get("/v1/models/tiny").json()["sampling"] == {"temperature": 0.0}
+    assert team.http.get("/v1/models/scripted").json()["sampling"] == {}  # as its config says
+
+
 ASKED_FOR_MORE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     # the field of the length, that of the prompt, and where the answer says why it ended
     "/v1/chat/completions": ("max_tokens", "messages", ("choices", "0", "finish_reason")),

@@ -257,9 +257,21 @@ class Capabilities(Told):
     audio: bool
 
 
-class FullCard(Card):
-    """The model, and what it can; null if its tokenizer cannot be read."""
+class Sampling(Told):
+    """How the model's makers have its answers drawn; what they do not say is left out."""
 
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class FullCard(Card):
+    """The model, how its answers are drawn where a request does not say, and what it can; null if
+    its tokenizer cannot be read."""
+
+    sampling: Sampling
     capabilities: Capabilities | None
 
 

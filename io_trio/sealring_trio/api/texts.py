@@ -76,7 +76,9 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
     made = responses_input.convert(wanted, body[:before], body[before:end])
     with named_as(made.params):
         told, data = _chat(tokenizer, made.request, asked, began, enter, keeps=True)
-    echo = json_bytes(made.echo)
+    own = {name: asked.get("sampling", {}).get(name) for name in ("temperature", "top_p")}
+    unsaid = {name: own[name] for name in own if getattr(wanted, name) is None}
+    echo = json_bytes(made.echo | {name: own for name, own in unsaid.items() if own is not None})
     told |= {
         "echo": len(echo),
         "store": wanted.store is not False,
@@ -147,7 +149,7 @@ def _chat(
     grammar = chat_grammar(tokenizer, request, talk, opening, asked.get("vocabulary", 0))
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
-        "options": _options(request, ChatOptions),
+        "options": _options(request, ChatOptions, asked),
         "read": seconds,
         "lengths": [len(ids)],
         "predicted": len(predicted),
@@ -199,7 +201,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
     enter(HOLD)
     grammar = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
     told = {
-        "options": _options(request, CompletionOptions),
+        "options": _options(request, CompletionOptions, asked),
         "read": seconds,
         "lengths": [len(ids) for ids in prompts],
         "predicted": len(predicted),
@@ -307,9 +309,13 @@ def _predicted(
     return ids[:context] if context else ids
 
 
-def _options(request: ChatRequest | CompletionRequest, kind: type[Any]) -> dict[str, Any]:
+def _options(
+    request: ChatRequest | CompletionRequest, kind: type[Any], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of *request*; how its answer is drawn as the model's makers say, where it does
+    not."""
     names = set(kind.model_fields) - FORMS
-    return request.model_dump(include=names, exclude_none=True)
+    return {**asked.get("sampling", {}), **request.model_dump(include=names, exclude_none=True)}
 
 
 def _packed(prompts: Iterable[list[int]]) -> bytes:

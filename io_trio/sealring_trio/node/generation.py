@@ -22,6 +22,7 @@ import attrs
 import trio
 from sealring_model.errors import LoadError, TextError
 from sealring_model.text.detokenizer import Detokenizer
+from sealring_model.text.eos import own_sampling as sampling_of
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
@@ -183,11 +184,16 @@ class Answer:
 
 class Generator:
     """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces. Without
-    *guesses* no token is guessed, whatever a request says."""
+    *guesses* no token is guessed, whatever a request says. Unless *own_sampling*, what the model's
+    makers say of drawing is left aside."""
 
-    def __init__(self, runtime: Runtime, model: Path, *, guesses: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime, model: Path, *, guesses: bool = True, own_sampling: bool = True
+    ) -> None:
         self.runtime = runtime
         self.model = model
+        self.sampling: Final = sampling_of(model) if own_sampling else {}
+        """How tokens are drawn where a request does not say, by the API's names."""
         self._guesses: Final = guesses
         self.tracer = Tracer()
         self.draining = False  # what is new is refused
@@ -233,6 +239,7 @@ class Generator:
         model = {
             "context": info.context if info is not None else 0,
             "vocabulary": info.vocabulary if info is not None else 0,
+            "sampling": self.sampling,
         }
         began = trio.current_time()
         told, data = await self.texts.run(job, {**model, **about}, body, owner)

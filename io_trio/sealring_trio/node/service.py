@@ -154,7 +154,12 @@ async def _live(
     source = source_for(config, setup.identity, lambda: runtime.node.roster)
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
-    generator = Generator(runtime, setup.model, guesses=config.guesses)
+    generator = Generator(
+        runtime,
+        setup.model,
+        guesses=config.guesses,
+        own_sampling=config.sampling == "model",
+    )
     async with trio.open_nursery() as nursery:
         api = HeadApi(generator, config)
         await nursery.start(api.run)
