@@ -74,7 +74,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
         "response_format.json_schema.schema",
     ),
     "speech": (CHAT, {"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
-    "old functions": (CHAT, {"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
+    "an old function that is none": (
+        CHAT,
+        {"functions": [{"name": "f"}], "function_call": {"name": "g"}},
+        "invalid_value",
+        "function_call",
+    ),
     "a tool that is none": (
         CHAT,
         {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -91,6 +96,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "a template's messages": (
         CHAT,
         {"chat_template_kwargs": {"messages": []}},
+        "invalid_value",
+        "chat_template_kwargs",
+    ),
+    "where an answer begins": (
+        CHAT,
+        {"chat_template_kwargs": {"go_on": True}},
+        "invalid_value",
+        "chat_template_kwargs",
+    ),
+    "whether one begins": (
+        CHAT,
+        {"chat_template_kwargs": {"begin_answer": False}},
         "invalid_value",
         "chat_template_kwargs",
     ),

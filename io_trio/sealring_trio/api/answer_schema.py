@@ -111,7 +111,9 @@ class AnswerMessage(Told):
     content: str | None
     refusal: None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(Told):
@@ -120,7 +122,7 @@ class ChatChoice(Told):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatAnswer(Told):
@@ -148,7 +150,9 @@ class MessageDelta(Told):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[CallDelta] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChunkChoice(Told):
@@ -157,7 +161,7 @@ class ChatChunkChoice(Told):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
 
 
 class ChatChunk(Told):

@@ -44,7 +44,7 @@ class _Message:
 class ChatShape(Chunks):
     """The answer of *choices* messages. Log probabilities are told, of *bytes_of* each token, with
     at *most* so many likeliest ones; None: they are not. *scores* are those of the prompt, if they
-    are told."""
+    are told. A call is told as that of a function if the client is *old*."""
 
     def __init__(
         self,
@@ -53,11 +53,14 @@ class ChatShape(Chunks):
         bytes_of: TokenBytes,
         most: int | None,
         scores: PromptScores | None,
+        *,
+        old: bool = False,
     ) -> None:
         super().__init__(envelope)
         self._bytes_of = bytes_of
         self._most = most
         self._scores = scores
+        self._old = old
         self._messages = [_Message() for _ in range(choices)]
 
     def opening_choices(self) -> list[dict[str, Any]]:
@@ -77,21 +80,25 @@ class ChatShape(Chunks):
                 case Content(text):
                     told["content"] = told.get("content", "") + text
                 case Reasoning(text):
-                    told["reasoning_content"] = told.get("reasoning_content", "") + text
+                    thought = told.get("reasoning_content", "") + text
+                    told["reasoning_content"] = told["reasoning"] = thought
                 case ToolCall():
                     calls.append(_call(part))
         if calls:
             first = message.calls
-            told["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls, first)]
+            listed = [{"index": at, **call} for at, call in enumerate(calls, first)]
+            told |= {"function_call": calls[0]["function"]} if self._old else {"tool_calls": listed}
             message.calls += len(calls)
         logprobs = self._logprobs(delta.tokens)
         if delta.finish is not None:
             message.finish = delta.finish.reason
+            if self._old and message.finish == "tool_calls":
+                message.finish = "function_call"
         if self.keeps:
             before = message.size
             message.content += told.get("content", "").encode()
             message.reasoning += told.get("reasoning_content", "").encode()
-            add_json(message.called, calls)
+            add_json(message.called, [each["function"] for each in calls] if self._old else calls)
             add_json(message.logprobs, logprobs)
             self.kept += message.size - before
         return _choice(
@@ -114,9 +121,11 @@ class ChatShape(Chunks):
             "refusal": None,
         }
         if made.reasoning:
-            message["reasoning_content"] = made.reasoning.decode()
+            message["reasoning_content"] = message["reasoning"] = made.reasoning.decode()
         yield b'{"index":%d,"message":' % index + json_bytes(message)[:-1]
-        if made.calls:
+        if made.calls and self._old:
+            yield from (b',"function_call":', made.called)
+        elif made.calls:
             yield from (b',"tool_calls":[', made.called, b"]")
         yield b'},"logprobs":'
         if self._most is None:

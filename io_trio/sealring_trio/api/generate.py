@@ -37,6 +37,7 @@ from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead, Holding
 from sealring_trio.api.kinds import A, ChoiceContext, Kind
 from sealring_trio.api.replies import About, Json, Shape
+from sealring_trio.api.responses import earlier, with_items
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
@@ -203,13 +204,12 @@ class Generate(Generic[A]):
         """What a text worker reads in *body*, and *context* with the items that come before it.
         Raises `ApiError`."""
         parsed = await self._read(body, {}, call)
-        earlier = self._kind.earlier(parsed.told, context)
-        if earlier is None:
+        if "references" not in parsed.told:
             return parsed, context
-        before, referred = b"\n".join(earlier.before), b"\n".join(earlier.referred)
-        sizes = {"before": len(before), "referred": len(referred)}
-        parsed = await self._read(before + referred + body, sizes, call)
-        return parsed, attrs.evolve(context, before=earlier.before)
+        before, referred = earlier(context.responses, context.owner, parsed.told)
+        data, sizes = with_items(body, before, referred)
+        parsed = await self._read(data, sizes, call)
+        return parsed, attrs.evolve(context, before=before)
 
     async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
         """What a text worker reads in *body* with *about*. Raises `ApiError`."""

@@ -16,7 +16,6 @@ from sealring_trio.api.choices import Choice
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.parsing import AnswerText
 from sealring_trio.api.replies import About, Envelope, Shape
-from sealring_trio.api.responses import not_kept, referred
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
@@ -50,15 +49,6 @@ class ChoiceContext:
     before: tuple[bytes, ...] = ()
 
 
-@attrs.frozen
-class Earlier:
-    """What a request needs of earlier responses: the items *before* its own, and those that it has
-    *referred* to."""
-
-    before: tuple[bytes, ...]
-    referred: tuple[bytes, ...] = ()
-
-
 class Kind(Protocol[A]):
     """One kind of request. *name* is also that of its job in `texts`; *prompt* is the field of its
     prompt."""
@@ -71,10 +61,6 @@ class Kind(Protocol[A]):
 
     def limited_by(self, asked: A) -> str:
         """The field that says how long the answer may be."""
-
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """The items that the job needs before the body, as it *told*; None if it is done. Raises
-        `ApiError`."""
 
     def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> list[Choice]:
         """A choice to be filled for each answer."""
@@ -99,10 +85,6 @@ class ChatKind:
     def limited_by(self, asked: ChatOptions) -> str:
         """The newer name of the two, if the request has it."""
         return "max_completion_tokens" if asked.max_completion_tokens else "max_tokens"
-
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """Nothing."""
-        return None
 
     def choices(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext
@@ -141,7 +123,8 @@ class ChatKind:
         if asked.prompt_logprobs is not None:
             (prompt,) = parsed.prompts
             scores = PromptScores(prompt, bytes_of, None, asked.prompt_logprobs)
-        return ChatShape(envelope, asked.n or 1, bytes_of, asked.alternatives, scores)
+        old = bool(parsed.told["functions"])
+        return ChatShape(envelope, asked.n or 1, bytes_of, asked.alternatives, scores, old=old)
 
 
 class ResponsesKind(ChatKind):
@@ -153,17 +136,6 @@ class ResponsesKind(ChatKind):
     def limited_by(self, asked: ChatOptions) -> str:
         """Its only name."""
         return "max_output_tokens"
-
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """The items of the response that the body names, and those that it refers to."""
-        if "references" not in told:
-            return None
-        before: tuple[bytes, ...] = ()
-        if (name := told["previous"]) is not None:
-            if (kept := context.responses.find(context.owner, name)) is None:
-                raise not_kept(name, "previous_response_id")
-            before = kept.items
-        return Earlier(before, referred(context.responses, context.owner, told["references"]))
 
     def held(self, parsed: ParsedRequest) -> int:
         """The tools, the items, and the fields that are repeated, in all `_TOLD` responses too."""
@@ -217,10 +189,6 @@ class CompletionKind:
     def limited_by(self, asked: CompletionOptions) -> str:
         """Its only name."""
         return "max_tokens"
-
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """Nothing."""
-        return None
 
     def choices(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext

@@ -26,6 +26,7 @@ from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
 from sealring_trio.api.messages import render, tokenise
 from sealring_trio.api.replies import json_bytes
+from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import (
     ChatOptions,
     ChatRequest,
@@ -66,14 +67,9 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
     """
     enter(READ)
     began = time.perf_counter()
-    before, referred = int(asked.get("before", 0)), int(asked.get("referred", 0))
-    end = before + referred
-    wanted = responses_input.read_responses(body[end:])
-    previous, references = wanted.previous_response_id, wanted.references
-    if "before" not in asked and (previous is not None or references):
-        missing = {"previous": previous, "references": references}
-        return {"read": 0.0, "lengths": [0], **missing}, b""
-    made = responses_input.convert(wanted, body[:before], body[before:end])
+    wanted, made = _converted(asked, body)
+    if made is None:
+        return _missing(wanted), b""
     with named_as(made.params):
         told, data = _chat(tokenizer, made.request, asked, began, enter, keeps=True)
     own = {name: asked.get("sampling", {}).get(name) for name in ("temperature", "top_p")}
@@ -87,11 +83,29 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
         "ignored": [
             *wanted.ignored,
             *(renamed(name, made.params) for name in told["ignored"]),
-            *(f"tools.{kind}" for kind in sorted({*made.ignored})),
         ],
         "adapted": [renamed(name, made.params) for name in told["adapted"]],
     }
     return told, data + echo + b"\n".join(map(json_bytes, made.items))
+
+
+def _converted(
+    asked: Mapping[str, Any], body: bytes
+) -> tuple[ResponsesRequest, responses_input.Converted | None]:
+    """The request in *body*, which comes after items of earlier responses, and what it means; None
+    if such items are still needed."""
+    before, referred = int(asked.get("before", 0)), int(asked.get("referred", 0))
+    end = before + referred
+    wanted = responses_input.read_responses(body[end:])
+    if "before" not in asked and (wanted.previous_response_id is not None or wanted.references):
+        return wanted, None
+    return wanted, responses_input.convert(wanted, body[:before], body[before:end])
+
+
+def _missing(wanted: ResponsesRequest) -> dict[str, Any]:
+    """What a job tells that needs items of earlier responses for *wanted*."""
+    named = {"previous": wanted.previous_response_id, "references": wanted.references}
+    return {"read": 0.0, "lengths": [0], **named}
 
 
 def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -107,17 +121,42 @@ def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter:
 
 
 def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
-    """The number of tokens of a prompt of Anthropic's."""
+    """The number of tokens of a prompt of Anthropic's, as JSON."""
     enter(READ)
     wanted = whole_body(CountRequest, parse(body), MessagesRequest.model_fields)
     request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
+    told, tokens = _count(tokenizer, request, asked, params, enter)
+    told["ignored"] = [*wanted.ignored, *told["ignored"]]
+    return told, json_bytes({"input_tokens": tokens})
+
+
+def count_input(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The number of tokens of the prompt of a response, as JSON; the items of earlier responses
+    come as in `responses`."""
+    enter(READ)
+    wanted, made = _converted(asked, body)
+    if made is None:
+        return _missing(wanted), b""
+    told, tokens = _count(tokenizer, made.request, asked, made.params, enter)
+    told["ignored"] = [*wanted.ignored, *told["ignored"]]
+    return told, json_bytes({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+def _count(
+    tokenizer: Tokenizer,
+    request: ChatRequest,
+    asked: Mapping[str, Any],
+    params: Mapping[str, str],
+    enter: Enter,
+) -> tuple[dict[str, Any], int]:
+    """What is told of *request*, whose fields are *params* in the body, and its prompt's tokens."""
     with named_as(params):
         _check_model(request, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
         enter(TOKENISE)
-        ignored = [*wanted.ignored, *(renamed(name, params) for name in talk.ignored)]
-        return {"tokens": len(tokenise(tokenizer, talk).ids), "ignored": ignored}, b""
+        ignored = [renamed(name, params) for name in (*request.ignored, *talk.ignored)]
+        return {"ignored": ignored}, len(tokenise(tokenizer, talk).ids)
 
 
 def _chat(
@@ -160,6 +199,7 @@ def _chat(
         "opens": not (grammar or _goes_on(request)),
         "ignored": [*request.ignored, *talk.ignored],
         "adapted": adapted,
+        "functions": bool(request.functions),
         "in_words": talk.in_words,
         "plain": talk.plain,
         "grammar": len(grammar),
@@ -249,6 +289,7 @@ JOBS: Final[Mapping[str, Work]] = {
     "responses": responses,
     "messages": messages,
     "count": count,
+    "count_input": count_input,
     "prompt": prompt,
     "call": call,
     "tokenize": tokenize,

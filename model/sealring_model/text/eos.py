@@ -45,8 +45,9 @@ def own_sampling(folder: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, (least, most) in _SETTINGS.items():
         value = said.get(name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number and least <= value <= most:  # which NaN is not
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if least <= value <= most:  # which NaN is not
             found[name] = int(value) if name == "top_k" else float(value)
     if said.get("do_sample") is False:
         found["temperature"] = 0.0
