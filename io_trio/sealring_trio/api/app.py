@@ -35,6 +35,7 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
     """The ASGI app of *head*."""
     app = Starlette(
         routes=[
+            *unserved.routes(),
             Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
             Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
             Route("/v1/responses", Generate(head, ResponsesKind()), methods=["POST"]),
@@ -59,7 +60,6 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/metrics", metrics),
             Route("/version", cluster.version),
             Route("/openapi.json", openapi),
-            *unserved.routes(),
             *pages,
         ],
         middleware=[Middleware(Gate, head=head)],
