@@ -44,7 +44,7 @@ class ChoiceContext:
     generator: Generator
     tokenizer: Tokenizer
     owner: str
-    account: str
+    account: str = ""
     responses: ResponseStore = attrs.field(factory=ResponseStore)
     before: tuple[bytes, ...] = ()
 
