@@ -78,8 +78,8 @@ FIELDS: Final = {
     "tools[].function.description": "What it does, for the model.",
     "tools[].function.parameters": "A JSON schema of its arguments. The model is told of it; a "
     "call may be held to it, too: see [forms](#forms).",
-    "tools[].function.strict": "With true a call's arguments are held to the schema, or the "
-    "request is refused; see [forms](#forms).",
+    "tools[].function.strict": "With true a call's arguments are held to the schema; "
+    "`x-sealring-ignored` names what of it is not. See [forms](#forms).",
     "functions": "What older clients have in place of `tools`; with both these have no effect. A "
     "call is then told as `function_call`, and ends the answer.",
     "functions[].name": "Its name.",
@@ -108,7 +108,7 @@ FIELDS: Final = {
     "response_format.json_schema": "What `json_schema` holds the answer to.",
     "response_format.json_schema.name": "What the schema is called; has no effect.",
     "response_format.json_schema.description": "What it is for; has no effect.",
-    "response_format.json_schema.schema": "The JSON schema. It is held, or the request is refused.",
+    "response_format.json_schema.schema": "The JSON schema. It is held; see [forms](#forms).",
     "response_format.json_schema.strict": "Has no effect: a schema is always held.",
     "min_tokens": "The answer does not end by itself before so many tokens.",
     "bad_words": "Words that the answer must not have, alone or after a space.",

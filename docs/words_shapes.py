@@ -37,8 +37,8 @@ _TOOL: Final = {
     "description": "What it does, for the model.",
     "parameters": "A JSON schema of its arguments. The model is told of it; a call may be held "
     "to it, too: see [forms](#forms).",
-    "strict": "With true the arguments of a function's call are held to the schema, or the request "
-    "is refused; see [forms](#forms). Not used of a custom tool.",
+    "strict": "With true the arguments of a function's call are held to the schema; "
+    "`x-sealring-ignored` names what of it is not. See [forms](#forms). Not used of a custom tool.",
     "format": "The form of a custom tool's input. The model is told of it, and not held to it.",
     "format.type": "`text` or `grammar`.",
     "format.syntax": "The language of the grammar.",
@@ -99,7 +99,7 @@ RESPONSES: Final = {
     "text.format.type": "As there.",
     "text.format.name": "What the schema is called; has no effect.",
     "text.format.description": "What it is for; has no effect.",
-    "text.format.schema": "The JSON schema. It is held, or the request is refused.",
+    "text.format.schema": "The JSON schema. It is held; see [forms](#forms).",
     "text.format.strict": "Has no effect: a schema is always held.",
     "text.verbosity": "Taken, and not used.",
     "reasoning": "How the model thinks.",
@@ -156,8 +156,8 @@ COUNT: Final = {
     "tools[].description": "What it does, for the model.",
     "tools[].input_schema": "A JSON schema of its input. The model is told of it; a call may be "
     "held to it, too: see [forms](#forms).",
-    "tools[].strict": "With true a call's input is held to the schema, or the request is refused; "
-    "see [forms](#forms).",
+    "tools[].strict": "With true a call's input is held to the schema; `x-sealring-ignored` names "
+    "what of it is not. See [forms](#forms).",
     "tool_choice": "`auto` if left out. With `any` or `tool` the call is begun for the model, and "
     "held to its [form](#forms).",
     "tool_choice.type": "Which tools may or must be used.",
@@ -170,7 +170,7 @@ COUNT: Final = {
     "output_config.effort": "Given to the model's template as `reasoning_effort`.",
     "output_config.format": "The form of the answer, as `response_format` of chat completions.",
     "output_config.format.type": "As there.",
-    "output_config.format.schema": "The JSON schema. It is held, or the request is refused.",
+    "output_config.format.schema": "The JSON schema. It is held; see [forms](#forms).",
 }
 
 MESSAGES: Final = {

@@ -3,7 +3,7 @@
 A template gets plain values: each content one text, a tool call's arguments as an object rather
 than the text that the API carries, and only the fields that a message has. A developer is the
 system to models here. A tool call that must be made is begun for the model, by the mark that opens
-a call in its format; `holding` holds what follows to its form, where the format is JSON.
+a call in its format; `holding` holds what follows to its form.
 """
 
 from __future__ import annotations

@@ -185,7 +185,14 @@ def _chat(
     adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
     enter(HOLD)
-    grammar = chat_grammar(tokenizer, request, talk, opening, asked.get("vocabulary", 0))
+    held = chat_grammar(
+        tokenizer,
+        request,
+        talk,
+        opening,
+        vocabulary=asked.get("vocabulary", 0),
+        context=asked["context"],
+    )
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
         "options": _options(request, ChatOptions, asked),
@@ -196,16 +203,16 @@ def _chat(
         "reasoning": opening.reasoning,
         "calling": opening.calling,
         # A form means every character of the answer.
-        "opens": not (grammar or _goes_on(request)),
-        "ignored": [*request.ignored, *talk.ignored],
+        "opens": not (held.grammar or _goes_on(request)),
+        "ignored": [*request.ignored, *talk.ignored, *held.ignored],
         "adapted": adapted,
         "functions": bool(request.functions),
         "in_words": talk.in_words,
         "plain": talk.plain,
-        "grammar": len(grammar),
+        "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
     }
-    return told, _packed([ids, predicted]) + grammar + tools
+    return told, _packed([ids, predicted]) + held.grammar + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -239,20 +246,20 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
     adapted = _check_likely(request, prompts, context)
     predicted = _predicted(tokenizer, request, context)
     enter(HOLD)
-    grammar = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
+    held = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
     told = {
         "options": _options(request, CompletionOptions, asked),
         "read": seconds,
         "lengths": [len(ids) for ids in prompts],
         "predicted": len(predicted),
         "texts": texts if request.echo else [],
-        "ignored": [*request.ignored],
+        "ignored": [*request.ignored, *held.ignored],
         "adapted": adapted,
         "ends": sorted(ends),
-        "grammar": len(grammar),
+        "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
     }
-    return told, _packed([*prompts, predicted]) + grammar
+    return told, _packed([*prompts, predicted]) + held.grammar
 
 
 def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
