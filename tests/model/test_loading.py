@@ -248,6 +248,107 @@ def test_a_broken_model_is_told_in_words(folder, case):
         describe(folder)
 
 
+def shards_of(folder):
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def other_values(file, to):
+    """Write *file* with other values as *to*."""
+    tensors = {name: array + 1 for name, array in mx.load(str(file)).items()}
+    mx.save_safetensors(str(to), tensors)
+
+
+def whole(folder, shards, add=0):
+    """Write all *shards* as one file, with other values if something is to be *add*ed."""
+    tensors = {}
+    for shard in shards:
+        tensors |= {name: array + add for name, array in mx.load(str(shard)).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+
+
+def index(folder, **places):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+TWICE = {
+    "an older file": (
+        lambda f, shards: other_values(shards[0], f / "model_old.safetensors"),
+        "is in model-00001-of-00002.safetensors and in model_old.safetensors, with other values",
+        "move model_old.safetensors out of the folder",
+    ),
+    "a whole file of other values beside shards": (
+        lambda f, shards: other_values(shards[0], f / "model.safetensors"),
+        "is in model-00001-of-00002.safetensors and in model.safetensors",
+        "move model.safetensors out of the folder",
+    ),
+    "an older file, and no index": (
+        lambda f, shards: (
+            (f / "model.safetensors.index.json").unlink(missing_ok=True),
+            other_values(shards[1], f / "model_old.safetensors"),
+        ),
+        "is in model-00002-of-00002.safetensors and in model_old.safetensors",
+        "move one of the two out of the folder",
+    ),
+    "shards of other values beside a whole file, and no index": (
+        lambda f, shards: (
+            whole(f, shards, add=1),
+            (f / "model.safetensors.index.json").unlink(missing_ok=True),
+        ),
+        "and in model.safetensors",
+        "move model-00001-of-00002.safetensors, model-00002-of-00002.safetensors out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_weights_that_are_there_twice_are_named_with_their_cure(folder, case):
+    spoil, what, cure = TWICE[case]
+    spoil(folder, shards_of(folder))
+    with pytest.raises(LoadError) as caught:
+        describe(folder)
+    assert what in caught.value.what
+    assert cure in caught.value.cure
+
+
+ODD = {
+    "shards beside a whole file of the same": (
+        whole,
+        "model.safetensors has the same tensors as model-00001-of-00002.safetensors",
+    ),
+    "a copy of a shard": (
+        lambda f, shards: shutil.copy(shards[0], f / "model copy.safetensors"),
+        "model-00001-of-00002.safetensors has the same tensors as model copy.safetensors",
+    ),
+    "an index of other files": (
+        lambda f, shards: index(f, **{"model.norm.weight": "model-00007-of-00009.safetensors"}),
+        "names files that are not there, such as model-00007-of-00009.safetensors",
+    ),
+    "an index that names a file whose tensors are elsewhere": (
+        lambda f, shards: index(
+            f, **{"model.norm.weight": "model-00007.safetensors", "other": shards[0].name}
+        ),
+        "names files that are not there, such as model-00007.safetensors",
+    ),
+    "an index that names a file of another modality": (
+        lambda f, shards: index(
+            f, **{"vision_tower.x.weight": "model-00003.safetensors", "other": shards[0].name}
+        ),
+        "names files that are not there, such as model-00003.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_mlx_lm_loads_loads(folder, case):
+    before = describe(folder)
+    spoil, note = ODD[case]
+    spoil(folder, shards_of(folder))
+    info = describe(folder)
+    assert info.digest == before.digest
+    assert any(note in told for told in info.notes)
+    assert load_stage(info, 0, len(info.layers)).read == before.size
+
+
 def test_a_model_that_mlx_lm_does_not_know(folder):
     rewrite(folder / "config.json", lambda c: c.update(model_type="perceptron"))
     with pytest.raises(LoadError, match="perceptron"):

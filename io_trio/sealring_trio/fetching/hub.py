@@ -11,7 +11,6 @@ and an answer that trickles is given up.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -26,6 +25,12 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import attrs
+from sealring_model.loading.foreign_json import (
+    HUB_LISTING,
+    ForeignFault,
+    bound_of,
+    parse_foreign,
+)
 from sealring_model.loading.partial_model import MAX_SIZE, Origin, WeightFile
 
 from sealring_trio.fetching.faults import FetchFault
@@ -42,8 +47,7 @@ MAX_SMALL: Final = 256 * 1024 * 1024
 """Bytes of configuration, tokenizer and manifest, at most. They are held in memory."""
 
 MAX_FILES: Final = 10_000
-MAX_LISTING: Final = 64 * 1024 * 1024
-"""Bytes of a listing."""
+"""Files of a listing that are fetched."""
 
 _CONNECT_SECONDS: Final = 10.0
 _SILENT_SECONDS: Final = 20.0
@@ -151,12 +155,12 @@ class Hub:
             for chunk in response.iter_raw():
                 text += chunk
                 pace.came(len(chunk))
-                if len(text) > MAX_LISTING:
-                    raise _unreadable(model)
+                if len(text) > bound_of(HUB_LISTING)[0]:
+                    break
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise _unreadable(model) from None
+            return parse_foreign(HUB_LISTING, text)
+        except ForeignFault as error:
+            raise _unreadable(model, f": {error}") from None
 
     def read(
         self,
@@ -253,8 +257,8 @@ def _hash(told: object) -> str:
     return told if isinstance(told, str) and _SHA256.fullmatch(told) else ""
 
 
-def _unreadable(model: str) -> FetchFault:
-    return FetchFault(f"the hub's listing of {model} cannot be read", permanent=True)
+def _unreadable(model: str, why: str = "") -> FetchFault:
+    return FetchFault(f"the hub's listing of {model} cannot be read{why}", permanent=True)
 
 
 def _timeout() -> Any:

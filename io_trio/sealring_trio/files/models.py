@@ -167,10 +167,10 @@ def describe_model(folder: Path, adapter: Path | None = None) -> ModelInfo:
     try:
         return describe(folder, adapter)
     except LoadError as error:
-        advice = "Fetch it again."
+        advice = f"{error.cure[:1].upper()}{error.cure[1:]}." if error.cure else "Fetch it again."
         if not any(folder.glob("model*.safetensors")):
             advice = "Fetch it again, in the form of config.json and model*.safetensors."
-        raise UserError(f"cannot use the model in {folder}: {error}", advice) from None
+        raise UserError(f"cannot use the model in {folder}: {error.what}", advice) from None
 
 
 def structure(info: ModelInfo) -> Structure:

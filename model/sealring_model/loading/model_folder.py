@@ -35,9 +35,9 @@ from sealring_model.loading.weights import (
     TensorEntry,
     header_lines,
     owner,
-    read_entries,
     read_json,
     read_manifest,
+    read_weights,
 )
 
 NEEDED_FILES: Final = (
@@ -214,7 +214,7 @@ def _check_files(folder: Path) -> None:
 
 def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> ModelInfo:
     _check_kind(folder, config)
-    entries = read_entries(folder)
+    entries, odd = read_weights(folder)
     manifest = read_manifest(folder)
     text = _text_config(config)
     embedding = _embedding(entries)
@@ -222,7 +222,7 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
     if count > MAX_LAYERS:
         raise LoadError(f"the model has {count} layers; the limit is {MAX_LAYERS}")
     sizes = _sizes(entries, count)
-    notes: list[str] = []
+    notes = [f"{folder}: {note}" for note in odd]
     known = hub_hashes({entry.file for entry in entries.values()})
     if manifest is None and not all(known.values()):
         notes.append(

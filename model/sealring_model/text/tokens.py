@@ -26,7 +26,7 @@ import attrs
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.mlx_lm_import import without_mlx
-from sealring_model.loading.weights import open_file, read_json, refuse_pointer
+from sealring_model.loading.weights import check_json, read_json
 from sealring_model.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -50,6 +50,18 @@ _FAULTS: Final = (
     TypeError,
 )
 """What code raises that takes a text for well-formed when it is not, or is nested too deep."""
+
+_READ: Final = (
+    "added_tokens.json",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Files that transformers parses, whose sizes are looked at before."""
 
 _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 """Files that a tokenizer is made from where there is no tokenizer.json."""
@@ -299,10 +311,10 @@ class Tokenizer:
 def check_tokenizer(folder: Path) -> None:
     """Raise `LoadError` if the model in *folder* has no tokenizer, or one that is code to be run.
     Imports nothing."""
-    file = folder / "tokenizer.json"
-    if file.exists():
-        with open_file(file) as stream:
-            refuse_pointer(file, stream.read(64))
+    for name in _READ:
+        if (folder / name).is_file():
+            check_json(folder / name)
+    if (folder / "tokenizer.json").exists():
         return
     if code := _own_code(folder):
         raise LoadError(
