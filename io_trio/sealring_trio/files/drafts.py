@@ -11,7 +11,7 @@ import attrs
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.models import find_model, find_whole_model, model_name
-from sealring_trio.processes.interpreter import run_module, signal_name
+from sealring_trio.processes.interpreter import child_environment, run_module, signal_name
 
 _MODULE: Final = "sealring_model.draft.memory"
 _LAUNCHER: Final = "sealring_trio.processes.launcher"
@@ -59,8 +59,9 @@ def _measured(folder: Path, model: Path) -> DraftModel:
     not that of the one in the folder *model*."""
     try:
         done = subprocess.run(
-            run_module(_LAUNCHER, _MODULE, str(folder), str(model)),
+            run_module(_LAUNCHER, "--alone", _MODULE, str(folder), str(model)),
             check=False,
+            env=child_environment(),
             capture_output=True,
             stdin=subprocess.DEVNULL,
             encoding="utf-8",
