@@ -61,13 +61,16 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     messages = [_plain(message) for message in asked.messages]
     in_words = tokenizer.tools is None
     calls = PLAIN if in_words and forced else tokenizer.calls
-    if in_words:
-        messages = told_tools.in_words(messages, tokenizer.calls)
     try:
+        # From here on only the template and we write marks.
+        messages, settings = tokenizer.guard_messages(messages), tokenizer.guard(settings)
+        told = tokenizer.guard(tools)
+        if in_words:
+            messages = told_tools.in_words(messages, tokenizer.calls)
         if tools and in_words:
-            text = _told(tokenizer, messages, told_tools.instructions(tools, calls), settings)
+            text = _told(tokenizer, messages, told_tools.instructions(told, calls), settings)
         else:
-            text = tokenizer.render(messages, tools, **settings)
+            text = tokenizer.render(messages, told, **settings)
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
     return Conversation(text, tools, forced, calls, bool(tools) and in_words, ignored)
@@ -116,8 +119,11 @@ def _told(
 
 def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
     """*talk* as ids, with special tokens *around* it if that is said. A forced tool call is
-    begun."""
-    ids = tokenizer.encode_rendered(talk.text, around=around)
+    begun. Raises `ApiError` for a text that can only be control tokens."""
+    try:
+        ids = tokenizer.encode_rendered(talk.text, around=around)
+    except ValueError as error:
+        raise invalid(f"{error}.", "messages") from None
     reasoning = tokenizer.opens_thinking(ids)
     if talk.forced:
         opening = (tokenizer.think[1] if reasoning else "") + talk.calls.start

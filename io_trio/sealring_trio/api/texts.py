@@ -220,12 +220,16 @@ def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: E
     enter(RENDER)
     if not asked["raw"]:
         try:
-            text = tokenizer.render([{"role": "user", "content": text}])
+            talk = tokenizer.guard_messages([{"role": "user", "content": text}])
+            text = tokenizer.render(talk)
         except ValueError as error:
             raise invalid(str(error)) from None
     _check_length(tokenizer, text, asked["context"], "prompt")
     enter(TOKENISE)
-    ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
+    try:
+        ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
+    except ValueError as error:
+        raise invalid(f"{error}.") from None
     _check_room(len(ids), asked["limit"], asked["context"], "prompt")
     return {"read": 0.0, "lengths": [len(ids)]}, _packed([ids])
 

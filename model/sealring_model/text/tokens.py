@@ -37,6 +37,7 @@ from sealring_model.text.detokenizer import (
 )
 from sealring_model.text.eos import eos_ids
 from sealring_model.text.fill_in import FillIn
+from sealring_model.text.marks import Marks, is_guarded, shortest
 from sealring_model.text.token_lengths import longest_token
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
@@ -155,6 +156,7 @@ class Tokenizer:
             # The first call sets the tokenizer's padding and truncation. Later calls change
             # nothing, so threads do not race.
             self.encode("")
+            self._marks: Final = Marks(inner)
         except LoadError:
             raise
         except BaseException as error:  # a bad file makes a library raise anything
@@ -200,8 +202,24 @@ class Tokenizer:
             return "\N{REPLACEMENT CHARACTER}".encode()
 
     def least(self, text: str) -> int:
-        """A lower bound on the tokens of *text*, found in constant time."""
-        return math.ceil(len(text) / self.longest)
+        """A lower bound on the tokens of *text*, found without encoding it."""
+        return math.ceil(shortest(text) / self.longest)
+
+    def guard(self, value: Any) -> Any:
+        """*value*, a tool or a setting, for `render`: the marks in its texts, which others wrote,
+        will be ordinary text. Raises `ValueError`."""
+        return self._marks.guard(value)
+
+    def guard_messages(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """*messages* for `render`, as `guard` does it: but for their roles, and for the marks
+        around the thoughts that an answer of the model's begins with. Raises `ValueError`."""
+        guarded = []
+        for message in messages:
+            role, content = message["role"], message.get("content")
+            guarded.append(self._marks.guard(dict(message)) | {"role": role})
+            if role == "assistant" and isinstance(content, str):
+                guarded[-1]["content"] = self._marks.guard_answer(content, self.think)
+        return guarded
 
     def render(
         self,
@@ -216,6 +234,7 @@ class Tokenizer:
         only up to the end of the last message, or with *go_on* of its content, which goes on.
 
         *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
+        What others wrote in them has to pass `guard` before, or its marks become control tokens.
         A model without a template gets the contents as lines. Raises `ValueError` if the template
         refuses them. A template is the model's code: it reaches nothing of this process (jinja's
         immutable sandbox), but may take any time and memory. So a server calls this in a process
@@ -244,8 +263,12 @@ class Tokenizer:
 
     def encode_rendered(self, text: str, *, around: bool | None = None) -> list[int]:
         """The ids of a conversation's *text*, which has the special tokens from its template;
-        with *around* those of `encode` too."""
-        return self.encode(text, around=not self.has_chat if around is None else around)
+        with *around* those of `encode` too. Raises `ValueError` if the tokenizer cannot but make
+        control tokens of what others wrote."""
+        around = not self.has_chat if around is None else around
+        if is_guarded(text):
+            return self._marks.encode(text, around=around)
+        return self.encode(text, around=around)
 
     def chat(
         self,
@@ -253,8 +276,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         **settings: Any,
     ) -> list[int]:
-        """The ids of a conversation that `render` makes."""
-        return self.encode_rendered(self.render(messages, tools, **settings))
+        """The ids of a conversation that `render` makes of what others wrote."""
+        talk, told = self.guard_messages(messages), [self.guard(dict(tool)) for tool in tools]
+        return self.encode_rendered(self.render(talk, told, **self.guard(settings)))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to *prompt* begins inside the model's reasoning."""
