@@ -30,8 +30,8 @@ from sealring_model.loading.weights import open_file, read_json, refuse_pointer
 from sealring_model.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
-    NaiveDetokenizer,
     TokenTable,
+    WindowDetokenizer,
     byte_alphabet,
     is_panic,
 )
@@ -130,10 +130,9 @@ class Tokenizer:
             """How the model writes tool calls; None if its template has none."""
             self.calls: Final = self.tools or _format_called(_TOLD)
             """How it writes them once it has been told: in its own way, or in `_TOLD`."""
-            self._table: Final = TokenTable.of(inner, folder)
-            streaming = helpers.NaiveStreamingDetokenizer if self._table is None else _no_stream
+            self._table: Final = TokenTable.of(inner, (described or {}).get("decoder") or {})
             self._inner: Final[Any] = helpers.TokenizerWrapper(
-                inner, streaming, chat_template=template
+                inner, _no_stream, chat_template=template
             )
             self.eos: Final = eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
@@ -195,7 +194,9 @@ class Tokenizer:
         if self._table is not None:
             return self._table[token]
         try:
-            return self.decode([token]).encode()
+            # Some decoders take the space away that the first of all texts has.
+            before = self.decode(self._anchor)
+            return self.decode([*self._anchor, token]).removeprefix(before).encode()
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
@@ -292,7 +293,7 @@ class Tokenizer:
         where most tokenizers put one."""
         silent, table = frozenset() if special else self._silent, self._table
         if table is None:
-            return NaiveDetokenizer(self._inner.detokenizer, after or (), silent)
+            return WindowDetokenizer(self.decode, after or (), silent)
         if after is None:
             trim = table.trims
         else:
@@ -308,6 +309,11 @@ class Tokenizer:
             return text
         stream = self.stream(())
         return "".join(map(stream.add, prompt))
+
+    @functools.cached_property
+    def _anchor(self) -> list[int]:
+        """The tokens of a text that may stand before any token."""
+        return self.encode_part("a")
 
     @functools.cached_property
     def _silent(self) -> frozenset[int]:
@@ -422,4 +428,4 @@ def _format_called(name: str) -> ToolFormat:
 
 
 def _no_stream(_inner: Any) -> None:
-    """In place of mlx-lm's detokenizer, where the table of tokens does without."""
+    """In place of mlx-lm's detokenizers, which may go back over what they gave out."""
