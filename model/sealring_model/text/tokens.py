@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import attrs
@@ -54,6 +54,9 @@ _FAULTS: Final = (
 
 _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 """Files that a tokenizer is made from where there is no tokenizer.json."""
+
+_TEMPLATE_FILE: Final = "chat_template.json"
+"""Has the chat template of models whose processor transformers loads, beside the tokenizer."""
 
 _TOLD: Final = "json_tools"
 """mlx-lm's name of the format that a model is told to use whose template has no tools."""
@@ -347,7 +350,8 @@ def has_chat_template(folder: Path) -> bool:
 
     Raises `LoadError` if a file cannot be read.
     """
-    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+    names = ("chat_template.jinja", _TEMPLATE_FILE, "additional_chat_templates/*.jinja")
+    if any(any(folder.glob(name)) for name in names):
         return True
     file = folder / "tokenizer_config.json"
     told = read_json(file) if file.exists() else {}
@@ -365,7 +369,28 @@ def _own_code(folder: Path) -> str:
 
 def transformers_tokenizer(folder: Path) -> Any:
     """transformers' tokenizer of the model in *folder*, also where transformers refuses its
-    configuration, or its tokenizer is code and there is a tokenizer.json beside."""
+    configuration, or its tokenizer is code and there is a tokenizer.json beside; with the chat
+    template that transformers gives to the model's processor."""
+    inner = _loaded(folder)
+    file = folder / _TEMPLATE_FILE
+    if inner.chat_template is None and file.exists():
+        inner.chat_template = _template_of(read_json(file).get("chat_template"), file)
+    return inner
+
+
+def _template_of(told: Any, file: Path) -> str | dict[str, str]:
+    """The chat template that *file* has *told*, or several by name. Raises `LoadError`."""
+    if isinstance(told, str):
+        return told
+    if isinstance(told, list):
+        told = {each.get("name"): each.get("template") for each in told if isinstance(each, dict)}
+    texts = [*told, *told.values()] if isinstance(told, dict) else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise LoadError(f"{file} has no text, nor texts by name, for chat_template")
+    return dict(told)
+
+
+def _loaded(folder: Path) -> Any:
     import transformers  # noqa: PLC0415 - 1.3 s, only here
 
     check_tokenizer(folder)
@@ -418,7 +443,9 @@ def _template_text(inner: Any) -> str:
 
 
 def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
-    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(inner)
+    # mlx-lm looks at one template only; there may be several, such as one for tools.
+    shown = SimpleNamespace(chat_template=_template_text(inner), get_vocab=inner.get_vocab)
+    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(shown)
     return None if name is None else _format_called(name)
 
 
