@@ -45,7 +45,8 @@ FIELDS: Final = {
     "return_token_strs": "Tell what the vocabulary has for each token, too.",
     "tokens": "The ids.",
     "messages": "The conversation so far.",
-    "messages[].role": "Whose message it is; `developer` is `system` here.",
+    "messages[].role": "Whose message it is; `developer` is `system` here. An order of roles "
+    "that the template refuses is [changed](#conversations).",
     "messages[].content": "Its text.",
     "messages[].content[].type": "Text is the only kind of part; images, sound and files are "
     "refused by name.",
@@ -128,6 +129,18 @@ FIELDS: Final = {
     "tokens for that.",
 }
 """By name, with ``[]`` after a list and a dot before what is in an object."""
+
+ADAPTED: Final = {
+    "tool-call-ids-shortened": "The ids of calls and results have nine letters and digits.",
+    "tool-calls-split": "Each call has a message of its own, before its result.",
+    "tool-results-wrapped": "A result without a call is the user's text, in `<tool_response>`.",
+    "system-joined": "The system messages at the front are one.",
+    "system-wrapped": "A later system message is the user's text, in `<system-reminder>`.",
+    "turns-joined": "Messages of one role that follow one another are one, with a blank line "
+    "between.",
+    "user-added": 'The user begins, with "Please begin."',
+    "system-to-user": "The system message is the beginning of what the user says.",
+}
 
 COMPLETION_FIELDS: Final = {
     "max_tokens": "The most tokens of the answer; 16 if left out, and what the context allows if "

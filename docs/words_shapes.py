@@ -48,7 +48,8 @@ RESPONSES: Final = {
     "`function_call_output`, `custom_tool_call` or `custom_tool_call_output`. Others are refused.",
     "input[].id": "Its id; one is made if left out.",
     "input[].role": "Whose message it is. The instructions and the messages of `system` and "
-    "`developer` that come first are one message of the system's for the model.",
+    "`developer` that come first are one message of the system's for the model. An order of roles "
+    "that the template refuses is [changed](#conversations).",
     "input[].content": "The text of a message, or of reasoning.",
     **_below("input[].content[]", _PARTS),
     "input[].name": "The tool that was called.",

@@ -22,6 +22,9 @@ from sealring_trio.api.errors import ApiError, unsupported
 
 IGNORED_HEADER: Final = "x-sealring-ignored"
 
+ADAPTED_HEADER: Final = "x-sealring-adapted"
+"""Names what was changed in a conversation that the model's template refused."""
+
 TOOLS_HEADER: Final = "x-sealring-tools"
 """Says ``in-words`` where the model's template has no tools, and a message told it of them;
 ``as-json`` where it must call one, too: its answer is held to the JSON of a call."""
@@ -198,13 +201,13 @@ def _unknown(
 def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
     """The headers that say what a text worker *told* of a request's fields."""
     headers = {}
-    names = told.get("ignored")
-    if isinstance(names, list) and names:
-        # What is no name may not go into a header.
-        shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
-        headers[IGNORED_HEADER] = ", ".join(
-            shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED)
-        )
+    for header, field in ((IGNORED_HEADER, "ignored"), (ADAPTED_HEADER, "adapted")):
+        names = told.get(field)
+        if isinstance(names, list) and names:
+            # What is no name may not go into a header.
+            shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
+            dots = ["..."] * (len(shown) > MAX_IGNORED)
+            headers[header] = ", ".join(shown[:MAX_IGNORED] + dots)
     if told.get("in_words") is True:
         headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
     return headers

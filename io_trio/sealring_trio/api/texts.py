@@ -115,7 +115,8 @@ def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: En
         talk = render(tokenizer, request)
         enter(TOKENISE)
         ignored = [*wanted.ignored, *(renamed(name, params) for name in talk.ignored)]
-        return {"tokens": len(tokenise(tokenizer, talk).ids), "ignored": ignored}, b""
+        told = {"ignored": ignored, "adapted": [*talk.adapted]}
+        return told | {"tokens": len(tokenise(tokenizer, talk).ids)}, b""
 
 
 def _chat(
@@ -161,6 +162,7 @@ def _chat(
         "opens": not (grammar or _goes_on(request)),
         "fitted": fitted,
         "ignored": [*request.ignored, *talk.ignored],
+        "adapted": [*talk.adapted],
         "in_words": talk.in_words,
         "plain": talk.plain,
         "grammar": len(grammar),
