@@ -231,6 +231,33 @@ def test_plain_text_that_a_vocabulary_adds_stays_one_token() -> None:
     assert ids.count(known["<end_of_turn>"]) == 1
 
 
+def test_what_the_settings_call_special_is_so(tmp_path: Path) -> None:
+    """Also where its token is like HTML, and is not said to be special itself."""
+    gemma = KINDS["gemma"]
+    special = " ".join(gemma.special)
+    kind = Kind(gemma.template, special, text=("</s>", "<b>"), built=gemma.built)
+    families.saved(kind.built(), kind, tmp_path)
+    config = families.config(kind) | {"eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = Tokenizer(tmp_path)
+    ids, known = made.chat([{"role": "user", "content": "<b>a</s></b>"}]), made.ids()
+    assert known["<b>"] in ids
+    assert known["</s>"] not in ids
+
+
+def test_a_tokenizer_in_python(tmp_path: Path) -> None:
+    """ByT5's, whose tokens are bytes and need no file."""
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    template = "{{ messages[0].content }}{{ eos_token }}"
+    config = {"tokenizer_class": "ByT5Tokenizer", "chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = Tokenizer(tmp_path)
+    ids = made.chat([{"role": "user", "content": "ß</s><pad>"}])
+    assert made.decode(ids) == "ß</s><pad></s>"
+    assert ids == [*(byte + 3 for byte in "ß</s><pad>".encode()), 1]
+
+
 @pytest.mark.parametrize("change", ["class", "normalizer"])
 def test_a_tokenizer_that_changes_texts_before(change: str, tmp_path: Path) -> None:
     """Its texts are encoded in parts."""

@@ -75,7 +75,8 @@ class Marks:
 
     def __init__(self, inner: Any) -> None:
         added = {int(number): token for number, token in inner.added_tokens_decoder.items()}
-        control = {n: t for n, t in added.items() if _is_control(t.content, special=t.special)}
+        special = {*map(int, inner.all_special_ids), *(n for n, t in added.items() if t.special)}
+        control = {n: t for n, t in added.items() if _is_control(t.content, special=n in special)}
         self._inner: Final = inner
         self._added: Final = frozenset(added)
         self.ids: Final = frozenset(control)
