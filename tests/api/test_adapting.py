@@ -193,3 +193,6 @@ def test_on_the_other_apis() -> None:
     made, data = tokenizer("gemma"), json.dumps({"model": "tiny"} | body).encode()
     told, _ = JOBS["count"](made, {"models": ["tiny"], "context": 0}, data, lambda stage: None)
     assert headers_of(told)[ADAPTED_HEADER] == "system-to-user"
+    data = json.dumps({"model": "tiny", "messages": turns}).encode()
+    told, _ = JOBS["tokenize"](made, {"models": ["tiny"], "context": 0}, data, lambda stage: None)
+    assert headers_of(told)[ADAPTED_HEADER] == "turns-joined, system-to-user"

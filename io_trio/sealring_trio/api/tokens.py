@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sealring_trio.api.errors import text_errors
+from sealring_trio.api.fields import headers_of
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.streaming import ClientGone, attended
@@ -37,5 +38,6 @@ class Tokens:
         info = generator.runtime.node.engine_info
         about = {"models": self._head.models, "context": info.context if info else 0}
         with text_errors(caller.id):
-            _, data = await generator.texts.run(self._job, about, body, caller.owner)
+            told, data = await generator.texts.run(self._job, about, body, caller.owner)
+        caller.told.update(headers_of(told))
         return data
