@@ -255,6 +255,7 @@ CAUSES: Final = {
     Cause.DIALING: "That node is being dialed.",
     Cause.UNREACHABLE: "No connection to that node comes up; the reason is the system's.",
     Cause.SILENT: "That node ended the handshake without a word.",
+    Cause.ITSELF: "This node itself answers at the address that the roster has for that node.",
     Cause.NO_ANSWER: "That node takes connections and does not answer.",
     Cause.OTHER_MODEL: "The two nodes hold different models.",
     Cause.MANIFEST: "One of the two has a manifest of the model, the other has none.",

@@ -202,6 +202,17 @@ ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
 }
 
 
+def swapped_keys() -> Cluster:
+    """Each member's entry has the other's key, at its own address."""
+    roster = make_roster(2)
+    one, two = roster.roster.members
+    members = (
+        attrs.evolve(one, public_key=two.public_key),
+        attrs.evolve(two, public_key=one.public_key),
+    )
+    return Cluster(2, 1, rosters=[signed(roster, members=members)] * 2)
+
+
 def says(made: Cluster, name: str) -> list[tuple[Cause, str]]:
     return [(o.cause, o.text(made.now)) for o in made.hosts[name].node.obstacles(made.now)]
 
@@ -218,6 +229,18 @@ def test_either_end_says_why_within_five_seconds_and_in_its_log(row):
     for name, cause, text in (("host0", at_head, head), ("host1", at_rank, rank)):
         if cause is not Cause.NOT_A_MEMBER:  # which whoever finds it out has told
             assert any(who == name and text in t for who, t in logged), logged
+
+
+def test_a_node_that_dials_itself_says_so():
+    made = swapped_keys()
+    made.run_for(5.0)
+    for host, member in (("host0", "the head (node0)"), ("host1", "rank 1 (node1)")):
+        node = made.hosts[host].node
+        (obstacle,) = node.obstacles(made.now)
+        assert obstacle.cause is Cause.ITSELF
+        assert obstacle.what == f"{member} is not at {host}:1: this node itself answers there"
+        assert node.facts(made.now).strangers == []
+    assert not any("refused a connection" in text for _, text in made.warnings)
 
 
 def test_a_reason_is_logged_at_once_and_then_each_minute():

@@ -56,6 +56,7 @@ class Fault(enum.Enum):
 
     UNREACHABLE = "unreachable"  # the connection could not be opened
     SILENT = "silent"  # the peer ended the handshake without a word
+    ITSELF = "itself"  # this node answered its own dial
     MUTE = "mute"  # it accepted the connection, and the handshake timed out
     REFUSED_US = "refused us"  # the peer closed, and said why
     REFUSED = "refused"  # this node closed, because of what the peer is or did
@@ -126,7 +127,16 @@ class PeerClosed(RemoteProtocolError):
         self.reason = reason
 
 
+class MetItself(RemoteProtocolError):
+    """This node answered its own dial."""
+
+    def __init__(self) -> None:
+        super().__init__("this node itself answers there")
+
+
 def _fault(error: SealringError, *, up: bool) -> Fault:
+    if isinstance(error, MetItself):
+        return Fault.ITSELF
     if isinstance(error, PeerClosed):
         return Fault.REFUSED_US
     if isinstance(error, ConnectionLost | PeerTimeout):

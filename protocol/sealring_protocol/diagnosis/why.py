@@ -323,6 +323,8 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
         case Fault.SILENT:
             cause, what = Cause.SILENT, f"{who}{at} ended the handshake without a word"
             what += _hint(facts, peer)
+        case Fault.ITSELF:
+            cause, what = Cause.ITSELF, f"{who} is not{at}: {trouble.reason}"
         case Fault.MUTE:
             cause = Cause.NO_ANSWER
             what = f"{who}{at} takes connections and does not answer"
