@@ -78,6 +78,19 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "is not in the roster",
         "sealring roster add",
     ),
+    "the key of another": (
+        edit('listen = "127.0.0.1:1"', 'listen = "127.0.0.1:7471"'),
+        2,
+        "desk.toml has the key of 'desk', and the roster has 'laptop' at 127.0.0.1:7471, where this "
+        "node listens",
+        "give it the key of 'laptop'",
+    ),
+    "the key of another, at every address": (
+        edit('listen = "127.0.0.1:1"', 'listen = "0.0.0.0:7471"'),
+        2,
+        "desk.toml has the key of 'desk', and the roster has 'laptop' at 127.0.0.1:7471",
+        "give it the key of 'laptop'",
+    ),
     "unknown model": (
         edit('"tiny"', '"models/none"\noffline = true'),
         2,

@@ -20,8 +20,8 @@ from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import is_there, replace_file
 from sealring_trio.files.roster_files import (
-    Draft,
     build_roster,
+    find_twins,
     format_time,
     make_draft,
     make_member,
@@ -148,7 +148,11 @@ def add(
     before = read_draft(draft)
     public_key = read_public_key(key)
     member = make_member(name, public_key, address, trust, attestation)
-    _refuse_twin(before, draft, name, member.public_key)
+    if twins := find_twins([*before.member, member]):
+        raise UserError(
+            f"{draft} cannot hold this node: {twins}",
+            "Every node has a name, a key and addresses of its own.",
+        )
     after = before.model_copy(update={"member": [*before.member, member]})
     write_draft(draft, after)
     rank = len(before.member)
@@ -157,16 +161,6 @@ def add(
         return
     print(f"{name} is rank {rank} of {draft} (node id {node_id(public_key).hex()})")
     print(f"\nNext: add the other nodes, then: sealring roster sign {draft} --key COORDINATOR.key")
-
-
-def _refuse_twin(draft: Draft, path: Path, name: str, key_hex: str) -> None:
-    for member in draft.member:
-        if member.public_key == key_hex:
-            raise UserError(
-                f"{path} already holds this key, as '{member.name}'", "Every node has its own key."
-            )
-        if member.name == name:
-            raise UserError(f"{path} already has a '{name}'", "Choose another name.")
 
 
 @app.command

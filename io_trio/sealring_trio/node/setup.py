@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
+import socket
 import time
 from pathlib import Path
 
 import attrs
+import psutil  # type: ignore[import-untyped]
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.limits import MAX_WORLD
@@ -27,6 +30,7 @@ from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.files.suites import SUITES
+from sealring_trio.files.units import is_unspecified, parse_address
 from sealring_trio.node.model_source import OwnIdentity, find_for
 from sealring_trio.processes.namespace import ALLOW, why_not
 from sealring_trio.weights.finding import Pause
@@ -62,6 +66,7 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
             f"{config.roster}",
             "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
         )
+    _check_place(config, roster.roster, own)
     if len(roster.roster.members) > MAX_WORLD:
         raise UserError(
             f"the roster has {len(roster.roster.members)} members",
@@ -83,6 +88,32 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
     for note in info.notes:
         log.info("%s", note)
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
+
+
+def _check_place(config: Config, roster: Roster, own: bytes) -> None:
+    """Raise `UserError` where the roster has another member than *own* at the address at which this
+    node listens: the keys of two machines are swapped, or a key was copied."""
+    host, port = config.listen
+    hosts = {host.lower()}
+    if is_unspecified(host):
+        found = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+        hosts = {socket.gethostname().lower(), *(each.address.partition("%")[0] for each in found)}
+    here = {
+        member.id: address
+        for member in roster.members
+        for address in member.addresses
+        if (parsed := parse_address(address))[0].lower() in hosts and parsed[1] == port
+    }
+    mine, other = roster.member(own), roster.member(next(iter(here), own))
+    if mine is None or other is None or own in here or not here:
+        return
+    raise UserError(
+        f"{config.path} has the key of '{mine.name}', and the roster has '{other.name}' at "
+        f"{here[other.id]}, where this node listens",
+        f"If this machine is '{other.name}', give it the key of '{other.name}' ('key' in the "
+        "config). If it is not, correct 'listen'; or, if the .pub files were swapped in the roster, "
+        "correct the draft and sign it again.",
+    )
 
 
 def _prepare_head(config: Config, model: Path) -> DraftModel | None:
