@@ -81,8 +81,8 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
     "the key of another": (
         edit('listen = "127.0.0.1:1"', 'listen = "127.0.0.1:7471"'),
         2,
-        "desk.toml has the key of 'desk', and the roster has 'laptop' at 127.0.0.1:7471, where this "
-        "node listens",
+        "desk.toml has the key of 'desk', and the roster has 'laptop' at 127.0.0.1:7471, where "
+        "this node listens",
         "give it the key of 'laptop'",
     ),
     "the key of another, at every address": (

@@ -69,8 +69,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.SILENT: "A node says nothing to whom it cannot verify. Its clock, its key, its "
     "coordinator or its cluster is another, and its log says which: compare 'date' and "
     "'sealring roster show ROSTER' on both machines.",
-    Cause.ITSELF: "The roster has that node's address wrong, or the keys of two machines are swapped: "
-    "compare 'sealring roster show ROSTER' with the key and the address of each machine.",
+    Cause.ITSELF: "The roster has that node's address wrong, or the keys of two machines are "
+    "swapped: compare 'sealring roster show ROSTER' with the key and the address of each machine.",
     Cause.NO_ANSWER: "Its process is stopped or hangs, its machine is overloaded, or another "
     "program listens there.",
     Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
