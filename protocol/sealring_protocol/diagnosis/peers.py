@@ -39,6 +39,9 @@ STEADY_SECONDS: Final = 5.0
 NO_FAULT: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
 """Codes of links that ended without a fault."""
 
+ROSTER_CHANGED: Final = "the roster changed"
+"""The reason sent to members when a newer roster has other members, ranks or policies."""
+
 NO_MEMBER: Final = "no longer a member"
 """The reason sent to a peer that a newer roster has removed, with code `ROSTER_EXPIRED`."""
 

@@ -17,7 +17,14 @@ from sealring_protocol.codec.messages import Progress
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.epoch.deadlines import earliest
 from sealring_protocol.diagnosis.notes import Notes
-from sealring_protocol.diagnosis.peers import NO_FAULT, MetItself, PeerBook, PeerState
+from sealring_protocol.diagnosis.peers import (
+    NO_FAULT,
+    ROSTER_CHANGED,
+    MetItself,
+    PeerBook,
+    PeerClosed,
+    PeerState,
+)
 from sealring_protocol.diagnosis.refusal_log import RefusalLog
 from sealring_protocol.errors import (
     CloseCode,
@@ -172,7 +179,7 @@ class LinkBook(abc.ABC):
         self._down(connection, LocalProtocolError(reason), now, code)
 
     def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
-        if connection.driven is not None and connection.up:
+        if connection.driven is not None and connection.driven.verified:
             connection.driven.close(code, reason)
         self._down(connection, LocalProtocolError(reason), now, code)
 
@@ -206,7 +213,8 @@ class LinkBook(abc.ABC):
             if connection.source:
                 self._say(self._turned_away(connection.source, error, now), now)
         elif told:
-            self.news.append(LinkDown(self._rank(key), key[1], str(error)))
+            planned = isinstance(error, PeerClosed) and error.reason == ROSTER_CHANGED
+            self.news.append(LinkDown(self._rank(key), key[1], str(error), planned))
         elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"

@@ -38,9 +38,11 @@ class LinkUp(OfLink):
 
 @attrs.frozen
 class LinkDown(OfLink):
-    """The link with *purpose* to *rank* is gone, for *reason*."""
+    """The link with *purpose* to *rank* is gone, for *reason*. It is *planned* if the peer has
+    taken a newer roster."""
 
     reason: str
+    planned: bool = False
 
 
 @attrs.frozen
