@@ -241,7 +241,8 @@ LIMITS: Final = {
 """By module and name."""
 
 CAUSES: Final = {
-    Cause.DRAINING: "The node has been told to stop, and finishes what runs.",
+    Cause.DRAINING: "The node is to stop, to load another model, or to be the head no more, and "
+    "finishes what runs.",
     Cause.STARVED: "An engine gets too little processor time, or its memory is on disk. The ring "
     "is slow, or takes long to come up.",
     Cause.ROSTER_EXPIRED: "The roster's time is over, so every link has ended.",

@@ -332,15 +332,15 @@ def test_a_peer_brings_a_roster_with_another_head_to_the_head_first():
     assert changes[-1] == [2, 2]
 
 
-def test_a_roster_with_another_head_needs_no_head_that_is_gone_or_put_out():
-    for order in ((1, 0), (1, 2)):
-        cluster = Cluster(2, 2, rosters=[make_roster(2)] * 2)
-        cluster.run_until(lambda: cluster.ready)
-        if 0 in order:
-            cluster.crash(cluster.head)
-            cluster.run_for(1.0)
-        rank = cluster.hosts["host1"]
-        rank.node.bring_roster(make_roster(3, serial=2, order=order).encode(), WALL)
-        cluster.settle(rank)
+@pytest.mark.parametrize("order", [(1, 0), (1, 2)], ids=["gone", "put out"])
+def test_a_roster_with_another_head_does_not_wait_for_a_head_that_cannot_take_it(order):
+    cluster = Cluster(2, 2, rosters=[make_roster(2)] * 2)
+    cluster.run_until(lambda: cluster.ready)
+    if 0 in order:
+        cluster.crash(cluster.head)
         cluster.run_for(1.0)
-        assert rank.node.rank == 0
+    rank = cluster.hosts["host1"]
+    rank.node.bring_roster(make_roster(3, serial=2, order=order).encode(), WALL)
+    cluster.settle(rank)
+    cluster.run_for(1.0)
+    assert rank.node.rank == 0

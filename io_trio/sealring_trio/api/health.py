@@ -75,7 +75,7 @@ def not_ready(head: ApiHead) -> list[str]:
     """Why a request that came now would not be answered; empty if it would be."""
     told = faults(head)
     if head.generator.draining:
-        told.append("the head is shutting down")
+        told.append(head.generator.refusal.replace("this node", "the head"))
     try:
         head.keys_needed  # noqa: B018  reads the file
     except UserError as error:

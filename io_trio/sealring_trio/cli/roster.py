@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 import cyclopts
@@ -12,7 +12,7 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
-from sealring_trio.cli.output import print_json
+from sealring_trio.cli.output import print_json, progress
 from sealring_trio.cli.roster_output import print_roster, roster_facts
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
@@ -295,7 +295,9 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     """Give a newer signed roster to the node that runs here.
 
     It is in force at once, and the node hands it on to all members: one node
-    of the ring is enough. Requests that run go on. For example:
+    of the ring is enough. Requests that run go on. If it makes another
+    member the head, give it to the present head: that lets its requests
+    finish first ('drain' in its config), and takes no new ones. For example:
 
         sealring roster install home.roster --config desk.toml
 
@@ -313,7 +315,11 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     """
     data = read_roster(roster).encode()
     socket = load_config(config).control_socket
-    done = next(iter(ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS)))
+    done: dict[str, Any] = {}
+    with progress() as tell:
+        for done in ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS):
+            if done["event"] == "waiting":
+                tell(done["text"])
     if json:
         print_json({"serial": done["serial"]})
         return

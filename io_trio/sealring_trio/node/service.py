@@ -155,6 +155,7 @@ async def _live(
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
     generator = Generator(runtime, setup.model, guesses=config.guesses)
+    runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
         api = HeadApi(generator, config)
         await nursery.start(api.run)
@@ -225,10 +226,11 @@ async def _until_over(
             await leave.wait()
             first.cancel_scope.cancel()
         nursery.start_soon(_stop_at_signal, signals, switch, nursery.cancel_scope)
-        changes = switch.next is not None
-        await generator.drain(
-            drain, "the head loads another model" if changes else "the head is shutting down"
-        )
+        if switch.next is not None:
+            own = "this node loads another model"
+            await generator.drain(drain, "the head loads another model", own)
+        else:
+            await generator.drain(drain, "the head is shutting down")
         await api.close()
         nursery.cancel_scope.cancel()
 

@@ -50,7 +50,8 @@ class Cause(enum.Enum):
 
 
 ADVICE: Final[Mapping[Cause, str]] = {
-    Cause.DRAINING: "Start the node again once it has ended.",
+    Cause.DRAINING: "Ask again once the node has begun again; after a change of the head, ask the "
+    "new one.",
     Cause.STARVED: "See what else runs on that machine, and whether its container or service has a "
     "limit of processor time or memory.",
     Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
