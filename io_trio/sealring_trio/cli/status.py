@@ -101,6 +101,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("state", _state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
         ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),
+        ("as the head", facts["head_fault"] and f"it could not serve: {facts['head_fault']}"),
         ("put out by", _outs(facts["peers"])),
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),

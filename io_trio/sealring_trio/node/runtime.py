@@ -113,6 +113,7 @@ class Runtime:
         self.weights_read = 0  # bytes, since the present engine began
         self.accepted = self.rejected = 0  # guessed tokens of the requests that are over
         self.engine_heard = -math.inf  # when the engine last said something
+        self.head_fault: Callable[[], str] = str  # what would keep it from serving as the head
         self.giving_way: Callable[[str], AbstractAsyncContextManager[None]] | None = None
         self._gives_way = False  # requests finish before a roster is in force
         self.placed: Callable[[Bootstrap], None] | None = None  # told of each order, before it goes

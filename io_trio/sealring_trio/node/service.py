@@ -39,7 +39,7 @@ from sealring_trio.node.head_api import HeadApi
 from sealring_trio.node.model_source import source_for
 from sealring_trio.node.model_switch import ModelSwitch
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.setup import NodeSetup, prepare, renewed
+from sealring_trio.node.setup import NodeSetup, prepare, renewed, why_not_head
 from sealring_trio.processes.priority import ask_short_slice
 from sealring_trio.processes.secrecy import hide_memory
 
@@ -155,6 +155,7 @@ async def _live(
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
     generator = Generator(runtime, setup.model, guesses=config.guesses)
+    runtime.head_fault = partial(why_not_head, config, setup.model)
     runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
         api = HeadApi(generator, config)
@@ -205,6 +206,8 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
     if rank:
         head = roster.members[0]
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
+        if fault := runtime.head_fault():
+            log.warning("if a roster made this rank the head, it could not serve: %s", fault)
 
 
 async def _until_over(

@@ -45,6 +45,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "world": node.world,
         "role": "head" if node.rank == 0 else "rank",
         "name": roster.members[node.rank].name,
+        "head_fault": runtime.head_fault() if node.rank else "",
         **describe_roster(roster),
         "activations": told_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
