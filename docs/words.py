@@ -251,6 +251,7 @@ CAUSES: Final = {
     Cause.ENGINE_STARTING: "This node's engine has not said yet what its model is.",
     Cause.ENGINE_DYING: "This node's engine has ended, once or several times in a row.",
     Cause.NO_TOKENIZER: "The head cannot use the model's tokenizer.",
+    Cause.TOKENIZER_LOADING: "The head is loading the tokenizer. Requests wait for that.",
     Cause.ENGINE_UNREADABLE: "This node's engine cannot read the model.",
     Cause.NO_ADDRESS: "The roster has no address for that node, so it has to dial.",
     Cause.DIALING: "That node is being dialed.",

@@ -338,6 +338,31 @@ def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     assert any(hint in text for _, text in says(made, "host0"))
 
 
+def test_a_rank_that_the_one_before_it_does_not_reach_says_so():
+    """It has done its part, and no step can come to it."""
+    made = Cluster(3, 4, strategy=Strategy.PIPELINE)
+    made.network.closed = {("host1", "host2"), ("host2", "host1")}
+    made.run_for(8.0)
+    assert made.hosts["host2"].node.standing().phase is Phase.SERVING
+    ((cause, text),) = says(made, "host2")
+    assert cause is Cause.UNREACHABLE
+    assert text.startswith("rank 1 (node1) cannot be reached at host1:1: no answer within 5 s")
+    made.network.closed = set()
+    made.run_until(lambda: made.ready)
+    made.run_for(1.0)
+    assert says(made, "host2") == []
+
+
+def test_a_tokenizer_that_is_still_loaded_is_told_of_a_ring_that_serves():
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    facts = made.head.node.facts(made.now)
+    (obstacle,) = obstacles(attrs.evolve(facts, text_loading=True), made.now)
+    assert obstacle.cause is Cause.TOKENIZER_LOADING
+    assert obstacle.what == "this node is loading the tokenizer"
+    assert not obstacle.permanent
+
+
 def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
     made = Ring(3, unloadable="its layers are still being fetched; 1.0 of 2.0 GB are here")
     made.hosts["host1"].node.fetched(4 * 10**9, 16 * 10**9)

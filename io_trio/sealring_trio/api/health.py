@@ -36,8 +36,6 @@ def faults(head: ApiHead) -> list[str]:
         return [error.message]
     runtime = head.generator.runtime
     told = []
-    if head.generator.loading:
-        told.append("the head is loading the tokenizer")
     silence = trio.current_time() - runtime.engine_heard
     if silence > ENGINE_SECONDS:
         told.append(f"rank 0: its engine has said nothing for {silence:.0f} s")

@@ -163,7 +163,9 @@ def _members(members: dict[str, Any] | None) -> str:
 
 def _state(facts: dict[str, Any]) -> str:
     state = facts["state"]
-    if state == "serving" and facts["role"] == "rank":
+    if state == "serving" and facts["why"]:
+        state = "not serving"
+    elif state == "serving" and facts["role"] == "rank":
         state = "ready (the head's status says whether the ring serves)"
     return f"{state}, for {lasting(facts['state_s'])}"
 

@@ -192,6 +192,7 @@ class Generator:
         self.texts = TextWorkers(model)
         self._tokenizer: Tokenizer | None = None
         runtime.watchers.append(self.tracer.watch)
+        runtime.text_loading = lambda: self.loading
 
     async def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded once, in a thread. Raises `OperationError`."""
@@ -215,6 +216,8 @@ class Generator:
         """Load the tokenizer before the first request. If that fails, it is an obstacle."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
+            if self.serving:
+                log.info("the tokenizer is loaded")
 
     async def parse(
         self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace

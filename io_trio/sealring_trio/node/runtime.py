@@ -39,6 +39,7 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
+from sealring_protocol.control.head.epochs import RING_READY
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -124,6 +125,7 @@ class Runtime:
         self._trying = False  # the engine has read its weights, and runs them for the first time
         self._sharing = False  # it is told to load a share, which it does not run by itself
         self.textless = ""  # why the model's tokenizer cannot be used
+        self.text_loading: Callable[[], bool] = bool  # the tokenizer is not up yet
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._stopping = False
@@ -254,6 +256,7 @@ class Runtime:
             next_start=self.engine.next_start,
             draining=draining,
             textless=self.textless,
+            text_loading=self.node.rank == 0 and self.text_loading(),
             trying=self._trying,
         )
 
@@ -330,6 +333,8 @@ class Runtime:
             case StepTiming() | RowOpened():
                 self._watched(event)
             case Note(level, text):
+                if text.startswith(RING_READY) and self.text_loading():
+                    text += ", and answers once the tokenizer is loaded"
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
             case RosterInForce():

@@ -25,6 +25,7 @@ class Cause(enum.Enum):
     ENGINE_DYING = "engine_dying"
     ENGINE_UNREADABLE = "engine_unreadable"
     NO_TOKENIZER = "no_tokenizer"
+    TOKENIZER_LOADING = "tokenizer_loading"
     NO_ADDRESS = "no_address"
     DIALING = "dialing"
     UNREACHABLE = "unreachable"
@@ -63,6 +64,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.ENGINE_DYING: "This node's log says what it died of.",
     Cause.NO_TOKENIZER: "Fetch the model again, or take another conversion of it, and start this "
     "node again.",
+    Cause.TOKENIZER_LOADING: "",
     Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
     Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
     Cause.DIALING: "",
@@ -138,6 +140,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.ENGINE_DYING: Hindrance.ENGINE,
     Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
     Cause.NO_TOKENIZER: None,
+    Cause.TOKENIZER_LOADING: None,
     Cause.NO_ADDRESS: Hindrance.ABSENT,
     Cause.DIALING: None,
     Cause.UNREACHABLE: Hindrance.ABSENT,

@@ -104,15 +104,23 @@ class PeerState:
         """What keeps the link with *purpose* down; None if nothing is known, or the link stands.
 
         A stated refusal comes before a failed dial, since its reason says more; else the latest
-        wins.
+        wins. That the peer could not be reached is past once a link with it has come up, and once
+        it has another address.
         """
         since = self.up.get(purpose)
         if since is not None and now - since >= STEADY_SECONDS:
             return None
         known = [book[purpose] for book in (self.dialed, self.incoming) if purpose in book]
+        known = [trouble for trouble in known if not self._is_past(trouble)]
         if since is not None:  # up only since a moment: report a recent refusal
             known = [trouble for trouble in known if _telling(trouble, now)]
         return max(known, key=lambda t: (_telling(t, now), t.at), default=None)
+
+    def _is_past(self, trouble: Trouble) -> bool:
+        if trouble.fault not in (Fault.UNREACHABLE, Fault.SILENT, Fault.ITSELF, Fault.MUTE):
+            return False
+        moved = bool(trouble.address) and trouble.address not in self.addresses
+        return moved or trouble.at < max(self.up.values(), default=trouble.at)
 
 
 def _telling(trouble: Trouble, now: float) -> bool:

@@ -15,6 +15,7 @@ import attrs
 
 from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
 from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
+from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import (
     ADVICE,
@@ -66,7 +67,12 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         found.append(_obstacle(Cause.DRAINING, facts.draining))
     if facts.textless:
         found.append(_obstacle(Cause.NO_TOKENIZER, facts.textless))
-    if facts.standing.phase is not Phase.SERVING:
+    if facts.text_loading:
+        what = f"{facts.own} is loading the tokenizer"
+        found.append(_obstacle(Cause.TOKENIZER_LOADING, what))
+    if facts.standing.phase is Phase.SERVING:
+        found += _link_before(facts, now)
+    else:
         found += _roster(facts, now)
         found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
         engine, ring = _engine(facts, now), _ring(facts, now)
@@ -241,6 +247,16 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
     since = None if peer is None else peer.up.get(Purpose.CONTROL)
     what = f"{facts.name(rank)} is connected, and its engine has not said yet what its model is"
     return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
+
+
+def _link_before(facts: Facts, now: float) -> list[Obstacle]:
+    """What keeps the steps of the rank before from coming to a rank that has done its part."""
+    plan = facts.standing.plan
+    if not facts.rank or plan is None or plan.strategy is Strategy.TENSOR:
+        return []
+    link = _link(facts, facts.rank - 1, Purpose.STEP, now)
+    up = Purpose.STEP in facts.peers[facts.rank - 1].up
+    return [link] if link is not None and not up else []
 
 
 def _loading(facts: Facts, now: float) -> list[Obstacle]:
