@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
@@ -154,6 +155,33 @@ def expire(folder: Path) -> None:
     signer = SoftwareSigner.from_pem((folder / "coordinator.key").read_bytes())
     old = attrs.evolve(signed.roster, issued_ms=0, expires_ms=86_400_000)
     (folder / "home.roster").write_bytes(sign_roster(old, signer).encode())
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("demo --ranks 0", 2),
+        ("demo --model ./none", 2),
+        ("plan --model tiny --memory 1M,1M", 1),
+        ("roster show none", 2),
+        ("status --config none.toml", 2),
+        ("frobnicate", 2),
+    ],
+)
+def test_with_json_an_error_is_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = sealring(*shlex.split(command), "--json")
+    assert done.code == code
+    error = done.json()["error"]
+    assert error["exit_code"] == code
+    assert done.err == f"sealring: {error['what']}\n{error['advice']}\n"
+    assert sealring(*shlex.split(command)).out == ""
+
+
+def test_a_prompt_does_not_ask_for_json() -> None:
+    assert sealring("run", "./none", "--", "--json").out == ""
 
 
 Spoil = Callable[[Path], object]

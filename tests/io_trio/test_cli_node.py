@@ -250,8 +250,12 @@ def test_a_model_that_can_never_be_served_ends_the_wait(
     shutil.copytree(tiny.path(), folder, ignore=shutil.ignore_patterns("sealring.json"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "perceptron"}))
-    done = sealring(*command, "--model", folder)
+    done = sealring(*command, "--model", folder, "--json")
     assert done.code == 1
+    error = done.json()["error"]
+    assert "Model type perceptron not supported" in error["what"]
+    assert (error["what"] in done.err, error["advice"] in done.err) == (True, True)
+    assert error["exit_code"] == 1
     assert "the ring cannot serve: " in done.err
     assert "Model type perceptron not supported" in done.err
     assert "That should not happen" not in done.err
