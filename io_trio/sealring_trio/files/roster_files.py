@@ -233,7 +233,8 @@ def read_roster(path: Path) -> SignedRoster:
     except OSError as error:
         raise UserError(
             f"cannot read the roster {path}: {error.strerror}",
-            "Make one: sealring roster new, add, sign.",
+            "Copy it from where it was signed, or from a node: its state folder has it as "
+            "adopted.roster. Only a new cluster begins with sealring roster new, add, sign.",
         ) from None
     try:
         return SignedRoster.decode(data)
