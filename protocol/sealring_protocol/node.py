@@ -56,10 +56,10 @@ _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
 
 
-def _calm(effect: Effect) -> Effect:
-    """*effect* of a link that a peer closed for a newer roster: that is no warning."""
+def _at_most(level: Level, effect: Effect) -> Effect:
+    """*effect* of a link that is gone: a warning has *level* instead."""
     if isinstance(effect, Note) and effect.level is Level.WARNING:
-        return attrs.evolve(effect, level=Level.INFO)
+        return attrs.evolve(effect, level=level)
     return effect
 
 
@@ -372,9 +372,9 @@ class Node:
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
                 self._say(self._report.hear_starvation(self._brain, now), now)  # its baseline
-            case news.LinkDown(rank, purpose, reason, planned):
+            case news.LinkDown(rank, purpose, reason, level):
                 effects = self._brain.link_down(rank, purpose, reason, now)
-                self._carry_out([_calm(e) for e in effects] if planned else effects, now)
+                self._carry_out([_at_most(level, effect) for effect in effects], now)
             case news.Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)

@@ -97,7 +97,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
-        ("version", facts["version"]),
+        ("version", f"{facts['version']}, build {facts['build']}"),
         ("state", _state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
         ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),

@@ -40,6 +40,7 @@ from sealring_trio.node.model_source import source_for
 from sealring_trio.node.model_switch import ModelSwitch
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import NodeSetup, prepare, renewed, why_not_head
+from sealring_trio.node.versions import build_number
 from sealring_trio.processes.priority import ask_short_slice
 from sealring_trio.processes.secrecy import hide_memory
 
@@ -60,6 +61,7 @@ def build_runtime(
             roster=setup.roster,
             coordinator=setup.identity.coordinator,
             instance=setup.identity.instance,
+            build=build_number(),
             unpinned=setup.unpinned,
             trust_weights=config.trust_weights,
             suites=setup.identity.suites,

@@ -34,6 +34,7 @@ class Cause(enum.Enum):
     NO_ANSWER = "no_answer"
     OTHER_MODEL = "other_model"
     MANIFEST = "manifest_on_one_side"
+    OTHER_BUILD = "other_build"
     OTHER_POLICY = "other_policy"
     SAME_KEY = "same_key"
     REFUSED = "refused"
@@ -79,6 +80,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
     Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
     "the node again whose folder has changed.",
+    Cause.OTHER_BUILD: "Install the same release, or the same commit, on every machine, and start "
+    "the nodes again: 'sealring status --config CONFIG' shows the version and build of each.",
     Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
     Cause.SAME_KEY: "Two nodes run with one key: a machine was copied, say. Stop one of them, or "
     "give it a key of its own (sealring keygen, roster add).",
@@ -106,6 +109,7 @@ PERMANENT: Final = frozenset(
         Cause.NO_TOKENIZER,
         Cause.OTHER_MODEL,
         Cause.MANIFEST,
+        Cause.OTHER_BUILD,
         Cause.TOO_LITTLE_ROOM,
         Cause.NO_PLAN,
         Cause.UNSERVABLE,
@@ -149,6 +153,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.NO_ANSWER: Hindrance.ABSENT,
     Cause.OTHER_MODEL: Hindrance.MODEL,
     Cause.MANIFEST: Hindrance.MODEL,
+    Cause.OTHER_BUILD: Hindrance.REFUSED,
     Cause.OTHER_POLICY: Hindrance.REFUSED,
     Cause.SAME_KEY: Hindrance.REFUSED,
     Cause.REFUSED: Hindrance.REFUSED,

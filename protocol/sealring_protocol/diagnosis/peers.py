@@ -206,9 +206,13 @@ class PeerBook:
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
 
     def again(self, key: PeerKey) -> bool:
-        """True if the latest trouble with *key* repeats the one before."""
-        trouble = self._troubles.get(key)
-        return trouble is not None and trouble.count > 1
+        """True if the latest trouble with *key* repeats the one before, or that of the links which
+        the other end dialed."""
+        trouble, other = self._troubles.get(key), self._troubles.get((*key[:2], not key[2]))
+        if trouble is None:
+            return False
+        same = other is not None and (other.fault, other.code) == (trouble.fault, trouble.code)
+        return same or trouble.count > 1
 
     def put_out(self, peer: bytes, own: Roster, dialer: Dialer, now: float) -> list[Note]:
         """*peer* seems to hold a newer roster than *own*, without this node. If it seemed so last

@@ -14,7 +14,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
-from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
+from sealring_protocol.control.head.models import ONE_SIDED, OTHER_BUILD, one_sided, short
 from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import (
@@ -349,10 +349,12 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             if cause is Cause.OTHER_MODEL and facts.unpinned and short(facts.unpinned) in reason:
                 reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
             cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
+            cause = Cause.OTHER_BUILD if reason.startswith(OTHER_BUILD) else cause
             cause = Cause.NOT_A_MEMBER if reason == NO_MEMBER else cause
             what = f"{who} refused {facts.own}: {reason}"
         case Fault.REFUSED:
             cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause
+            cause = Cause.OTHER_BUILD if trouble.reason.startswith(OTHER_BUILD) else cause
             what = f"{facts.own} refused {who}: {trouble.reason}"
         case Fault.BROKEN:
             cause, what = Cause.BROKEN, f"the link with {who} broke: {trouble.reason}"

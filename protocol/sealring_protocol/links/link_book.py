@@ -213,8 +213,12 @@ class LinkBook(abc.ABC):
             if connection.source:
                 self._say(self._turned_away(connection.source, error, now), now)
         elif told:
-            planned = isinstance(error, PeerClosed) and error.reason == ROSTER_CHANGED
-            self.news.append(LinkDown(self._rank(key), key[1], str(error), planned))
+            level = Level.WARNING
+            if isinstance(error, PeerClosed) and error.reason == ROSTER_CHANGED:
+                level = Level.INFO
+            elif self._book.again((*key, connection.dialed)):
+                level = Level.DEBUG
+            self.news.append(LinkDown(self._rank(key), key[1], str(error), level))
         elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
