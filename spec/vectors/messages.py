@@ -119,7 +119,7 @@ def _small_messages() -> Iterator[Case]:
         yield f"hello-dtype-{code[0]}", "MS-11 CV-01", about, put(hello, 35, code)
     yield "hello-cut", "CV-01", "HELLO without its last byte", hello[:-1]
     pinned = flat(attrs.evolve(HELLO, pins=(1,) * 14))
-    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 48, u16(13))[:-8]
+    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 56, u16(13))[:-8]
     yield "prepared-portless", "MS-12", "PREPARED with port 0", put(flat(PREPARED), 17, u16(0))
     yield "ready-backwards", "MS-03", "READY with first after last", put(ready, 17, u16(10))
     trim = put(ready, 21, b"\2")
