@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
+import sealring_model
 import trio
 import trio.testing
 from sealring_model import tiny
@@ -18,6 +20,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Generator
 from sealring_trio.node.requests import Requests
 from sealring_trio.node.trace import Trace
+from sealring_trio.node.versions import build_number
 
 from tests.attacks.test_floods import at_work
 from tests.sim.rosters import COORDINATOR
@@ -56,6 +59,18 @@ async def test_requests_finish_before_another_member_becomes_the_head() -> None:
         assert runtime.node.rank == 1
         assert not trace.given_up
         assert not generator.draining
+
+
+def test_a_build_is_told_by_the_sources_of_what_does_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build_number() == build_number.__wrapped__() != 0
+    source = tmp_path / "steps.py"
+    source.write_text("before")
+    monkeypatch.setattr(sealring_model, "__path__", [str(tmp_path)])
+    before = build_number.__wrapped__()
+    source.write_text("after!")
+    assert build_number.__wrapped__() not in (before, 0)
 
 
 async def test_an_answer_that_reaches_its_end_on_a_former_head_is_no_error() -> None:
