@@ -22,14 +22,17 @@ import attrs
 import trio
 from sealring_model.errors import LoadError, TextError
 from sealring_model.text.detokenizer import Detokenizer
+from sealring_model.text.eos import own_sampling as sampling_of
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import (
+    ContextOverflow,
     FinishReason,
     NotServed,
     Request,
     RequestDone,
+    RoomOverflow,
     ScoresOut,
     TokenOut,
 )
@@ -37,7 +40,7 @@ from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
 from sealring_protocol.diagnosis.words import lasting
 
 from sealring_trio.errors import OperationError, Withdrawn
-from sealring_trio.node.request_stream import Stream
+from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.trace import Trace, Tracer
 from sealring_trio.text.frames import Lost
@@ -118,8 +121,12 @@ class Answer:
         words: Detokenizer,
         stop: StopText,
         notes: tuple[Tracer, Trace],
+        *,
+        fitted: bool,
     ) -> None:
         self.uid = uid
+        self.fitted = fitted
+        """Whether it has less room than was asked for."""
         self._stream = stream
         self._finish = finish
         self._words = words
@@ -179,11 +186,16 @@ class Answer:
 
 class Generator:
     """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces. Without
-    *guesses* no token is guessed, whatever a request says."""
+    *guesses* no token is guessed, whatever a request says. Unless *own_sampling*, what the model's
+    makers say of drawing is left aside."""
 
-    def __init__(self, runtime: Runtime, model: Path, *, guesses: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime, model: Path, *, guesses: bool = True, own_sampling: bool = True
+    ) -> None:
         self.runtime = runtime
         self.model = model
+        self.sampling: Final = sampling_of(model) if own_sampling else {}
+        """How tokens are drawn where a request does not say, by the API's names."""
         self._guesses: Final = guesses
         self.tracer = Tracer()
         self._stopping = self._giving_way = ""  # why what is new is refused
@@ -232,6 +244,7 @@ class Generator:
         model = {
             "context": info.context if info is not None else 0,
             "vocabulary": info.vocabulary if info is not None else 0,
+            "sampling": self.sampling,
         }
         began = trio.current_time()
         told, data = await self.texts.run(job, {**model, **about}, body, owner)
@@ -245,8 +258,13 @@ class Generator:
         return parsed
 
     @contextlib.contextmanager
-    def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:
-        """Submit *job*, and give its answer. The row ends with the block at the latest.
+    def answering(
+        self, tokenizer: Tokenizer, job: Job, trace: Trace, counted: Counted | None = None
+    ) -> Iterator[Answer]:
+        """Submit *job*, and give its answer, the bytes of whose tokens are *counted* as the ring
+        gives them. The row ends with the block at the latest. A job that may become longer than
+        the context, or the ranks' memory, may become as long as they allow; its answer is
+        `Answer.fitted`.
 
         Raises `LocalProtocolError` if the job can never be done, or not now.
         """
@@ -256,7 +274,6 @@ class Generator:
             raise NotServed(trace.given_up)
         if trace.submitted is None:
             trace.submitted = trio.current_time()
-        trace.choices += 1
         request = Request(
             job.prompt,
             job.max_tokens,
@@ -270,7 +287,20 @@ class Generator:
             job.min_tokens,
         )
         runtime, tracer = self.runtime, self.tracer
-        uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))
+
+        def known(uid: int) -> None:
+            trace.choices += 1
+            tracer.follow(uid, trace)
+
+        fitted = False
+        try:
+            uid, stream = runtime.submit(request, known, counted)
+        except (ContextOverflow, RoomOverflow):
+            if not job.max_tokens:
+                raise
+            fitted = True
+            request = attrs.evolve(request, max_tokens=None)
+            uid, stream = runtime.submit(request, known, counted)
         try:
             yield Answer(
                 uid,
@@ -279,6 +309,7 @@ class Generator:
                 tokenizer.stream(None if job.opens else job.prompt, special=job.special),
                 StopText(job.stop, shown=job.stop_shown),
                 (tracer, trace),
+                fitted=fitted,
             )
         finally:
             tracer.leave(uid)

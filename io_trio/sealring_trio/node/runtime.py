@@ -67,7 +67,7 @@ from sealring_trio.collective.loopback import Loopback, PrivateLoopback, SharedL
 from sealring_trio.engine.supervisor import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, open_listeners
-from sealring_trio.node.request_stream import Stream
+from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.sockets import NodeSockets
 from sealring_trio.node.step_recorder import StepRecorder
 
@@ -168,14 +168,16 @@ class Runtime:
 
     # -------------------------------------------------------------- requests
 
-    def submit(self, request: Request, known: Callable[[int], None]) -> tuple[int, Stream]:
-        """Give *request* to the head; its uid, and what comes of it. *known* is told the uid before
-        anything does.
+    def submit(
+        self, request: Request, known: Callable[[int], None], counted: Counted | None = None
+    ) -> tuple[int, Stream]:
+        """Give *request* to the head; its uid, and what comes of it, whose bytes are *counted*.
+        *known* is told the uid before anything does.
 
         Raises `LocalProtocolError` when it can never be done.
         """
         uid = self.node.submit(request, trio.current_time())
-        stream = self._streams[uid] = Stream()
+        stream = self._streams[uid] = Stream(counted)
         known(uid)
         if self.drafts is not None:
             self.drafts.begin(uid, request)

@@ -156,7 +156,12 @@ async def _live(
     source = source_for(config, setup.identity, lambda: runtime.node.roster)
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
-    generator = Generator(runtime, setup.model, guesses=config.guesses)
+    generator = Generator(
+        runtime,
+        setup.model,
+        guesses=config.guesses,
+        own_sampling=config.sampling == "model",
+    )
     runtime.head_fault = partial(why_not_head, config, setup.model)
     runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
