@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
+from sealring_model.text.eos import own_sampling
 from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -208,6 +209,32 @@ def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_pa
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     assert Tokenizer(tmp_path).eos == {8, 9, end}
+
+
+SAID: dict[str, tuple[str, dict[str, float]]] = {
+    "all": (
+        '{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, '
+        '"repetition_penalty": 1.05}',
+        {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05},
+    ),
+    "whole numbers": ('{"temperature": 1, "top_k": 64.0}', {"temperature": 1.0, "top_k": 64}),
+    "not at random": ('{"do_sample": false, "temperature": 0.7}', {"temperature": 0.0}),
+    "at random": ('{"do_sample": true, "temperature": 0.7}', {"temperature": 0.7}),
+    "nonsense": (
+        '{"temperature": null, "top_p": "1", "top_k": -1, "min_p": NaN, "repetition_penalty": 0}',
+        {},
+    ),
+    "too much": ('{"temperature": 1e999, "top_p": true, "top_k": 1e30, "do_sample": 0}', {}),
+    "no object": ("[]", {}),
+    "no JSON": ("{", {}),
+}
+
+
+@pytest.mark.parametrize(("text", "sampling"), SAID.values(), ids=SAID)
+def test_what_the_makers_say_of_drawing(tmp_path, text, sampling):
+    assert own_sampling(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(text)
+    assert own_sampling(tmp_path) == sampling
 
 
 @pytest.mark.parametrize("ends", [["</s>"], [2, None], [[2]]])

@@ -69,6 +69,11 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         (ResponsesRequest,),
         shapes.Event,
     ),
+    "POST /v1/responses/input_tokens": Operation(
+        "How many tokens the prompt of such a response has.",
+        shapes.InputTokens,
+        (ResponsesRequest,),
+    ),
     "GET /v1/responses/{id}": Operation("A response that is kept.", shapes.ResponseAnswer),
     "DELETE /v1/responses/{id}": Operation("Keeps a response no longer.", shapes.ResponseDeleted),
     "GET /v1/responses/{id}/input_items": Operation(

@@ -141,9 +141,10 @@ class Tokenizer:
             """Ids that end an answer."""
             self.has_chat: Final = bool(self._inner.has_chat_template)
             own = inspect.signature(inner.apply_chat_template).parameters.keys()
-            self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
-            """Settings of `apply_chat_template` that callers may not pass, such as the template
-            itself."""
+            ours = inspect.signature(self.render).parameters.keys() - {"settings"}
+            self.reserved: Final = {"self", *ours, *own} - {"thinking", "enable_thinking"}
+            """Settings of `apply_chat_template` and of `render` that callers may not pass, such as
+            the template itself."""
             self.folder: Final = folder
             self.vocabulary: Final = len(self._inner)
             self.longest: Final = _longest(described)
