@@ -155,6 +155,7 @@ def _count(
         enter(RENDER)
         talk = render(tokenizer, request)
         enter(TOKENISE)
+        ignored = [renamed(name, params) for name in (*request.ignored, *talk.ignored)]
         told = {"ignored": ignored, "adapted": [*talk.adapted]}
         return told, len(tokenise(tokenizer, talk).ids)
 
