@@ -236,8 +236,11 @@ class Gate:
                 "invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if self._head.generator.draining and scope["method"] == "POST":
-            raise unavailable("The head is shutting down.", "shutting_down", retry=5)
+        generator = self._head.generator
+        if generator.draining and scope["method"] == "POST":
+            code = "not_head" if generator.gives_way else "shutting_down"
+            text = generator.refusal.replace("this node", "the head")
+            raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
         key = digest(presented) if presented else ""
         now = trio.current_time()
         if owner is not None:
