@@ -1,5 +1,5 @@
 """A process that floods a head's HTTP API: ``python -m tests.attacks.http_flood PORT KIND COUNT
-SECONDS``."""
+SECONDS``. It says so once it has COUNT connections."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def attack(kind: str, port: int) -> bytes:
             raise ValueError(f"no kind '{kind}'; there are {', '.join(KINDS)}")
 
 
-async def client(port: int, said: bytes) -> None:
-    """Send *said* for ever, on a new connection whenever the server ends one."""
+async def client(port: int, said: bytes, stream: trio.SocketStream) -> None:
+    """Send *said* for ever to *stream*, and on a new connection whenever the server ends one."""
     while True:
         try:
-            stream = await trio.open_tcp_stream("127.0.0.1", port)
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(_read, stream, nursery.cancel_scope)
                 while True:
                     await stream.send_all(said)
-        except* (OSError, trio.BrokenResourceError):
-            await trio.lowlevel.checkpoint()
+        except* trio.BrokenResourceError:
+            pass
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
 
 
 async def _read(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
@@ -48,10 +48,12 @@ async def _read(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
 
 async def main(port: int, kind: str, count: int, seconds: float) -> None:
     said = attack(kind, port)
+    streams = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(count)]
+    print("flooding", flush=True)
     with trio.move_on_after(seconds):
         async with trio.open_nursery() as nursery:
-            for _ in range(count):
-                nursery.start_soon(client, port, said)
+            for stream in streams:
+                nursery.start_soon(client, port, said, stream)
 
 
 if __name__ == "__main__":
