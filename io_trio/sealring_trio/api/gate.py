@@ -312,8 +312,8 @@ def _foreign(origin: str) -> str:
         return (
             f"{message} If they are to, add it to the head's config: "
             f"allowed_origins = [{json.dumps(origin)}] "
-            f"(sealring serve: --allowed-origins {origin}). If it is this server's own page behind a "
-            "proxy, have the proxy pass the Host header on."
+            f"(sealring serve: --allowed-origins {origin}). If they are this server's own, behind "
+            "a proxy, have the proxy pass the Host header on."
         )
     if origin == "null":
         return (
