@@ -98,6 +98,7 @@ class Http1:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER)
         self._unsent = bytearray()
         self._later: deque[h11.Event | memoryview] = deque()
+        self._full = False  # the last read took as much as it might: there is likely to be more
         self._declared = 0  # bytes of a body of declared length that have not come
         self._framing = 0  # bytes that came after the request's header, beside those of its body
         self._carried = 0  # bytes of its body
@@ -293,7 +294,7 @@ class Http1:
     async def _read(self, most: int, *, stalled: bool = False) -> bytes:
         """Bytes, at most *most*; none when no more will come. If cancelled, it has taken none."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        here = isinstance(self._socket, TlsSocket) and self._socket.pending
+        here = self._full or (isinstance(self._socket, TlsSocket) and self._socket.pending)
         while True:
             if not here:
                 with self._place.stalled() if stalled else contextlib.nullcontext():
@@ -308,6 +309,7 @@ class Http1:
                 self._give_up()
                 data = b""
             self.left = not data
+            self._full = len(data) == most
             return data
 
     def _give_up(self) -> None:
