@@ -246,8 +246,8 @@ def _work(of: psutil.Process, worked: list[float]) -> Iterator[None]:
         ("chunks", 64, 6, 3.0),
         pytest.param("fields", 700, 12, 0.5, marks=pytest.mark.long),
         pytest.param("chunks", 64, 12, 0.5, marks=pytest.mark.long),
-        pytest.param("chunks", 700, 12, 0.5, marks=pytest.mark.long),
         pytest.param("pipelined", 64, 12, 0.5, marks=pytest.mark.long),
+        pytest.param("chunks", 700, 12, 0.5, marks=pytest.mark.long),
     ],
 )
 def test_a_flood_keeps_neither_clients_nor_links_waiting(

@@ -48,9 +48,10 @@ the kernel keeps the rest."""
 MAX_CHUNKS: Final = 32
 """Chunks of a body that are read in one turn."""
 
-MAX_FRAMING: Final = 16 << 10
-"""Bytes that a body's chunks may take beyond what they carry and once as much again: one-byte
-chunks are cut off after some 4,000. Chunk headers, extensions and trailers count."""
+MAX_FRAMING: Final = 4 << 10
+"""Bytes that a body's chunks may take beyond what they carry and twice as much again: one-byte
+chunks are cut off after some 1,400, and chunks of three bytes never. Chunk headers, extensions and
+trailers count."""
 
 PIECE: Final = 64 << 10
 """Bytes of a body that are copied for its connection at once. The rest waits where it is: so many
@@ -275,7 +276,7 @@ class Http1:
         self._paused = len(parts) == MAX_CHUNKS
         if isinstance(event, h11.EndOfMessage):
             return content, False
-        if self._framing > MAX_FRAMING + self._carried:
+        if self._framing > MAX_FRAMING + 2 * self._carried:
             text = "The body's chunks carry next to nothing: send larger ones, or a Content-Length."
             raise ApiError(400, text, "bad_request")
         if not self._paused and len(self._http.trailing_data[0]) > MAX_READ:
