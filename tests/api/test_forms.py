@@ -461,8 +461,8 @@ def test_the_form_begins_after_the_reasoning(team: Served) -> None:
     body = team.chat("think", extra_body={"guided_choice": ["The answer.", "apple"]})
     message = team.openai.chat.completions.create(**body).choices[0].message
     assert message.content == "The answer."
-    assert message.model_extra == {"reasoning_content": "I ponder.\n"}
+    assert message.model_extra["reasoning_content"] == "I ponder.\n"
     other = team.chat("think", extra_body={"guided_choice": ["apple"]})
     message = team.openai.chat.completions.create(**other).choices[0].message
     assert message.content == "apple"
-    assert message.model_extra == {"reasoning_content": "I ponder.\n"}
+    assert message.model_extra["reasoning_content"] == "I ponder.\n"

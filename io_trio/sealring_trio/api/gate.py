@@ -45,6 +45,7 @@ from sealring_trio.api.keys import digest
 from sealring_trio.api.trace_context import TraceContext, request_id
 from sealring_trio.errors import UserError
 from sealring_trio.files.origins import parse_authority, parse_origin
+from sealring_trio.files.units import is_loopback
 
 log = logging.getLogger("sealring.api")
 
@@ -86,7 +87,9 @@ _HEADERS: Final = {
 @attrs.frozen
 class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
-    Callers take turns by *owner*; cached prefixes are shared within *scope*. *asked* is what the
+    Callers take turns by *owner*; cached prefixes are shared within *scope*. What it takes of
+    memory counts to *account*: without a known key that is the client's address, as it could
+    present another key with each request. *asked* is what the
     client calls the request, if it does, and *trace_id* the trace that it belongs to. The answer
     has what is *told* among its headers."""
 
@@ -94,6 +97,7 @@ class Caller:
     name: str
     owner: str
     scope: str
+    account: str
     arrived: float
     asked: str = ""
     trace_id: str = ""
@@ -121,6 +125,13 @@ def _plain(path: str) -> str:
     if path.startswith(PUBLIC_BELOW):
         return path
     return "/" + "/".join(part for part in path.split("/") if part)
+
+
+def _address(scope: Scope) -> str:
+    """The account of the client of *scope*: its address. All of loopback is one, since whoever is
+    there has all of it."""
+    host = (scope.get("client") or ("",))[0]
+    return f"address {'loopback' if is_loopback(host) else host}"
 
 
 def is_public(path: str) -> bool:
@@ -236,16 +247,20 @@ class Gate:
                 "invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if self._head.generator.draining and scope["method"] == "POST":
-            raise unavailable("The head is shutting down.", "shutting_down", retry=5)
+        generator = self._head.generator
+        if generator.draining and scope["method"] == "POST":
+            code = "not_head" if generator.gives_way else "shutting_down"
+            text = generator.refusal.replace("this node", "the head")
+            raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
         key = digest(presented) if presented else ""
         now = trio.current_time()
         if owner is not None:
-            return Caller(name, owner, f"{_KNOWN}{key}", "", now)
+            return Caller(name, owner, f"{_KNOWN}{key}", "", f"{_KNOWN}{key}", now)
         # Where no key is needed, clients that present one still take turns by it. Many present the
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
-        return Caller(name, f"key-{key[:_TOLD]}" if key else "", f"unknown {key}", shared, now)
+        told = f"key-{key[:_TOLD]}" if key else ""
+        return Caller(name, told, f"unknown {key}", shared, _address(scope), now)
 
     def _shared(self, scope: Scope, name: str) -> str:
         """The scope in which the caller of request *name*, who has no known key, shares cached

@@ -38,8 +38,6 @@ def faults(head: ApiHead) -> list[str]:
         return [error.message]
     runtime = head.generator.runtime
     told = []
-    if head.generator.loading:
-        told.append("the head is loading the tokenizer")
     silence = trio.current_time() - runtime.engine_heard
     if silence > ENGINE_SECONDS:
         told.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
@@ -79,7 +77,7 @@ def not_ready(head: ApiHead) -> list[str]:
     """Why a request that came now would not be answered; empty if it would be."""
     told = faults(head)
     if head.generator.draining:
-        told.append("the head is shutting down")
+        told.append(head.generator.refusal.replace("this node", "the head"))
     try:
         head.keys_needed  # noqa: B018  reads the file
     except UserError as error:

@@ -34,12 +34,14 @@ async def models(request: Request) -> JSONResponse:
 
 
 async def model(request: Request) -> JSONResponse:
-    """``GET /v1/models/{id}``, with what the model can; null if its tokenizer cannot be read."""
+    """``GET /v1/models/{id}``, with what the model can, null if its tokenizer cannot be read; and
+    how answers are drawn where a request does not say."""
     head: ApiHead = request.app.state.head
     name = request.path_params["id"]
     if name not in head.models:
         raise no_model(name, head.models)
-    return JSONResponse(_card(head, name) | {"capabilities": await _capabilities(head)})
+    more = {"sampling": head.generator.sampling, "capabilities": await _capabilities(head)}
+    return JSONResponse(_card(head, name) | more)
 
 
 async def _capabilities(head: ApiHead) -> dict[str, Any] | None:

@@ -53,7 +53,8 @@ def read_key(path: Path) -> SoftwareSigner:
         pem, status = read_file(path)
     except FileNotFoundError:
         raise UserError(
-            f"there is no private key at {path}", f"Make one: sealring keygen {path}"
+            f"there is no private key at {path}",
+            f"Check the path. Only a new node or a new cluster makes one: sealring keygen {path}",
         ) from None
     except OSError as error:
         raise UserError(
@@ -97,7 +98,7 @@ def _read_line(path: Path) -> str:
     except OSError as error:
         raise UserError(
             f"cannot read the public key {path}: {error.strerror}",
-            "Give a .pub file that 'sealring keygen' made, or the key itself in hex.",
+            "Copy the .pub file from where 'sealring keygen' made it, or give the key in hex.",
         ) from None
     if "PRIVATE KEY" in text:
         raise UserError(

@@ -88,7 +88,8 @@ def _explain(
                 told.append(f"{path}: the key '{name}' is missing")
                 advice = f"Add it: {_example(model, key)}"
             case _:
-                told.append(f"{place}: '{name}': {fault['msg'].removeprefix('Value error, ')}")
+                where = f"{place}: '{name}'" if key else place
+                told.append(f"{where}: {fault['msg'].removeprefix('Value error, ')}")
     return UserError("\n".join(told), advice)
 
 
