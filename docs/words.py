@@ -208,7 +208,8 @@ ERRORS: Final = {
     "text_limit_exceeded": ("422", "The prompt or its template took more time or memory than a "
                             "text worker may; it would again."),
     "rate_limit_exceeded": ("429", "The queue is full. `Retry-After` says when to come back."),
-    "header_too_large": ("431", "The header is too large."),
+    "header_too_large": ("431", "The header is larger than 16 KiB, or has more than 100 "
+                         "fields; or a chunk's header is larger than 2 KiB."),
     "client_closed": ("499", "The client closed its side before it had its answer."),
     "request_cancelled": ("499", "Somebody cancelled the request."),
     "generation_failed": ("500", "The ring gave up on this request; the message says why."),

@@ -4,6 +4,8 @@ A rank's node answers PING whatever its engine does. A link on which nothing cam
 `patience` in the config (at least `PING_TIMEOUT`) is dead, so a ring that serves has heard from
 every rank within that time. The head's own engine is asked once a second, and answers between its
 steps.
+
+An answer is brief where the request does not name this server as its host (`gate`).
 """
 
 from __future__ import annotations
@@ -65,6 +67,8 @@ def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
 async def health(request: Request) -> JSONResponse:
     """``GET /health``."""
     status, body = describe(request.app.state.head)
+    if request.state.brief:
+        body = {"status": body["status"]}
     headers = {"Retry-After": "1"} if status != 200 else None
     return JSONResponse(body, status, headers)
 
@@ -88,7 +92,7 @@ async def readyz(request: Request) -> JSONResponse:
     """``GET /readyz``: whether to send requests here."""
     told = not_ready(request.app.state.head)
     if told:
-        body = {"status": "unavailable", "reasons": told}
+        body = {"status": "unavailable", "reasons": [] if request.state.brief else told}
         return JSONResponse(body, 503, {"Retry-After": "1"})
     return JSONResponse({"status": "ready", "reasons": []})
 

@@ -170,17 +170,20 @@ async def serve_connections(
     """Serve *app* at *listeners*, which are closed at the end, until *closing*, with *tls* if it is
     given; what is still being answered then has `CLOSE_SECONDS`."""
     try:
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
+        async with trio.open_nursery() as turns:
+            turns.start_soon(book.turns.give)
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    for listener in listeners:
+                        door = _Door(app, book, tls, connections)
+                        accepting.start_soon(door.accept, listener)
+                    await closing.wait()
+                    accepting.cancel_scope.cancel()
                 for listener in listeners:
-                    door = _Door(app, book, tls, connections)
-                    accepting.start_soon(door.accept, listener)
-                await closing.wait()
-                accepting.cancel_scope.cancel()
-            for listener in listeners:
-                listener.socket.close()
-            book.close()
-            connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
+                    listener.socket.close()
+                book.close()
+                connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
+            turns.cancel_scope.cancel()
     finally:
         for listener in listeners:
             listener.socket.close()
@@ -238,7 +241,7 @@ class _Door:
         stream: socket.socket | TlsSocket = sock
         if self.tls is not None:
             try:
-                greeted = await self.tls.greet(sock)
+                greeted = await self.tls.greet(sock, place)
             except BaseException:
                 place.leave()
                 raise
