@@ -138,7 +138,6 @@ PARSES_JSON = {
     "loading/foreign_json.py": "is where the rest is parsed",
     "draft/frames.py": "is the draft model's process, which reads what its node says",
     "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",
-    "text/detokenizer.py": "reads tokenizer.json, which `check_tokenizer` has checked",
     "verify/child.py": "reads what its own parent says",
 }
 """Every module that calls `json.loads`, and why that is no text of others, or cannot cost the node
