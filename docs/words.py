@@ -49,7 +49,7 @@ FIELDS: Final = {
     "tokens": "The ids.",
     "messages": "The conversation so far.",
     "messages[].role": "Whose message it is; `developer` is `system` here, and `function` is "
-    "`tool`.",
+    "`tool`. An order of roles that the template refuses is [changed](#conversations).",
     "messages[].content": "Its text.",
     "messages[].content[].type": "Text is the only kind of part, and a file whose `file_data` is "
     "text is one. Images, sound and other files are refused by name in the last turn; in earlier "
@@ -146,6 +146,18 @@ FIELDS: Final = {
 }
 """By name, with ``[]`` after a list and a dot before what is in an object."""
 
+ADAPTED: Final = {
+    "tool-call-ids-shortened": "The ids of calls and results have nine letters and digits.",
+    "tool-calls-split": "Each call has a message of its own, before its result.",
+    "tool-results-wrapped": "A result without a call is the user's text, in `<tool_response>`.",
+    "system-joined": "The system messages at the front are one.",
+    "system-wrapped": "A later system message is the user's text, in `<system-reminder>`.",
+    "turns-joined": "Messages of one role that follow one another are one, with a blank line "
+    "between.",
+    "user-added": 'The user begins, with "Please begin."',
+    "system-to-user": "The system message is the beginning of what the user says.",
+}
+
 COMPLETION_FIELDS: Final = {
     "max_tokens": "The most tokens of the answer; 16 if left out, and what the context allows if "
     "-1. With 0 the prompt is read, and no token is drawn.",
@@ -196,7 +208,8 @@ ERRORS: Final = {
     "text_limit_exceeded": ("422", "The prompt or its template took more time or memory than a "
                             "text worker may; it would again."),
     "rate_limit_exceeded": ("429", "The queue is full. `Retry-After` says when to come back."),
-    "header_too_large": ("431", "The header is too large."),
+    "header_too_large": ("431", "The header is larger than 16 KiB, or has more than 100 "
+                         "fields; or a chunk's header is larger than 2 KiB."),
     "client_closed": ("499", "The client closed its side before it had its answer."),
     "request_cancelled": ("499", "Somebody cancelled the request."),
     "generation_failed": ("500", "The ring gave up on this request; the message says why."),
@@ -260,7 +273,8 @@ LIMITS: Final = {
 """By module and name."""
 
 CAUSES: Final = {
-    Cause.DRAINING: "The node has been told to stop, and finishes what runs.",
+    Cause.DRAINING: "The node is to stop, to load another model, or to be the head no more, and "
+    "finishes what runs.",
     Cause.STARVED: "An engine gets too little processor time, or its memory is on disk. The ring "
     "is slow, or takes long to come up.",
     Cause.ROSTER_EXPIRED: "The roster's time is over, so every link has ended.",
@@ -269,14 +283,17 @@ CAUSES: Final = {
     Cause.ENGINE_STARTING: "This node's engine has not said yet what its model is.",
     Cause.ENGINE_DYING: "This node's engine has ended, once or several times in a row.",
     Cause.NO_TOKENIZER: "The head cannot use the model's tokenizer.",
+    Cause.TOKENIZER_LOADING: "The head is loading the tokenizer. Requests wait for that.",
     Cause.ENGINE_UNREADABLE: "This node's engine cannot read the model.",
     Cause.NO_ADDRESS: "The roster has no address for that node, so it has to dial.",
     Cause.DIALING: "That node is being dialed.",
     Cause.UNREACHABLE: "No connection to that node comes up; the reason is the system's.",
     Cause.SILENT: "That node ended the handshake without a word.",
+    Cause.ITSELF: "This node itself answers at the address that the roster has for that node.",
     Cause.NO_ANSWER: "That node takes connections and does not answer.",
     Cause.OTHER_MODEL: "The two nodes hold different models.",
     Cause.MANIFEST: "One of the two has a manifest of the model, the other has none.",
+    Cause.OTHER_BUILD: "The two nodes run two builds of sealring, whose steps may differ.",
     Cause.OTHER_POLICY: "The two nodes disagree on a policy.",
     Cause.SAME_KEY: "Two nodes run with the same key, and the one that came later is taken.",
     Cause.REFUSED: "One of the two refused the other, for the reason that is told.",

@@ -55,7 +55,8 @@ RESPONSES: Final = {
     "Others are refused.",
     "input[].id": "Its id; one is made if left out.",
     "input[].role": "Whose message it is. The instructions and the messages of `system` and "
-    "`developer` that come first are one message of the system's for the model.",
+    "`developer` that come first are one message of the system's for the model. An order of roles "
+    "that the template refuses is [changed](#conversations).",
     "input[].content": "The text of a message, or of reasoning.",
     **_below("input[].content[]", _PARTS),
     "input[].name": "The tool that was called.",

@@ -144,6 +144,64 @@ def test_without_a_template_the_contents_are_lines(folder, tmp_path):
     assert plain.decode(plain.chat(messages)) == "a\nb"
 
 
+TOOL_TEMPLATE = TEMPLATE + "{# <tool_call> tool_call.name #}{% if tools %} tools{% endif %}"
+NAMED = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}
+PLACES = {
+    "chat_template.json": lambda folder: (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": TEMPLATE})
+    ),
+    "chat_template.json, several": lambda folder: (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": NAMED})
+    ),
+    "tokenizer_config.json, several": lambda folder: configured(
+        folder, [{"name": name, "template": text} for name, text in NAMED.items()]
+    ),
+    "chat_template.jinja": lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE),
+    "additional_chat_templates": lambda folder: (
+        (folder / "chat_template.jinja").write_text(TEMPLATE),
+        (folder / "additional_chat_templates").mkdir(),
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE),
+    ),
+}
+
+
+def configured(folder, template):
+    """A chat template in the tokenizer's settings, or none."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("chat_template", None)
+    if template:
+        config["chat_template"] = template
+    file.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_chat_template_is_used_wherever_it_is(folder, tmp_path, place):
+    copy = with_settings(folder, tmp_path / "t")
+    configured(copy, None)
+    assert not has_chat_template(copy)
+    PLACES[place](copy)
+    assert has_chat_template(copy)
+    other = Tokenizer(copy)
+    talk = [{"role": "user", "content": "the fox"}]
+    assert other.has_chat
+    assert other.decode(other.chat(talk)) == "<user>the fox<assistant>"
+    several = "several" in place or "additional" in place
+    assert (other.tools is not None) == several
+    assert other.decode(other.chat(talk, [TOOL])).endswith(" tools") == several
+
+
+@pytest.mark.parametrize("told", [None, 3, [], {}, {"default": 3}, [{"name": "default"}], [3]])
+def test_a_file_of_a_chat_template_that_has_none(folder, tmp_path, told):
+    copy = with_settings(folder, tmp_path / "t")
+    configured(copy, None)
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": told}))
+    with pytest.raises(LoadError, match=r"chat_template.json has no text"):
+        Tokenizer(copy)
+    configured(copy, TEMPLATE)  # which transformers prefers
+    assert Tokenizer(copy).has_chat
+
+
 def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_path):
     end = tokenizer.encode("<end>")[0]
     assert tokenizer.eos == {7, end}

@@ -24,8 +24,8 @@ from sealring_trio.api.errors import unsupported
 IGNORED_HEADER: Final = "x-sealring-ignored"
 
 ADAPTED_HEADER: Final = "x-sealring-adapted"
-"""Names what was changed to fit: ``max_tokens`` where the answer has less room than was asked for.
-"""
+"""Names what was changed to fit: in a conversation that the model's template refused, and
+``max_tokens`` where the answer has less room than was asked for."""
 
 TOOLS_HEADER: Final = "x-sealring-tools"
 """Says ``in-words`` where the model's template has no tools, and a message told it of them;
@@ -209,14 +209,13 @@ def adapt(headers: MutableMapping[str, str], name: str) -> None:
 def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
     """The headers that say what a text worker *told* of a request's fields."""
     headers = {}
-    for header, names in (
-        (IGNORED_HEADER, told.get("ignored")),
-        (ADAPTED_HEADER, told.get("adapted")),
-    ):
+    for header, field in ((IGNORED_HEADER, "ignored"), (ADAPTED_HEADER, "adapted")):
+        names = told.get(field)
         if isinstance(names, list) and names:
             # What is no name may not go into a header.
             shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
-            headers[header] = ", ".join(shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED))
+            dots = ["..."] * (len(shown) > MAX_IGNORED)
+            headers[header] = ", ".join(shown[:MAX_IGNORED] + dots)
     if told.get("in_words") is True:
         headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
     return headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sealring_model.loading.model_folder import NO_LIMIT
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -14,7 +15,7 @@ from sealring_trio.errors import OperationError
 
 def _card(head: ApiHead, name: str) -> dict[str, Any]:
     info = head.generator.runtime.node.engine_info
-    context = info.context if info else None
+    context = info.context if info and info.context != NO_LIMIT else None
     return {
         "id": name,
         "object": "model",

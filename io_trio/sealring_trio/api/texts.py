@@ -156,7 +156,8 @@ def _count(
         talk = render(tokenizer, request)
         enter(TOKENISE)
         ignored = [renamed(name, params) for name in (*request.ignored, *talk.ignored)]
-        return {"ignored": ignored}, len(tokenise(tokenizer, talk).ids)
+        told = {"ignored": ignored, "adapted": [*talk.adapted]}
+        return told, len(tokenise(tokenizer, talk).ids)
 
 
 def _chat(
@@ -205,7 +206,7 @@ def _chat(
         # A form means every character of the answer.
         "opens": not (held.grammar or _goes_on(request)),
         "ignored": [*request.ignored, *talk.ignored, *held.ignored],
-        "adapted": adapted,
+        "adapted": [*talk.adapted, *adapted],
         "functions": bool(request.functions),
         "in_words": talk.in_words,
         "plain": talk.plain,
@@ -268,12 +269,16 @@ def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: E
     enter(RENDER)
     if not asked["raw"]:
         try:
-            text = tokenizer.render([{"role": "user", "content": text}])
+            talk = tokenizer.guard_messages([{"role": "user", "content": text}])
+            text = tokenizer.render(talk)
         except ValueError as error:
             raise invalid(str(error)) from None
     _check_length(tokenizer, text, asked["context"], "prompt")
     enter(TOKENISE)
-    ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
+    try:
+        ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
+    except ValueError as error:
+        raise invalid(f"{error}.") from None
     _check_room(len(ids), asked["limit"], asked["context"], "prompt")
     return {"read": 0.0, "lengths": [len(ids)]}, _packed([ids])
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -93,6 +93,8 @@ class Piece:
         """All of its text."""
         return "".join(self.texts)
 
+
+_SHUTS_DOWN: Final = "this node is shutting down"
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
@@ -196,12 +198,13 @@ class Generator:
         """How tokens are drawn where a request does not say, by the API's names."""
         self._guesses: Final = guesses
         self.tracer = Tracer()
-        self.draining = False  # what is new is refused
+        self._stopping = self._giving_way = ""  # why what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
         self._loading = trio.Lock()
         self.texts = TextWorkers(model)
         self._tokenizer: Tokenizer | None = None
         runtime.watchers.append(self.tracer.watch)
+        runtime.text_loading = lambda: self.loading
 
     async def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded once, in a thread. Raises `OperationError`."""
@@ -225,6 +228,8 @@ class Generator:
         """Load the tokenizer before the first request. If that fails, it is an obstacle."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
+            if self.serving:
+                log.info("the tokenizer is loaded")
 
     async def parse(
         self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace
@@ -321,7 +326,7 @@ class Generator:
     async def end(self, why: str) -> None:
         """Refuse new requests from now on, and end those under way: they failed because of *why*.
         Waits until their clients are told, for a moment at most."""
-        self.draining = True
+        self._stopping = _SHUTS_DOWN
         if live := self._unended():
             log.warning("ended: %s, because %s", _requests(len(live)), why)
         self._give_up(why)
@@ -340,15 +345,32 @@ class Generator:
             for uid in self.tracer.rows(trace):
                 self.runtime.give_up(uid, why)
 
-    async def drain(self, seconds: float, why: str) -> None:
-        """Refuse new requests, let those that run finish for *seconds*, and give up the rest,
-        because of *why*."""
-        self.draining = True
+    async def drain(self, seconds: float, why: str, own: str = _SHUTS_DOWN) -> None:
+        """Refuse new requests, for *own* (a clause about this node), let those that run finish for
+        *seconds*, and give up the rest, because of *why*."""
+        self._stopping = own
+        await self._finish(seconds, why)
+
+    @contextlib.asynccontextmanager
+    async def giving_way(self, seconds: float, why: str) -> AsyncIterator[None]:
+        """As `drain`, and take requests again after the block, in which a roster comes into force
+        that makes another member the head, as *why* says."""
+        self._giving_way = why
+        try:
+            await self._finish(seconds, why)
+            yield
+        finally:
+            self._giving_way = ""
+
+    async def _finish(self, seconds: float, why: str) -> None:
+        """Let the requests that run finish for *seconds*, and give up the rest, because of
+        *why*."""
         live = self._unended()
         if live:
             self._drain_ends = trio.current_time() + seconds
-            text = "finishing %s, for %g s at most; new ones are refused, and a second signal ends "
-            log.info(text + "what is under way", _requests(len(live)), seconds)
+            text = "%s: finishing %s, for %g s at most; new ones are refused"
+            second = ", and a second signal ends what is under way" if self._stopping else ""
+            log.info(text + second, self.refusal, _requests(len(live)), seconds)
         served = trio.current_time()
         with trio.move_on_after(seconds):
             while self._unended() and trio.current_time() < served + _DRAIN_DOWN:
@@ -371,13 +393,26 @@ class Generator:
         return self.texts.starting or not read
 
     @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return bool(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Why new requests are refused; empty if they are not."""
+        return self._stopping or self._giving_way
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether requests are refused because another member becomes the head."""
+        return bool(self._giving_way) and not self._stopping
+
+    @property
     def leaving(self) -> str:
         """Why the node stops taking requests and what it waits for, in words; empty if it does
         take them."""
-        if not self.draining:
-            return ""
-        text, live = "this node is shutting down", len(self._unended())
-        if live:
+        text, live = self.refusal, len(self._unended())
+        if text and live:
             left = max(0.0, self._drain_ends - trio.current_time())
             text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"
         return text

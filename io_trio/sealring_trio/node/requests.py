@@ -131,7 +131,7 @@ class Requests:
                 await self._generator.end(_cause_of(request))
                 await reply({"event": "done"})
             case "roster":
-                await self._runtime.install(_roster_of(request))
+                await self._install(_roster_of(request), reply)
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
             case other:
@@ -155,10 +155,30 @@ class Requests:
         finally:
             runtime.recorder = None
 
+    async def _install(self, roster: bytes, reply: Reply) -> None:
+        """Install *roster*, and tell what that waits for. Raises `UserError`."""
+        failed: list[UserError] = []
+
+        async def install(scope: trio.CancelScope) -> None:
+            try:
+                await self._runtime.install(roster)
+            except UserError as error:
+                failed.append(error)  # a nursery would wrap it
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(install, nursery.cancel_scope)
+            while True:
+                await trio.sleep(_LOOK_SECONDS)
+                if leaving := self._generator.leaving:
+                    await reply({"event": "waiting", "text": leaving})
+        if failed:
+            raise failed[0]
+
     def _check_head(self) -> None:
         self._check_rank()
         if self._generator.draining:
-            raise OperationError("this node is shutting down", "Start it again, and ask.")
+            raise OperationError(self._generator.leaving, "Ask once that is over.")
 
     def _check_rank(self) -> None:
         node = self._runtime.node

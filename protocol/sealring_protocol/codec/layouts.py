@@ -41,7 +41,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "fetch_bytes u64",
     "ACCEPT": "code u8, transcript bytes 32, serial u64, roster u32",
     "CLOSE": "code u8, why u16, reason u16",
-    "HELLO": "code u8, model bytes 32, layers u16, dtype u8, hidden u32, room u64, pins u16",
+    "HELLO": "code u8, model bytes 32, layers u16, dtype u8, hidden u32, room u64, build u64, "
+    "pins u16",
     "PREPARED": "code u8, instance u64, counter u64, port u16",
     "READY": "code u8, instance u64, counter u64, first u16, last u16, trimmable bool, room u64, "
     "fixed u64, per_token u64, sum_us u32, token_us u32, windows u16",

@@ -166,13 +166,13 @@ def decode_close(reader: Reader) -> Close:
 
 def decode_hello(reader: Reader) -> Hello:
     """Read HELLO."""
-    _, model, layers, dtype, hidden, room, pinned = reader.unpack(HELLO)
+    _, model, layers, dtype, hidden, room, build, pinned = reader.unpack(HELLO)
     if max(layers, pinned - 2) > MAX_LAYERS:
         raise LimitExceeded(f"HELLO declares {layers} layers and {pinned} pins")
     if dtype not in DTYPES:
         raise RemoteProtocolError("HELLO has an unknown dtype")
     pins = tuple(reader.u64() for _ in range(pinned))
-    return Hello(model, layers, DTYPES[dtype], hidden, room, pins)
+    return Hello(model, layers, DTYPES[dtype], hidden, room, pins, build)
 
 
 def decode_prepared(reader: Reader) -> Prepared:

@@ -142,8 +142,8 @@ def encode_hello(message: Hello) -> list[Buffer]:
     """The parts of HELLO."""
     at_most(message.layers, MAX_LAYERS, "layers")
     model = sized(message.model, 32)
-    about = message.layers, message.dtype, message.hidden, message.room, len(message.pins)
-    head = HELLO.pack(message.CODE, model, *about)
+    about = message.layers, message.dtype, message.hidden, message.room, message.build
+    head = HELLO.pack(message.CODE, model, *about, len(message.pins))
     return [head + b"".join(U64.pack(pin) for pin in message.pins)]
 
 

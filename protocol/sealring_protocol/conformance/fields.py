@@ -82,6 +82,7 @@ def _hello(m: Hello) -> dict[str, Json]:
         "dtype": int(m.dtype),
         "hidden": m.hidden,
         "room": u64(m.room),
+        "build": u64(m.build),
         "pins": [u64(pin) for pin in m.pins],
     }
 
@@ -89,7 +90,8 @@ def _hello(m: Hello) -> dict[str, Json]:
 def _read_hello(f: dict[str, Json]) -> Hello:
     model = bytes.fromhex(f["model"])
     pins = tuple(map(int, f["pins"]))
-    return Hello(model, f["layers"], DTYPES[f["dtype"]], f["hidden"], int(f["room"]), pins)
+    about = DTYPES[f["dtype"]], f["hidden"], int(f["room"]), pins, int(f["build"])
+    return Hello(model, f["layers"], *about)
 
 
 def _ready(m: Ready) -> dict[str, Json]:
