@@ -17,6 +17,7 @@ import attrs
 import pydantic
 import sealring_trio.api
 from sealring_trio.api import (
+    adapting,
     anthropic_body,
     bodies,
     connection,
@@ -127,6 +128,11 @@ def _refused() -> str:
 def _ignored() -> str:
     rows = [(f"`{name}`", why) for name, why in fields.IGNORED.items()]
     return table(("field", "why it has no effect"), *sorted(rows))
+
+
+def _adapted() -> str:
+    rows = [(f"`{name}`", words.ADAPTED[name]) for name in adapting.CHANGES]
+    return table(("name", "change"), *rows)
 
 
 def _unserved() -> str:
@@ -257,6 +263,7 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
     "tokenize": lambda: _body(token_schema.TokenizeText, {**words.FIELDS, "prompt": "The text."}),
     "refused": _refused,
     "ignored": _ignored,
+    "adapted": _adapted,
     "unserved": _unserved,
     "errors": _errors,
     "limits": _limits,

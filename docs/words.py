@@ -13,12 +13,15 @@ FIELDS: Final = {
     "stream_options.include_usage": "End the stream with the counts of tokens.",
     "stream_options.continuous_usage_stats": "With `include_usage`: tell the counts so far in each "
     "chunk, too.",
-    "max_tokens": "The most tokens of the answer; what the context allows if left out or -1.",
+    "max_tokens": "The most tokens of the answer; what the context allows if left out or -1. If "
+    "that is less, the answer gets it, and the header `x-sealring-adapted` names the field.",
     "max_completion_tokens": "As `max_tokens`; where a body has both, this one counts.",
-    "temperature": "0 always takes the likeliest token; 1 if left out.",
-    "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out. With 0 "
-    "the likeliest one is taken.",
-    "top_k": "Choose among this many likeliest tokens; all if left out, 0 or -1.",
+    "temperature": "0 always takes the likeliest token. If left out, as [the model](#sampling) has "
+    "it, or else 1.",
+    "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out, unless "
+    "[the model](#sampling) has another. With 0 the likeliest one is taken.",
+    "top_k": "Choose among this many likeliest tokens; all with 0 or -1. If left out, as "
+    "[the model](#sampling) has it, or else all.",
     "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
     "repetition_penalty": "Makes tokens that were there before less likely (CTRL's way); 1, which "
     "changes nothing, if left out.",
@@ -45,20 +48,26 @@ FIELDS: Final = {
     "return_token_strs": "Tell what the vocabulary has for each token, too.",
     "tokens": "The ids.",
     "messages": "The conversation so far.",
-    "messages[].role": "Whose message it is; `developer` is `system` here.",
+    "messages[].role": "Whose message it is; `developer` is `system` here, and `function` is "
+    "`tool`. An order of roles that the template refuses is [changed](#conversations).",
     "messages[].content": "Its text.",
-    "messages[].content[].type": "Text is the only kind of part; images, sound and files are "
-    "refused by name.",
+    "messages[].content[].type": "Text is the only kind of part, and a file whose `file_data` is "
+    "text is one. Images, sound and other files are refused by name in the last turn; in earlier "
+    "turns a few words stand for them, and `x-sealring-ignored` says where.",
     "messages[].content[].text": "The text of the part.",
     "messages[].content[].refusal": "What an earlier answer said in place of a text.",
     "messages[].name": "Who speaks, where the model's template has that.",
     "messages[].reasoning_content": "What the model thought before an earlier answer.",
+    "messages[].reasoning": "The same by its other name, where the first is left out.",
     "messages[].tool_calls": "The calls of an earlier answer.",
     "messages[].tool_calls[].id": "The call's id, which its result names.",
     "messages[].tool_calls[].type": "Functions are the only kind of tool.",
     "messages[].tool_calls[].function": "What was called.",
     "messages[].tool_calls[].function.name": "The function's name.",
     "messages[].tool_calls[].function.arguments": "Its arguments, as a JSON text or an object.",
+    "messages[].function_call": "The call of an earlier answer as older clients have it.",
+    "messages[].function_call.name": "The function's name.",
+    "messages[].function_call.arguments": "Its arguments, as a JSON text or an object.",
     "messages[].tool_call_id": "Of which call a `tool` message is the result.",
     "tools": "The functions that the model may call. Where the model's template has none, a "
     "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`; "
@@ -69,8 +78,16 @@ FIELDS: Final = {
     "tools[].function.description": "What it does, for the model.",
     "tools[].function.parameters": "A JSON schema of its arguments. The model is told of it; a "
     "call may be held to it, too: see [forms](#forms).",
-    "tools[].function.strict": "With true a call's arguments are held to the schema, or the "
-    "request is refused; see [forms](#forms).",
+    "tools[].function.strict": "With true a call's arguments are held to the schema; "
+    "`x-sealring-ignored` names what of it is not. See [forms](#forms).",
+    "functions": "What older clients have in place of `tools`; with both these have no effect. A "
+    "call is then told as `function_call`, and ends the answer.",
+    "functions[].name": "Its name.",
+    "functions[].description": "What it does, for the model.",
+    "functions[].parameters": "A JSON schema of its arguments.",
+    "functions[].strict": "As that of `tools`.",
+    "function_call": "What older clients have in place of `tool_choice`.",
+    "function_call.name": "The function that must be called.",
     "tool_choice": "`auto` if left out. With `required` or a named function the call is begun "
     "for the model, and held to its [form](#forms).",
     "tool_choice.type": "Functions are the only kind of tool.",
@@ -91,7 +108,7 @@ FIELDS: Final = {
     "response_format.json_schema": "What `json_schema` holds the answer to.",
     "response_format.json_schema.name": "What the schema is called; has no effect.",
     "response_format.json_schema.description": "What it is for; has no effect.",
-    "response_format.json_schema.schema": "The JSON schema. It is held, or the request is refused.",
+    "response_format.json_schema.schema": "The JSON schema. It is held; see [forms](#forms).",
     "response_format.json_schema.strict": "Has no effect: a schema is always held.",
     "min_tokens": "The answer does not end by itself before so many tokens.",
     "bad_words": "Words that the answer must not have, alone or after a space.",
@@ -128,6 +145,18 @@ FIELDS: Final = {
     "tokens for that.",
 }
 """By name, with ``[]`` after a list and a dot before what is in an object."""
+
+ADAPTED: Final = {
+    "tool-call-ids-shortened": "The ids of calls and results have nine letters and digits.",
+    "tool-calls-split": "Each call has a message of its own, before its result.",
+    "tool-results-wrapped": "A result without a call is the user's text, in `<tool_response>`.",
+    "system-joined": "The system messages at the front are one.",
+    "system-wrapped": "A later system message is the user's text, in `<system-reminder>`.",
+    "turns-joined": "Messages of one role that follow one another are one, with a blank line "
+    "between.",
+    "user-added": 'The user begins, with "Please begin."',
+    "system-to-user": "The system message is the beginning of what the user says.",
+}
 
 COMPLETION_FIELDS: Final = {
     "max_tokens": "The most tokens of the answer; 16 if left out, and what the context allows if "
@@ -179,7 +208,8 @@ ERRORS: Final = {
     "text_limit_exceeded": ("422", "The prompt or its template took more time or memory than a "
                             "text worker may; it would again."),
     "rate_limit_exceeded": ("429", "The queue is full. `Retry-After` says when to come back."),
-    "header_too_large": ("431", "The header is too large."),
+    "header_too_large": ("431", "The header is larger than 16 KiB, or has more than 100 "
+                         "fields; or a chunk's header is larger than 2 KiB."),
     "client_closed": ("499", "The client closed its side before it had its answer."),
     "request_cancelled": ("499", "Somebody cancelled the request."),
     "generation_failed": ("500", "The ring gave up on this request; the message says why."),
@@ -222,6 +252,8 @@ LIMITS: Final = {
     "values.MAX_TOOLS": "Tools.",
     "values.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
     "values.MAX_VALUES": "Values in a body.",
+    "values.MAX_LIKELY": "Log probabilities of an answer that is not streamed, or of a response: "
+    "those of its tokens, and of the likeliest ones in their places, for each choice.",
     "values.MAX_SCORED": "Log probabilities of prompts in one answer: those of the tokens, and of "
     "the likeliest ones in their places, for each choice.",
     "values.MAX_STOPS": "Stop texts.",
@@ -241,7 +273,8 @@ LIMITS: Final = {
 """By module and name."""
 
 CAUSES: Final = {
-    Cause.DRAINING: "The node has been told to stop, and finishes what runs.",
+    Cause.DRAINING: "The node is to stop, to load another model, or to be the head no more, and "
+    "finishes what runs.",
     Cause.STARVED: "An engine gets too little processor time, or its memory is on disk. The ring "
     "is slow, or takes long to come up.",
     Cause.ROSTER_EXPIRED: "The roster's time is over, so every link has ended.",
@@ -250,14 +283,17 @@ CAUSES: Final = {
     Cause.ENGINE_STARTING: "This node's engine has not said yet what its model is.",
     Cause.ENGINE_DYING: "This node's engine has ended, once or several times in a row.",
     Cause.NO_TOKENIZER: "The head cannot use the model's tokenizer.",
+    Cause.TOKENIZER_LOADING: "The head is loading the tokenizer. Requests wait for that.",
     Cause.ENGINE_UNREADABLE: "This node's engine cannot read the model.",
     Cause.NO_ADDRESS: "The roster has no address for that node, so it has to dial.",
     Cause.DIALING: "That node is being dialed.",
     Cause.UNREACHABLE: "No connection to that node comes up; the reason is the system's.",
     Cause.SILENT: "That node ended the handshake without a word.",
+    Cause.ITSELF: "This node itself answers at the address that the roster has for that node.",
     Cause.NO_ANSWER: "That node takes connections and does not answer.",
     Cause.OTHER_MODEL: "The two nodes hold different models.",
     Cause.MANIFEST: "One of the two has a manifest of the model, the other has none.",
+    Cause.OTHER_BUILD: "The two nodes run two builds of sealring, whose steps may differ.",
     Cause.OTHER_POLICY: "The two nodes disagree on a policy.",
     Cause.SAME_KEY: "Two nodes run with the same key, and the one that came later is taken.",
     Cause.REFUSED: "One of the two refused the other, for the reason that is told.",

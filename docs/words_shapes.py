@@ -7,16 +7,21 @@ from typing import Final
 _DRAWN: Final = {
     "model": "The model's name, as `GET /v1/models` has it.",
     "stream": "Give the answer as server-sent events while it is made.",
-    "temperature": "0 always takes the likeliest token; 1 if left out.",
+    "temperature": "0 always takes the likeliest token. If left out, as [the model](#sampling) has "
+    "it, or else 1.",
     "top_p": "Choose among the likeliest tokens that make up this share; 1 if left out.",
     "top_k": "Choose among this many likeliest tokens; all if left out or 0.",
 }
 
 _PARTS: Final = {
     "type": "`input_text`, `output_text`, `text`, `refusal`, or in reasoning `reasoning_text` and "
-    "`summary_text`. Others, such as images, are refused.",
+    "`summary_text`. `input_file` with `file_data` that is text is text. Others, such as images, "
+    "are refused in the last turn; in earlier turns a few words stand for them, and "
+    "`x-sealring-ignored` says where.",
     "text": "Its text.",
     "refusal": "The text of a refusal.",
+    "file_data": "A file as a `data:` URL.",
+    "filename": "Its name, which the model is told.",
 }
 
 
@@ -32,8 +37,8 @@ _TOOL: Final = {
     "description": "What it does, for the model.",
     "parameters": "A JSON schema of its arguments. The model is told of it; a call may be held "
     "to it, too: see [forms](#forms).",
-    "strict": "With true the arguments of a function's call are held to the schema, or the request "
-    "is refused; see [forms](#forms). Not used of a custom tool.",
+    "strict": "With true the arguments of a function's call are held to the schema; "
+    "`x-sealring-ignored` names what of it is not. See [forms](#forms). Not used of a custom tool.",
     "format": "The form of a custom tool's input. The model is told of it, and not held to it.",
     "format.type": "`text` or `grammar`.",
     "format.syntax": "The language of the grammar.",
@@ -45,10 +50,13 @@ RESPONSES: Final = {
     **_DRAWN,
     "input": "A text of the user's, or the items of a conversation.",
     "input[].type": "`message` (also if left out), `reasoning`, `function_call`, "
-    "`function_call_output`, `custom_tool_call` or `custom_tool_call_output`. Others are refused.",
+    "`function_call_output`, `custom_tool_call` or `custom_tool_call_output`. What a server ran "
+    "(`web_search_call`, `file_search_call`, `code_interpreter_call`, `mcp_...`) is told in words. "
+    "Others are refused.",
     "input[].id": "Its id; one is made if left out.",
     "input[].role": "Whose message it is. The instructions and the messages of `system` and "
-    "`developer` that come first are one message of the system's for the model.",
+    "`developer` that come first are one message of the system's for the model. An order of roles "
+    "that the template refuses is [changed](#conversations).",
     "input[].content": "The text of a message, or of reasoning.",
     **_below("input[].content[]", _PARTS),
     "input[].name": "The tool that was called.",
@@ -65,7 +73,8 @@ RESPONSES: Final = {
     "previous_response_id": "The response whose conversation goes on. It must be kept.",
     "store": "With false nothing is kept of the response.",
     "max_output_tokens": "The most tokens of the answer, reasoning included; what the context "
-    "allows if left out.",
+    "allows if left out. If that is less, the answer gets it, and `x-sealring-adapted` names the "
+    "field.",
     "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
     "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
     "frequency_penalty": "As `presence_penalty`, once for each time that the answer has the "
@@ -91,7 +100,7 @@ RESPONSES: Final = {
     "text.format.type": "As there.",
     "text.format.name": "What the schema is called; has no effect.",
     "text.format.description": "What it is for; has no effect.",
-    "text.format.schema": "The JSON schema. It is held, or the request is refused.",
+    "text.format.schema": "The JSON schema. It is held; see [forms](#forms).",
     "text.format.strict": "Has no effect: a schema is always held.",
     "text.verbosity": "Taken, and not used.",
     "reasoning": "How the model thinks.",
@@ -116,16 +125,23 @@ _BLOCK: Final = {
     "tool_use_id": "Of which call it is the result.",
     "content": "What the call gave: a text, or blocks of text.",
     "is_error": "Whether the call failed; the model is told so.",
+    "source": "What a document has, or where a search found it.",
+    "title": "The title of a document or of what a search found.",
+    "tool_name": "The tool that a reference names.",
 }
 
 COUNT: Final = {
     "model": "The model's name, as `GET /v1/models` has it.",
-    "messages": "The conversation so far. It ends with the user's turn.",
+    "messages": "The conversation so far. If it ends with the assistant's turn, the answer goes on "
+    "with that.",
     "messages[].role": "Whose turn it is. What the system says in the middle is put into the "
     "user's turn, within `<system-reminder>`.",
     "messages[].content": "A text, or blocks.",
     "messages[].content[].type": "`text`; of the assistant also `thinking`, `redacted_thinking` "
-    "and `tool_use`, of the user `tool_result`. Images, documents and others are refused.",
+    "and `tool_use`, of the user `tool_result`. Documents and search results that are text are "
+    "read; what a server ran and found (`server_tool_use`, `web_search_tool_result` and the like) "
+    "is told in words. Images and other files are refused in the last turn; in earlier turns a few "
+    "words stand for them, and `x-sealring-ignored` says where.",
     **_below("messages[].content[]", _BLOCK),
     "system": "What the system says first. A block that begins with "
     "`x-anthropic-billing-header:` is left out.",
@@ -134,13 +150,15 @@ COUNT: Final = {
     "tools": "The tools that the model may use. Where the model's template has none, a "
     "message tells the model of them, and the answer's header `x-sealring-tools` says `in-words`; "
     "where one must be called, the answer is held to the JSON of a call, and it says `as-json`.",
-    "tools[].type": "`custom`, also if left out. Tools that a server would run are refused.",
+    "tools[].type": "`custom`, also if left out. `web_search_...`, `web_fetch_...` and "
+    "`tool_search_...` are left out, which `x-sealring-ignored` says; other tools of Anthropic's "
+    "are refused.",
     "tools[].name": "Its name.",
     "tools[].description": "What it does, for the model.",
     "tools[].input_schema": "A JSON schema of its input. The model is told of it; a call may be "
     "held to it, too: see [forms](#forms).",
-    "tools[].strict": "With true a call's input is held to the schema, or the request is refused; "
-    "see [forms](#forms).",
+    "tools[].strict": "With true a call's input is held to the schema; `x-sealring-ignored` names "
+    "what of it is not. See [forms](#forms).",
     "tool_choice": "`auto` if left out. With `any` or `tool` the call is begun for the model, and "
     "held to its [form](#forms).",
     "tool_choice.type": "Which tools may or must be used.",
@@ -153,14 +171,15 @@ COUNT: Final = {
     "output_config.effort": "Given to the model's template as `reasoning_effort`.",
     "output_config.format": "The form of the answer, as `response_format` of chat completions.",
     "output_config.format.type": "As there.",
-    "output_config.format.schema": "The JSON schema. It is held, or the request is refused.",
+    "output_config.format.schema": "The JSON schema. It is held; see [forms](#forms).",
 }
 
 MESSAGES: Final = {
     **_DRAWN,
     **COUNT,
     "max_tokens": "The most tokens of the answer, thinking included. If the context has less, the "
-    "answer ends there, with the reason `model_context_window_exceeded`.",
+    "answer ends there, with the reason `model_context_window_exceeded`, and `x-sealring-adapted` "
+    "names the field.",
     "stop_sequences": "The answer ends before any of these texts.",
     "metadata": "About the request.",
     "metadata.user_id": "Taken, and not used.",

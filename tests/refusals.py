@@ -79,7 +79,8 @@ def _other_files(*names: str) -> Callable[[Path], object]:
 
 
 def _missing_shard(folder: Path) -> None:
-    index = {"weight_map": {"a": "model-00002-of-00002.safetensors"}}
+    named = {"a": "model-00002-of-00002.safetensors", "b": "model.safetensors"}
+    index = {"weight_map": named}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 

@@ -123,6 +123,38 @@ def test_nothing_that_is_installed_knows_the_tools():
             assert not module.startswith("sealring_tools"), f"{path} imports {module}"
 
 
+PARSES_JSON = {
+    "api/forms.py": "runs in a text worker",
+    "api/messages.py": "runs in a text worker",
+    "api/texts.py": "runs in a text worker",
+    "api/told_tools.py": "runs in a text worker",
+    "text/process.py": "is the text worker",
+    "text/workers.py": "reads what this node's own text workers say, bounded by their MAX_FRAME",
+    "node/control.py": "reads a line of the same user, bounded by MAX_LINE",
+    "local/client.py": "is a command, which reads what a ring answers it",
+    "local/control_client.py": "is a command, which reads what its own node says",
+    "local/reference.py": "is a child process of a command, and its parent",
+    "local/saved_chat.py": "is a command, which reads a private file of its user",
+    "verify/yardstick.py": "is a command, which reads what its own child says",
+    "loading/foreign_json.py": "is where the rest is parsed",
+    "draft/frames.py": "is the draft model's process, which reads what its node says",
+    "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",
+    "verify/child.py": "reads what its own parent says",
+}
+"""Every module that calls `json.loads`, and why that is no text of others, or cannot cost the node
+anything. Other texts go through `parse_foreign`, which counts values before it parses."""
+
+
+def test_json_that_others_wrote_is_parsed_in_one_place():
+    found = set()
+    for folder in ("io_trio/sealring_trio", "model/sealring_model"):
+        for path, call in calls(folder):
+            name = path.removeprefix(f"{folder}/")
+            if ast.unparse(call.func) in ("json.loads", "json.load"):
+                found.add(name)
+    assert found == PARSES_JSON.keys()
+
+
 @pytest.mark.parametrize("folder", ["protocol", "model", "io_trio"])
 def test_what_is_installed_needs_nothing_of_the_repository(folder):
     beside = {path.parent.name for path in ROOT.glob("*/__init__.py")}

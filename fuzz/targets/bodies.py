@@ -24,6 +24,7 @@ from sealring_trio.api.kinds import (
     ResponsesKind,
 )
 from sealring_trio.api.replies import About
+from sealring_trio.api.responses import earlier
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.texts import JOBS
 from sealring_trio.api.values import MAX_CHOICES, MAX_STOPS
@@ -35,7 +36,7 @@ from fuzz.source import Source
 
 KINDS: Final[tuple[Any, ...]] = (ChatKind(), CompletionKind(), ResponsesKind(), MessagesKind())
 ASKED: Final = {"models": ["m"], "context": 2048}
-VISITOR: Final = Caller("req-1", "", "", "", 0.0)
+VISITOR: Final = Caller("req-1", "", "", "", "", 0.0)
 VOCABULARY: Final = 1500
 LONGEST_ANSWER: Final = 4096
 """Bytes of the longest refusal."""
@@ -57,6 +58,9 @@ CHATS: Final = (
     f'{{{_TURN},"truncate_prompt_tokens":2,"continue_final_message":true,"x":1,"best_of":1}}',
     '{"model":"m","messages":[{"role":"user","content":[{"type":"refusal","refusal":"n"}]}]}',
     '{"model":"m","messages":[{"role":"user","content":[{"type":"image_url"}]}]}',
+    '{"model":"m","messages":[{"role":"user","content":[{"type":"image_url"}]},{"role":"assistant",'
+    '"reasoning":"t","function_call":{"name":"f"}},{"role":"function","name":"f","content":"z"}],'
+    '"functions":[{"name":"f"}],"function_call":{"name":"f"}}',
     '{"model":"m","messages":[{"role":"developer","content":[{"type":"text","text":"y"}]},'
     f'{{"role":"assistant","tool_calls":[{_CALL}]}},'
     '{"role":"tool","tool_call_id":"c","content":"z"}]}',
@@ -89,6 +93,11 @@ MESSAGES: Final = (
     '"id":"c","name":"f","input":{"a":1}}]},{"role":"user","content":[{"type":"tool_result",'
     '"tool_use_id":"c","is_error":true,"content":[{"type":"text","text":"z"}]}]}],"tools":[{"name":'
     '"f","input_schema":{}}],"tool_choice":{"type":"any","disable_parallel_tool_use":true}}',
+    '{"model":"m","max_tokens":9,"messages":[{"role":"user","content":[{"type":"document","source":'
+    '{"type":"text","data":"x"},"title":"t"},{"type":"image"}]},{"role":"assistant","content":'
+    '[{"type":"server_tool_use","id":"s","name":"w","input":{}},{"type":"web_search_tool_result",'
+    '"content":{"type":"e","error_code":"x"}}]},{"role":"user","content":[{"type":"search_result",'
+    '"source":"u","content":[{"type":"text","text":"z"}]}]},{"role":"assistant","content":"y"}]}',
 )
 
 
@@ -115,10 +124,11 @@ def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
     kind, body = KINDS[source.below(len(KINDS))], source.rest()
-    context = ChoiceContext(cast(Generator, None), _tokenizer(), "")  # no call is read here
+    context = ChoiceContext(cast(Generator, None), _tokenizer(), "", "")  # no call is read here
     try:
         prepared = ParsedRequest.of(*_read(kind, ASKED, body))
-        if kind.earlier(prepared.told, context) is not None:  # refuses names: nothing is kept here
+        if "references" in prepared.told:
+            earlier(context.responses, "", prepared.told)  # refuses names: nothing is kept here
             prepared = ParsedRequest.of(*_read(kind, {**ASKED, "before": 0, "referred": 0}, body))
         asked = kind.options(prepared.told["options"])
         made = list(jobs(asked, prepared, VOCABULARY, VISITOR))

@@ -2,14 +2,18 @@
 
 Every command ends with one of these or with success. A `UserError` is a mistake in what was typed
 or written in a file (exit code 2); an `OperationError` is a sound request that could not be
-carried out (exit code 1). Both say what happened and, in *advice*, what to do next.
+carried out (exit code 1). Both say what happened and, in *advice*, what to do next. A command that
+was carried out and found what should not be, such as other tokens, ends with `FOUND_WRONG`.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from sealring_protocol.errors import LocalProtocolError
+
+FOUND_WRONG: Final = 3
+"""The exit code of a check that was carried out, and was not passed."""
 
 
 class UserError(Exception):

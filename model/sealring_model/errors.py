@@ -23,9 +23,13 @@ class ModelError(Exception):
 
 class LoadError(ModelError):
     """The model is missing, incomplete, not what its manifest says, or cannot be split like this.
-    Trying again does not help."""
+    Trying again does not help. *what* is the fault, and *cure* what mends it, if that is known."""
 
     KIND = FailureKind.UNSERVABLE
+
+    def __init__(self, what: str = "", cure: str = "") -> None:
+        super().__init__(f"{what}; {cure}" if cure else what)
+        self.what, self.cure = what, cure
 
 
 class ReadError(LoadError):

@@ -175,6 +175,10 @@ INIT_TIMEOUT: Final = 2.0
 MAX_CLOCK_SKEW_MS: Final = 120_000
 """Milliseconds by which INIT's time of day may differ from the receiver's, either way."""
 
+CLOCK_STEP_MS: Final = 10_000
+"""INIT's time of day is rounded down to a multiple of this many milliseconds. It goes in the clear,
+and how far a clock is off would tell dialers apart."""
+
 REPLAY_CACHE: Final = 65_536
 """INIT tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
 

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import attrs
+
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -26,20 +28,21 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
 )
-from sealring_protocol.control.effects import Effect, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.follower import Follower
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.scheduler.requests import NotServed, Request, RequestDone
 from sealring_protocol.control.standing import Standing
-from sealring_protocol.diagnosis.peers import PeerState
+from sealring_protocol.diagnosis.peers import ROSTER_CHANGED, PeerState
 from sealring_protocol.diagnosis.why import Facts, Obstacle, first_permanent, obstacles, waiting
 from sealring_protocol.errors import RemoteProtocolError, SealringError
 from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import LinkClosed
 from sealring_protocol.links import news
-from sealring_protocol.links.link_manager import LinkManager
+from sealring_protocol.links.link_manager import HEAD_FIRST, LinkManager
+from sealring_protocol.links.roster_in_force import HeadFirst
 from sealring_protocol.links.weights import WeightRequests
 from sealring_protocol.node_config import NodeConfig, handshake_config
 from sealring_protocol.node_report import NodeReport
@@ -51,6 +54,13 @@ __all__ = ["Node", "NodeConfig"]
 
 _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
+
+
+def _at_most(level: Level, effect: Effect) -> Effect:
+    """*effect* of a link that is gone: a warning has *level* instead."""
+    if isinstance(effect, Note) and effect.level is Level.WARNING:
+        return attrs.evolve(effect, level=level)
+    return effect
 
 
 class Node:
@@ -313,9 +323,13 @@ class Node:
     def bring_roster(self, data: bytes, wall_ms: int) -> None:
         """The owner brings *data*, a newer signed roster: `StoreRoster` follows, with link 0.
 
-        Raises `LocalProtocolError` with the reason if it may not replace the one in force.
+        Raises `LocalProtocolError` with the reason if it may not replace the one in force, and
+        `HeadFirst` if that is for the head to do.
         """
-        self._events.append(StoreRoster(0, self._links.current_roster.brought(data, wall_ms)))
+        current = self._links.current_roster
+        if self._links.head_first(current.checked(data, wall_ms).roster):
+            raise HeadFirst(HEAD_FIRST)
+        self._events.append(StoreRoster(0, current.brought(data, wall_ms)))
 
     def roster_stored(self, link: int, now: float) -> None:
         """The successful answer to `StoreRoster`: the new roster is in force."""
@@ -358,8 +372,9 @@ class Node:
                 self._events.append(LinkUp(rank, purpose, told.number, told.link))
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
                 self._say(self._report.hear_starvation(self._brain, now), now)  # its baseline
-            case news.LinkDown(rank, purpose, reason):
-                self._carry_out(self._brain.link_down(rank, purpose, reason, now), now)
+            case news.LinkDown(rank, purpose, reason, level):
+                effects = self._brain.link_down(rank, purpose, reason, now)
+                self._carry_out([_at_most(level, effect) for effect in effects], now)
             case news.Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
@@ -374,7 +389,7 @@ class Node:
         """The ranks have changed: start with a new brain. If this node stays the head, its requests
         go on, and are prefilled again."""
         self._links.unwant(*Purpose)
-        self._links.shut_all(set(Purpose), "the roster changed", now)
+        self._links.shut_all(set(Purpose), ROSTER_CHANGED, now)
         self._links.news.clear()  # it was for the old brain
         before = self._brain
         effects = self._role.change(self.roster.roster, self._links.rank, now)

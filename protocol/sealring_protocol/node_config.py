@@ -21,6 +21,7 @@ class NodeConfig:
     """Who this node is, and what it may do.
 
     *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
+    *build* is that of `Hello`: a rank of another one is refused, for its steps may differ.
     *unpinned* is the digest that the model would have without its manifest (empty if it has none).
     *layers*, if given, are the chosen layer counts by rank; only the head's count. With
     *trust_weights* a head takes ranks whose weights differ from its own, or cannot be compared.
@@ -31,6 +32,7 @@ class NodeConfig:
     coordinator: bytes
     instance: int
     suites: tuple[Suite, ...] = tuple(Suite)
+    build: int = 0
     unpinned: bytes = b""
     trust_weights: bool = False
     strategy: Strategy = Strategy.AUTO
@@ -61,7 +63,8 @@ def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerCo
     """The settings of the follower of *rank* under *roster*."""
     names = tuple(member.name for member in roster.members)
     trusted = config.collectives.trusted
-    return FollowerConfig(rank, names, roster.inner_seal, trusted, roster.tensor_parallelism)
+    policies = roster.inner_seal, trusted, roster.tensor_parallelism
+    return FollowerConfig(rank, names, *policies, config.build)
 
 
 def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: int) -> HeadConfig:
@@ -81,6 +84,7 @@ def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: 
         patience=config.patience,
         first_uid=first_uid,
         last_epoch=last_epoch,
+        build=config.build,
         unpinned=config.unpinned,
         trust_weights=config.trust_weights,
     )

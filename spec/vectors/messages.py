@@ -119,7 +119,7 @@ def _small_messages() -> Iterator[Case]:
         yield f"hello-dtype-{code[0]}", "MS-11 CV-01", about, put(hello, 35, code)
     yield "hello-cut", "CV-01", "HELLO without its last byte", hello[:-1]
     pinned = flat(attrs.evolve(HELLO, pins=(1,) * 14))
-    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 48, u16(13))[:-8]
+    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 56, u16(13))[:-8]
     yield "prepared-portless", "MS-12", "PREPARED with port 0", put(flat(PREPARED), 17, u16(0))
     yield "ready-backwards", "MS-03", "READY with first after last", put(ready, 17, u16(10))
     trim = put(ready, 21, b"\2")
@@ -369,7 +369,7 @@ def _beyond_limits() -> Iterator[Case]:
     yield "ready-windows", "MS-03 CV-02", "17 windows", windows
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 19, u16(1025))
     yield "hello-layers", "MS-11 CV-02", "1,025 layers", put(flat(HELLO), 33, u16(1025))
-    pins = grown(flat(HELLO), 48, u16(1027), 1027 * 8)
+    pins = grown(flat(HELLO), 56, u16(1027), 1027 * 8)
     yield "hello-pins-many", "MS-11 CV-02", "1,027 pins", pins
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a" * 256),)))
     yield "waiting-long", "MS-10 CV-02", "a reason of 257 bytes", put(one, 5, u16(257)) + b"a"

@@ -161,7 +161,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     ),
     "hello-pins": (
         "HELLO of a rank that holds the second of two layers",
-        Hello(MODEL, 2, DType.F32, 160, 1 << 34, (0, 5, 0, 2**64 - 1)),
+        Hello(MODEL, 2, DType.F32, 160, 1 << 34, (0, 5, 0, 2**64 - 1), 2**64 - 2),
     ),
     "prepared": ("PREPARED", PREPARED),
     "prepared-last": ("the last port", Prepared(EPOCH, 65535)),

@@ -113,9 +113,11 @@ def team() -> Iterator[Served]:
         model = folder / "scripted"
         model.mkdir()
         scripted.build(model)
+        (model / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 2}')
         port = free_ports(1)[0]
         (config,) = write_cluster(folder, 1, model, api=f"0.0.0.0:{port}")
         settings = f'timeout = {TIMEOUT}\nqueue = 4\naliases = ["gpt-4o", "org/other"]\n'
+        settings += 'sampling = "api"\n'
         config.write_text(config.read_text() + settings)
         key = new_key(folder / f"{config.stem}.state" / KEY_FILE, "alice")
         head = stack.enter_context(running_node(config, ["--trace"]))

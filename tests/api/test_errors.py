@@ -74,7 +74,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
         "response_format.json_schema.schema",
     ),
     "speech": (CHAT, {"modalities": ["audio"]}, "unsupported_parameter", "modalities"),
-    "old functions": (CHAT, {"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
+    "an old function that is none": (
+        CHAT,
+        {"functions": [{"name": "f"}], "function_call": {"name": "g"}},
+        "invalid_value",
+        "function_call",
+    ),
     "a tool that is none": (
         CHAT,
         {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
@@ -91,6 +96,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str | None]] = {
     "a template's messages": (
         CHAT,
         {"chat_template_kwargs": {"messages": []}},
+        "invalid_value",
+        "chat_template_kwargs",
+    ),
+    "where an answer begins": (
+        CHAT,
+        {"chat_template_kwargs": {"go_on": True}},
+        "invalid_value",
+        "chat_template_kwargs",
+    ),
+    "whether one begins": (
+        CHAT,
+        {"chat_template_kwargs": {"begin_answer": False}},
         "invalid_value",
         "chat_template_kwargs",
     ),
@@ -160,7 +177,10 @@ def test_the_log_says_what_was_wrong(ring: Served) -> None:
         ({"top_p": 2}, r"invalid_value \(top_p: Input should be less than .* 1\); "),
         ({"model": wide}, r"invalid_value \(model: .*\); "),
         ({"guided_json": wide}, r"invalid_value \('guided_json' is no JSON.\); "),
-        ({"max_tokens": 1 << 20}, r"context_length_exceeded \(messages: .* tokens.*\); "),
+        (
+            {"messages": [{"role": "user", "content": "fox " * 3000}]},
+            r"context_length_exceeded \(messages: .* tokens.*\); ",
+        ),
         (
             {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": wide}}},
             r"invalid_value \(tool_choice.*\); ",
@@ -210,9 +230,7 @@ def test_the_context_is_full_and_the_numbers_say_how(ring: Served) -> None:
         ring.openai.chat.completions.create(**ring.chat("fox " * 3000))
     assert caught.value.code == "context_length_exceeded"
     assert f"maximum context length is {CONTEXT} tokens" in caught.value.message
-    with pytest.raises(openai.BadRequestError) as caught:
-        ring.openai.chat.completions.create(**ring.chat("Hello.", max_tokens=CONTEXT))
-    assert f"{CONTEXT} in the completion" in caught.value.message
+    assert "1 in the completion" in caught.value.message
 
 
 def test_a_model_that_is_not_there(ring: Served) -> None:

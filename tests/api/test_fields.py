@@ -280,6 +280,97 @@ def test_parts_that_are_not_served_are_named() -> None:
         assert caught.value.message.endswith(why)
 
 
+def test_what_is_no_text_in_an_earlier_turn_is_left_out(ring: Served) -> None:
+    """A conversation that had a picture once goes on."""
+    for kind in fields.UNSERVED_PARTS:
+        seen = {"role": "user", "content": [PART, {"type": kind, kind: {"url": "data:,"}}]}
+        said = {"role": "assistant", "content": "A fox."}
+        called = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
+        result = {"role": "tool", "tool_call_id": "c1", "content": "done"}
+        for after in ([said, {"role": "user", "content": "Why?"}], [called, result]):
+            answer = ring.post(ring.chat("x", max_tokens=1, messages=[seen, *after]))
+            assert answer.status_code == 200, answer.text
+            assert answer.headers[IGNORED_HEADER] == "messages.0.content.1"
+        goes_on = ring.chat("x", max_tokens=1, messages=[seen, said], continue_final_message=True)
+        assert ring.post(goes_on).status_code == 400
+
+
+def test_a_file_of_text_is_text() -> None:
+    data = "data:text/markdown;charset=utf-8;base64,RG9n"
+    for part in (
+        {"type": "file", "file": {"filename": "a.md", "file_data": data}},
+        {"type": "input_file", "filename": "a.md", "file_data": data},
+    ):
+        body = CHAT | {"messages": [{"role": "user", "content": [PART, part]}]}
+        assert checked(ChatRequest, body).messages[0].text == "Hello.a.md:\nDog"
+    for data in ("data:application/pdf;base64,RG9n", "data:text/plain;base64,////", "x", None):
+        part = {"type": "file", "file": {"file_data": data}}
+        with pytest.raises(ApiError, match="unless they are text"):
+            checked(ChatRequest, CHAT | {"messages": [{"role": "user", "content": [part]}]})
+
+
+# ---------------------------------------------------------------- functions, as they were
+
+OLD: dict[str, Any] = {
+    "functions": [
+        {
+            "name": "get_weather",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        }
+    ],
+    "function_call": "auto",
+}
+
+
+def test_functions_of_older_clients(team: Served, tokenizer: Tokenizer) -> None:
+    body = team.chat("weather", **OLD)
+    whole = team.post(body)
+    assert IGNORED_HEADER not in whole.headers
+    (choice,) = whole.json()["choices"]
+    call = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert choice["message"]["function_call"] == call
+    assert "tool_calls" not in choice["message"]
+    assert choice["finish_reason"] == "function_call"
+    parts = [part[6:] for part in team.post(body | {"stream": True}).text.split("\n\n")[:-2]]
+    chunks = [json.loads(part)["choices"][0] for part in parts]
+    assert [c["delta"]["function_call"] for c in chunks if "function_call" in c["delta"]] == [call]
+    assert chunks[-1]["finish_reason"] == "function_call"
+    none = team.post(body | {"function_call": "none", "max_tokens": 2}).json()
+    assert "function_call" not in none["choices"][0]["message"]
+    named = team.chat("fruit", **OLD | {"function_call": {"name": "get_weather"}})
+    assert team.post(named).json()["choices"][0]["message"]["function_call"] == call
+    both = team.post(body | {"tools": [{"type": "function", "function": OLD["functions"][0]}]})
+    assert both.headers[IGNORED_HEADER] == "functions"
+    assert both.json()["choices"][0]["message"]["tool_calls"][0]["function"] == call
+
+
+def test_calls_of_functions_in_a_history(tokenizer: Tokenizer) -> None:
+    def ids(call: dict[str, Any], result: dict[str, Any]) -> Any:
+        talk = [*CHAT["messages"], {"role": "assistant", "content": None, **call}, result]
+        return job(tokenizer, "chat", CHAT | {"messages": talk}).prompts
+
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    new = {"tool_calls": [{"id": "call_1", "type": "function", "function": function}]}
+    result = {"content": "done"}
+    assert ids({"function_call": function}, {"role": "function", "name": "f", **result}) == ids(
+        new, {"role": "tool", "tool_call_id": "call_1", **result}
+    )
+
+
+def test_thoughts_have_both_of_their_names(team: Served) -> None:
+    body = team.chat("think")
+    message = team.post(body).json()["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] == "I ponder.\n"
+    parts = [part[6:] for part in team.post(body | {"stream": True}).text.split("\n\n")[:-2]]
+    deltas = [json.loads(part)["choices"][0]["delta"] for part in parts]
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == "I ponder.\n"
+    for name in ("reasoning", "reasoning_content"):
+        said = [{"role": "assistant", "content": "x", name: "y"}]
+        asked = checked(ChatRequest, CHAT | {"messages": said})
+        assert asked.messages[0].reasoning_content == "y"
+
+
 # ---------------------------------------------------------------- what ends an answer
 
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import json
 import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import jsonschema
 import openai
 import pytest
+from llguidance import LLTokenizer
 from sealring_model import tiny
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer, ToolFormat
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.holding import chat_grammar
+from sealring_trio.api.gate import Caller
+from sealring_trio.api.holding import Holding, chat_grammar
 from sealring_trio.api.messages import Conversation, Opening, asked_tools
+from sealring_trio.api.sampling import jobs
 from sealring_trio.api.schema import ChatRequest, read
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
+from sealring_trio.text.parsed import ParsedRequest
 
 from tests.api.conftest import Served, connected
 
@@ -45,6 +55,14 @@ FORMS: dict[str, tuple[dict[str, Any], Any]] = {
     "regex": ({"structured_outputs": {"regex": r"\d{3}/[a-c]+\."}}, r"\d{3}/[a-c]+\."),
     "older-regex": ({"guided_regex": "a{2,4}"}, "a{2,4}"),
     "lark": ({"structured_outputs": {"grammar": 'start: "x" ("y" | "z")~3'}}, "x[yz]{3}"),
+    "both names": (
+        {"guided_regex": "a{2,4}", "structured_outputs": {"regex": "a{2,4}"}},
+        "a{2,4}",
+    ),
+    "no address": (
+        {"guided_json": {"$id": "Output Format", "$schema": "odd", **SCHEMA}},
+        SCHEMA,
+    ),
     "gbnf": ({"guided_grammar": 'root ::= "a" "b"? "c"'}, "ab?c"),
 }
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
@@ -178,9 +196,8 @@ def test_tensor_parallelism_holds_an_answer_too(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "keyword": ({"guided_json": {"not": {}}}, "unsupported_form", "guided_json"),
-    "format": (
-        {"structured_outputs": {"json": {"format": "odd", "type": "string"}}},
+    "pattern": (
+        {"structured_outputs": {"json": {"pattern": "(?=a)b", "type": "string"}}},
         "unsupported_form",
         "structured_outputs.json",
     ),
@@ -288,11 +305,6 @@ def test_what_is_not_held_has_the_name_that_the_client_gave_it(ring: Served, nam
 
 
 SAID: dict[str, tuple[dict[str, Any], str]] = {
-    "parts that overlap": (
-        {"guided_json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
-        ": a oneOf whose parts overlap is not served; use anyOf.",
-    ),
-    "not": ({"guided_json": {"not": {}}}, ': "not" is not served in a schema; leave it out'),
     "no type": ({"guided_json": ODD}, ". Correct the schema: there is no type 'strng'."),
     "none fits": (
         {"guided_json": {"type": "integer", "minimum": 5, "maximum": 3}},
@@ -413,56 +425,498 @@ MARKED = {
 }
 
 
+@functools.cache
+def spoken(*marks: str) -> tuple[Tokenizer, LLTokenizer]:
+    """The tiny model's tokenizer, to which *marks* are tokens of their own."""
+    folder = Path(tempfile.mkdtemp(prefix="sealring-"))
+    for file in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(tiny.path() / file, folder)
+    known = json.loads((folder / "tokenizer.json").read_text())
+    like = known["added_tokens"][0]
+    known["added_tokens"] += [
+        {**like, "id": 1280 + at, "content": mark} for at, mark in enumerate(marks)
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(known))
+    for file in ("tokenizer_config.json", "config.json"):  # <|end|> ends other things, too
+        told = (folder / file).read_text().replace('"<|end|>"', '"<|system|>"')
+        (folder / file).write_text(json.dumps(json.loads(told) | {"eos_token_id": 3}))
+    tokenizer = Tokenizer(folder)
+    return tokenizer, grammar_tokenizer(folder, tokenizer.vocabulary)
+
+
+def holding(
+    form: ToolFormat,
+    tools: list[Any],
+    choice: str = "auto",
+    think: str = "",
+    *,
+    marks: Sequence[str] = (),
+    **more: Any,
+) -> Holding:
+    """What holds an answer of a model that writes calls in *form*, and thoughts up to *think*; its
+    *marks* are tokens. It has 8 tokens of a prompt in a context of 208."""
+    tokenizer = copy.copy(spoken(*marks)[0])
+    tokenizer.calls = form  # type: ignore[misc]
+    if think:
+        tokenizer.think = ("<think>", think)  # type: ignore[misc]
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], "tools": tools}
+    asked = read(ChatRequest, json.dumps({**body, "tool_choice": choice, **more}).encode())
+    forced = choice == "required"
+    talk = Conversation("", asked_tools(asked), forced, form)
+    opening = Opening([0] * 8, reasoning=bool(think) and not forced, calling=forced)
+    size = tokenizer.vocabulary
+    return chat_grammar(tokenizer, asked, talk, opening, vocabulary=size, context=208)
+
+
+def takes(held: Holding, text: str, marks: Sequence[str] = ()) -> bool:
+    """Whether *text* is a whole answer by what is *held*."""
+    tokenizer, tokens = spoken(*marks)
+    ids = tokenizer.encode_part(text)
+    follows = matcher(tokens, held.grammar.decode())
+    return follows.try_consume_tokens(ids) == len(ids) and follows.is_accepting()
+
+
 @pytest.mark.parametrize("name", MARKED)
-@pytest.mark.parametrize("thinks", [False, True])
-def test_calls_are_held_within_the_marks_of_the_format(name: str, thinks: bool) -> None:
+@pytest.mark.parametrize("think", ["", "</think>", "<|pad|>"])
+def test_calls_are_held_within_the_marks_of_the_format(name: str, think: str) -> None:
     start, end, call = MARKED[name]
-    tokenizer = Tokenizer(tiny.path())
     form = ToolFormat(start, end, "mistral" if name == "mistral" else "json_tools", None)  # type: ignore[arg-type]
-    if thinks:
-        tokenizer.think = ("<think>", "</think>")  # type: ignore[misc]
-    tokens = grammar_tokenizer(tiny.path(), tokenizer.vocabulary)
-
-    def takes(tool_choice: str, text: str) -> bool:
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], "tools": TOOLS}
-        asked = read(ChatRequest, json.dumps({**body, "tool_choice": tool_choice}).encode())
-        talk = Conversation("", asked_tools(asked), tool_choice == "required", form)
-        opening = Opening([], reasoning=False, calling=talk.forced)
-        held = chat_grammar(tokenizer, asked, talk, opening, tokenizer.vocabulary)
-        ids = tokenizer.encode_part(text)
-        follows = matcher(tokens, held.decode())
-        return follows.try_consume_tokens(ids) == len(ids) and follows.is_accepting()
-
+    must = holding(form, TOOLS, "required", think)
     wrong = call.replace("Oslo", "Bonn")
-    assert takes("required", call + end)
-    assert not takes("required", wrong + end)
-    assert not takes("required", "Hello.")
-    assert takes("auto", "Hello.")
-    assert takes("auto", f"Hello. {start}{call}{end}")
-    assert not takes("auto", f"Hello. {start}{wrong}{end}")
-    assert takes("auto", "<think>hm</think> Hello.")
+    assert takes(must, call + end)
+    assert not takes(must, wrong + end)
+    assert not takes(must, "Hello.")
+    may, before = holding(form, TOOLS, "auto", think), f"hm {think} " if think else ""
+    assert takes(may, f"{before}Hello.")
+    assert takes(may, f"{before}Hello. {start}{call}{end}")
+    assert not takes(may, f"{before}Hello. {start}{wrong}{end}")
     if end:
-        assert takes("required", f"{call}{end}\n{start}{call}{end}")
+        assert takes(must, f"{call}{end}\n{start}{call}{end}")
+    if name == "special" and think == "<|pad|>":  # a call within the thoughts
+        assert takes(may, f"hm {start}{call}{end}")
+        assert takes(may, f"hm {start}{call}{end} so{start}{call}{end} {think}Done.")
+        assert not takes(may, f"hm {start}{wrong}{end}")
 
 
-def test_calls_that_are_no_json_are_refused_where_they_are_strict() -> None:
-    tokenizer = Tokenizer(tiny.path())
-    form = ToolFormat("<c>", "</c>", "qwen3_coder", None)  # type: ignore[arg-type]
-    for tools, refused in ((TOOLS, True), (TOOLS[1:], False)):
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "?"}], "tools": tools}
-        asked = read(ChatRequest, json.dumps({**body, "tool_choice": "required"}).encode())
-        talk = Conversation("", asked_tools(asked), forced=True, calls=form)
-        opening = Opening([], reasoning=False, calling=True)
-        with pytest.raises(ApiError, match="qwen3_coder") if refused else contextlib.nullcontext():
-            assert chat_grammar(tokenizer, asked, talk, opening, 1280) == b""
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Oslo"]},
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "note": {"anyOf": [{"type": "string", "description": "Any."}, {"type": "null"}]},
+        "size": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "on": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/tag"}},
+        "code": {"type": "string", "maxLength": 4},
+    },
+    "required": ["city", "text", "count"],
+    "additionalProperties": False,
+    "$defs": {"tag": {"enum": ["red", "green"]}},
+}
+STRICTLY = [
+    {"type": "function", "function": {"name": "get", "parameters": PERSON, "strict": True}},
+    {"type": "function", "function": {"name": "get_all", "parameters": NOTHING}},
+]
+LEAST = {"city": "Oslo", "text": "", "count": 0}
+RIGHT = [
+    LEAST,
+    LEAST | {"text": 'a\n\n  b </b> "c" {d} <parameter>\n', "count": -12},
+    LEAST | {"note": None, "size": 2.5, "on": True, "tags": ["red", "green"], "code": "ab"},
+    LEAST | {"note": "any\nnote", "size": None, "on": False, "tags": []},
+]
+WRONG = [
+    {"city": "Bonn", "text": "", "count": 0},
+    {"city": "Oslo", "count": 0},
+    LEAST | {"count": "none"},
+    LEAST | {"tags": ["blue"]},
+    LEAST | {"code": "abcde"},
+    LEAST | {"other": 1},
+]
+
+
+def _elements(template: str) -> Callable[[str, dict[str, Any]], str]:
+    """What writes a call as the chat template of a format does."""
+    templates = jinja2.Environment(keep_trailing_newline=True)
+    templates.filters["tojson"] = json.dumps  # as transformers has it
+    whole = templates.from_string(template)
+    return lambda name, given: whole.render(name=name, given=given)
+
+
+_VALUE = "{{ v if v is string else v | tojson }}"
+_INVOKES = (
+    '\n<PREinvoke name="{{ name }}">\n{% for k, v in given.items() %}'
+    f'<PREparameter name="{{{{ k }}}}"KIND>{_VALUE}</PREparameter>\n{{% endfor %}}</PREinvoke>\n'
+)
+_KIND = " string=\"{{ 'true' if v is string else 'false' }}\""
+_KEYS = (
+    "{{ name }}\n{% for k, v in given.items() %}<PREarg_key>{{ k }}</PREarg_key>\n"
+    f"<PREarg_value>{_VALUE}</PREarg_value>\n{{% endfor %}}"
+)
+_JSON = '{"name": "{{ name }}", "arguments": {{ given | tojson }}}'
+_GEMMA = (
+    '{% macro w(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is sequence %}'
+    "[{% for e in v %}{{ w(e) }}{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v | tojson }}"
+    "{% endif %}{% endmacro %}call:{{ name }}{{ '{' }}{% for k, v in given | dictsort %}"
+    "{{ k }}:{{ w(v) }}{{ ',' if not loop.last }}{% endfor %}}"
+)
+RENDERED: dict[str, tuple[str, str, str]] = {
+    # what opens a call, what closes it, and how it is written between
+    "json_tools": ("<tool_call>", "</tool_call>", f"\n{_JSON}\n"),
+    "mistral": ("[TOOL_CALLS]", "", f"[{_JSON}]"),
+    "phi4_mini": ("<|tool_call|>", "<|/tool_call|>", f"[{_JSON}]"),
+    "llama3": ("<|python_tag|>", "", _JSON.replace("arguments", "parameters")),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>functions.{{ name }}:0<|tool_call_argument_begin|>"
+        "{{ given | tojson }}<|tool_call_end|>",
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>{{ given | tojson }}<｜tool▁call▁end｜>",
+    ),
+    "qwen3_coder": (
+        "<tool_call>",
+        "</tool_call>",
+        "\n<function={{ name }}>\n{% for k, v in given.items() %}<parameter={{ k }}>\n"
+        f"{_VALUE}\n</parameter>\n{{% endfor %}}</function>\n",
+    ),
+    "seed_oss": (
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "\n<function={{ name }}>\n{% for k, v in given.items() %}"
+        f"<parameter={{{{ k }}}}>{_VALUE}</parameter>\n{{% endfor %}}</function>\n",
+    ),
+    "glm47": ("<tool_call>", "</tool_call>", _KEYS.replace("PRE", "")),
+    "laguna": ("<tool_call>", "</tool_call>", _KEYS.replace("PRE", "").replace("\n", "")),
+    "longcat": (
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        _KEYS.replace("PRE", "longcat_"),
+    ),
+    "minimax_m2": (
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        _INVOKES.replace("PRE", "").replace("KIND", ""),
+    ),
+    "muse_spark": (
+        "<atem:function_calls>",
+        "</atem:function_calls>",
+        _INVOKES.replace("PRE", "atem:").replace("KIND", ""),
+    ),
+    "deepseek_v32": (
+        "<｜DSML｜function_calls>",
+        "</｜DSML｜function_calls>",
+        _INVOKES.replace("PRE", "｜DSML｜").replace("KIND", _KIND),
+    ),
+    "minicpm5": (
+        "<function name=",
+        "</function>",
+        '"{{ name }}">{% for k, v in given.items() %}'
+        f'<param name="{{{{ k }}}}">{_VALUE}</param>{{% endfor %}}',
+    ),
+    "pythonic": (
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "[{{ name }}({% for k, v in given.items() %}{{ k }}={{ v | tojson }}"
+        "{{ ', ' if not loop.last }}{% endfor %})]",
+    ),
+    "gemma4": ("<|tool_call>", "<tool_call|>", _GEMMA),
+}
+
+
+MARKS = (
+    "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<tool_call>", "</tool_call>", "<arg_key>",
+    "</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>",
+    "｜DSML｜", "<|tool_call_start|>", "<|tool_call>", "<tool_call|>", '<|"|>', "[TOOL_CALLS]",
+)  # fmt: skip
+"""Marks that are tokens of their own to some models, and texts to others."""
+
+
+@pytest.mark.parametrize("marks", [(), MARKS], ids=["texts", "tokens"])
+@pytest.mark.parametrize("name", RENDERED)
+def test_calls_in_every_format_are_held_as_the_template_writes_them(
+    name: str, marks: Sequence[str]
+) -> None:
+    start, end, template = RENDERED[name]
+    write = _elements(template)
+    form = ToolFormat(start, end, name, None)  # type: ignore[arg-type]
+    must = holding(form, STRICTLY, "required", marks=marks)
+    may = holding(form, STRICTLY, marks=marks)
+    for given in RIGHT:
+        assert takes(must, write("get", given) + end, marks), given
+        assert takes(may, f"Look: {start}{write('get', given)}{end}", marks), given
+    assert takes(must, write("get_all", {}) + end, marks)
+    for given in WRONG:
+        if name != "gemma4" or "tags" not in given:
+            assert not takes(must, write("get", given) + end, marks), given
+            assert not takes(may, f"Look: {start}{write('get', given)}{end}", marks), given
+    assert not takes(must, write("of_none", LEAST) + end, marks)
+    assert takes(may, "No call.", marks)
+    # Lists in gemma4's own notation are held to that alone.
+    assert must.ignored == (("tools.0.function.strict",) if name == "gemma4" else ())
+    beside = holding(form, STRICTLY, marks=marks, response_format=BY_NAME)
+    assert takes(beside, f"{start}{write('get', LEAST)}{end}", marks)
+    assert not takes(beside, f"{start}{write('get', WRONG[0])}{end}", marks)
+    assert takes(beside, '{"name": "a", "size": 1, "next": null}', marks)
+    assert not takes(beside, "Hello.", marks)
+
+
+CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>")
+
+
+def test_channels_are_held() -> None:
+    """gpt-oss thinks, answers and calls in messages that name their channel."""
+    form = ToolFormat("<|channel|>commentary to=functions.", "", "harmony", None)  # type: ignore[arg-type]
+    thinks = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    says = thinks.replace("analysis", "commentary")
+    final = "<|channel|>final<|message|>"
+    right, wrong = (
+        f"{form.start}get <|constrain|>json<|message|>{json.dumps(given)}"
+        for given in (LEAST, WRONG[0])
+    )
+    free = holding(form, STRICTLY, marks=CHANNELS)
+    beside = holding(form, STRICTLY, marks=CHANNELS, response_format=BY_NAME)
+    thing = '{"name": "a", "size": 1, "next": null}'
+    answers = [
+        (f"{thinks}{final}Hello.", True, False),
+        (f"{final}{thing}", True, True),
+        (f"{thinks}{final}{thing}", True, True),
+        (f"{thinks}{says}{right}", True, False),
+        (f"{thinks}{right}", True, True),
+        (right, True, True),
+        (f"{thinks}{wrong}", False, False),
+        (thinks, False, False),
+        ("Hello.", False, False),
+    ]
+    for text, freely, formed in answers:
+        assert takes(free, text, CHANNELS) is freely, text
+        assert takes(beside, text, CHANNELS) is formed, text
+    long = f"<|channel|>analysis<|message|>{'a' * 150}"
+    rest = f"<|end|><|start|>assistant{final}{thing}"
+    assert takes(beside, long[:-75] + rest, CHANNELS)
+    assert not takes(beside, long + rest, CHANNELS)
+
+
+def test_what_no_grammar_holds_of_a_strict_call_is_named() -> None:
+    coder = ToolFormat("<tool_call>", "</tool_call>", "qwen3_coder", None)  # type: ignore[arg-type]
+    properties = {
+        "day": {"type": "string", "format": "date"},
+        "set": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+    }
+    tool = {"name": "f", "strict": True, "parameters": {**PERSON, "properties": properties}}
+    tools = [
+        TOOLS[1],
+        {"type": "function", "function": tool | {"parameters": {"properties": properties}}},
+    ]
+    place = "tools.1.function"
+    held = holding(coder, tools)
+    assert held.ignored == (f"{place}.parameters.format", f"{place}.parameters.uniqueItems")
+    assert not takes(held, "<tool_call>\n<function=g>\n</function>\n</tool_call>")
+    # A format that nothing here can hold: calls are what stands between their marks.
+    other = ToolFormat("<c>", "</c>", "of_tomorrow", None)  # type: ignore[arg-type]
+    assert holding(other, tools) == Holding(b"", (f"{place}.strict",))
+    assert holding(other, tools, "required") == Holding(b"", (f"{place}.strict",))
+    beside = holding(other, tools, response_format=BY_NAME)
+    assert beside.ignored == (f"{place}.strict",)
+    assert takes(beside, "<c>any</c>")
+    assert takes(beside, '{"name": "a", "size": 1, "next": null}')
+    assert not takes(beside, "Hello.")
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_hostile_schemas_of_calls_are_bounded(deep: bool) -> None:
+    coder = ToolFormat("<tool_call>", "</tool_call>", "qwen3_coder", None)  # type: ignore[arg-type]
+    many = [{"$ref": f"#/$defs/{each}"} for each in "abcdefgh"] * 8
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"x": {"anyOf": many}, "y": {"type": "string", "maxLength": 10**9}},
+        "$defs": {each: {"anyOf": many} for each in "abcdefgh"},
+    }
+    if deep:
+        for _ in range(60):
+            schema["properties"]["x"] = {"anyOf": [schema["properties"]["x"]]}
+    began = time.process_time()
+    tool = {"name": "f", "parameters": schema, "strict": True}
+    held = holding(coder, [{"type": "function", "function": tool}])
+    assert time.process_time() - began < 5
+    assert held.ignored
+    call = "<function=f>\n<parameter=y>\nabc\n</parameter>\n</function>\n"
+    assert takes(held, f"<tool_call>\n{call}</tool_call>")
 
 
 def test_the_form_begins_after_the_reasoning(team: Served) -> None:
     body = team.chat("think", extra_body={"guided_choice": ["The answer.", "apple"]})
     message = team.openai.chat.completions.create(**body).choices[0].message
     assert message.content == "The answer."
-    assert message.model_extra == {"reasoning_content": "I ponder.\n"}
+    assert message.model_extra["reasoning_content"] == "I ponder.\n"
     other = team.chat("think", extra_body={"guided_choice": ["apple"]})
     message = team.openai.chat.completions.create(**other).choices[0].message
     assert message.content == "apple"
-    assert message.model_extra == {"reasoning_content": "I ponder.\n"}
+    assert message.model_extra["reasoning_content"] == "I ponder.\n"
+
+
+THINKING = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}{% endif %}"
+    "{# <tool_call>\n<function= #}"
+)
+
+
+@pytest.fixture(scope="module")
+def coder() -> Iterator[Served]:
+    """One rank of random weights that think, and write calls as Qwen3.5 and its like do."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        model = folder / "coder"
+        shutil.copytree(tiny.path(), model)
+        known = json.loads((model / "tokenizer.json").read_text())
+        for at, mark in ((3, "</think>"), (4, "<think>")):  # no text has what was there
+            known["added_tokens"][at] |= {"content": mark, "special": False}
+            known["model"]["vocab"][at][0] = mark
+        (model / "tokenizer.json").write_text(json.dumps(known))
+        settings = json.loads((model / "tokenizer_config.json").read_text())
+        settings["chat_template"] = THINKING
+        (model / "tokenizer_config.json").write_text(json.dumps(settings))
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        (config,) = write_cluster(folder, 1, model, api=address)
+        head = stack.enter_context(running_node(config))
+        wait_until_up(head)
+        served = stack.enter_context(connected(head, f"http://{address}", "", "coder"))
+        served.until("/health", lambda told: told["status"] == "ok")
+        yield served
+
+
+PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+OF_CITY = {
+    "/v1/chat/completions": (TOOLS[:1], "required"),
+    "/v1/responses": ([{"type": "function", **TOOLS[0]["function"]}], "required"),
+    "/v1/messages": (
+        [{"name": "get_weather", "input_schema": CITY, "strict": True}],
+        {"type": "any"},
+    ),
+}
+
+
+def of_schema(path: str, schema: Any) -> dict[str, Any]:
+    """The field that asks for an answer of *schema*."""
+    form = {"type": "json_schema", "name": "thing", "schema": schema}
+    if path == "/v1/responses":
+        return {"text": {"format": form}}
+    if path == "/v1/messages":
+        return {"output_config": {"format": form}}
+    return {"response_format": {"type": "json_schema", "json_schema": form}}
+
+
+def post(served: Served, path: str, most: int, **fields: Any) -> Any:
+    """The response to a request with at most so many tokens of an answer."""
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    own = {"input": "Tell me."} if path == "/v1/responses" else {"messages": TOLD}
+    body = {"model": "coder", "temperature": 1, limit: most, **own, **fields}
+    response = served.post(body, path)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def parts_of(path: str, answer: Any) -> tuple[str, str, list[tuple[str, Any]]]:
+    """The thoughts, the text and the calls of *answer*."""
+    if path == "/v1/chat/completions":
+        message = answer["choices"][0]["message"]
+        calls = [each["function"] for each in message.get("tool_calls", ())]
+        told = [(each["name"], json.loads(each["arguments"])) for each in calls]
+        return message.get("reasoning_content") or "", message["content"] or "", told
+    if path == "/v1/messages":
+        blocks = answer["content"]
+        thoughts = "".join(each.get("thinking", "") for each in blocks)
+        text = "".join(each.get("text", "") for each in blocks)
+        told = [(each["name"], each["input"]) for each in blocks if each["type"] == "tool_use"]
+        return thoughts, text, told
+    items = answer["output"]
+    texts = {
+        kind: "".join(
+            part["text"] for item in items if item["type"] == kind for part in item["content"]
+        )
+        for kind in ("reasoning", "message")
+    }
+    calls = [item for item in items if item["type"] == "function_call"]
+    told = [(each["name"], json.loads(each["arguments"])) for each in calls]
+    return texts["reasoning"], texts["message"], told
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_strict_calls_in_xml_are_held_and_never_refused(coder: Served, path: str) -> None:
+    tools, choice = OF_CITY[path]
+    response = post(coder, path, 120, tools=tools, tool_choice=choice)
+    assert "x-sealring-ignored" not in response.headers
+    _, _, ((name, given), *_) = parts_of(path, response.json())
+    assert name == "get_weather"
+    jsonschema.validate(given, CITY)
+    response = post(coder, path, 20, tools=tools)  # free to call
+    assert "x-sealring-ignored" not in response.headers
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_form_begins_where_thinking_ends_and_that_has_a_bound(coder: Served, path: str) -> None:
+    """Random weights never end their thoughts."""
+    for beside in ({}, {"tools": OF_CITY[path][0]}):
+        response = post(coder, path, 400, **of_schema(path, {"enum": ["Rome", "Oslo"]}), **beside)
+        thoughts, text, calls = parts_of(path, response.json())
+        assert thoughts
+        assert calls or text in ('"Rome"', '"Oslo"')
+        usage = response.json()["usage"]
+        if text:  # half of the tokens are thoughts; then the mark, blank space and the text
+            assert usage.get("completion_tokens", usage.get("output_tokens")) <= 225
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_schema_that_is_held_in_part_says_what_is_left_out(coder: Served, path: str) -> None:
+    schema = {
+        "$id": "Output Format",
+        "anyOf": [
+            {"type": "string", "format": "password", "maxLength": 3},
+            {"type": "array", "items": {"enum": [1]}, "maxItems": 1, "uniqueItems": True},
+        ],
+    }
+    no_thoughts: dict[str, Any] = {
+        "/v1/chat/completions": {"reasoning_effort": "none"},
+        "/v1/responses": {"reasoning": {"effort": "none"}},
+        "/v1/messages": {"thinking": {"type": "disabled"}},
+    }
+    response = post(coder, path, 400, **of_schema(path, schema), **no_thoughts[path])
+    param = {
+        "/v1/chat/completions": "response_format.json_schema.schema",
+        "/v1/responses": "text.format.schema",
+        "/v1/messages": "output_config.format.schema",
+    }[path]
+    names = response.headers["x-sealring-ignored"].split(", ")
+    assert {f"{param}.format", f"{param}.uniqueItems"} <= {*names}
+    jsonschema.validate(json.loads(parts_of(path, response.json())[1]), schema)
+
+
+def test_no_grammar_is_the_same_for_two_owners() -> None:
+    """Engines keep what they have compiled by the grammar's text: how long another owner's takes
+    would else say what was asked for before."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "n": 2}
+    asked = read(ChatRequest, json.dumps(body).encode())
+    grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]}).encode()
+    parsed = ParsedRequest({}, [(1,)], (), b"", grammar=grammar)
+    alice, bob, other = (
+        {job.sampling.grammar for job in jobs(asked, parsed, 1280, caller)}
+        for caller in (
+            Caller("1", "alice", "alice", "", "", 0.0),
+            Caller("2", "bob", "bob", "", "", 0.0),
+            Caller("3", "alice", "alice", "elsewhere", "", 0.0),
+        )
+    )
+    assert len(alice) == len(bob) == len(other) == 1  # all choices of one request share it
+    assert len(alice | bob | other) == 3
+    for (grammar,) in (alice, bob, other):
+        assert b"alice" not in grammar
+        assert takes(Holding(grammar), "a")
+        assert not takes(Holding(grammar), "b")

@@ -162,6 +162,40 @@ def test_a_page_of_another_origin_gets_nothing(
     assert code(answer) == (403, error)
 
 
+def test_a_proxy_may_name_another_host_to_the_page_and_to_probes(ring: Served) -> None:
+    """As nginx's plain ``proxy_pass`` does, and HAProxy's check, which names none."""
+    behind = {"host": "upstream", "origin": "http://proxy.example", "sec-fetch-site": "cross-site"}
+    for path in ("/", "/dashboard/main.js"):
+        answer = ring.http.get(path, headers=behind)
+        assert answer.status_code == 200
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert code(ring.http.get("/v1/models", headers=behind)) == (403, "wrong_host")
+    assert code(ring.http.get("/dashboard/../v1/models", headers=behind))[0] in (403, 404)
+    address = ("127.0.0.1", int(ring.url.rsplit(":", 1)[1]))
+    for path in ("/health", "/livez", "/readyz"):
+        with socket.create_connection(address, timeout=30) as plain, plain.makefile("rb") as got:
+            plain.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+            assert got.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert ring.http.get(path, headers={"host": "www"}).status_code == 200
+        # Pages of other sites still get nothing.
+        assert ring.http.get(path, headers={"origin": "http://evil.example"}).status_code == 403
+    # What the ring consists of is told to none that DNS rebinding leads here.
+    assert ring.http.get("/health", headers={"host": "evil.example"}).json() == {"status": "ok"}
+    assert "ranks" in ring.http.get("/health").json()
+
+
+def test_the_status_line_has_a_reason(ring: Served) -> None:
+    """Without one, h2load takes every answer for a failure."""
+    for path, reason in {
+        "/livez": "OK",
+        "/v1/nothing": "Not Found",
+        "/v1/chat/completions": "Method Not Allowed",
+    }.items():
+        assert ring.http.get(path).reason_phrase == reason
+        stream = ring.http.post(CHAT, json=ring.chat("Hi.", stream=True, max_tokens=1))
+    assert stream.reason_phrase == "OK"
+
+
 def test_its_own_pages_and_names_do(ring: Served) -> None:
     port = ring.url.rsplit(":", 1)[1]
     for host in (f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
@@ -188,7 +222,8 @@ def events(text: str) -> list[Any]:
 def test_a_stream_as_it_is_sent(ring: Served) -> None:
     answer = ring.post(ring.chat("Count to ten.", max_tokens=6, stream=True))
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-cache"
+    assert answer.headers["cache-control"] == "no-cache, no-transform"
+    assert answer.headers["x-accel-buffering"] == "no"
     told = events(answer.text)
     assert {part["id"] for part in told} == {answer.headers["x-request-id"]}
     assert {part["object"] for part in told} == {"chat.completion.chunk"}

@@ -163,6 +163,32 @@ async def test_one_key_leaves_room_for_others(
     assert statuses[4:] == [("alice", 200)]
 
 
+async def test_who_changes_an_unknown_key_keeps_his_account(tmp_path: Path) -> None:
+    """One caller's part of a budget binds him, whatever he presents where no key is needed."""
+    head = Mock(keys_needed=False, keys=ApiKeys(tmp_path / KEY_FILE))
+    head.generator.draining = False
+    callers: list[gate.Caller] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        callers.append(scope["state"]["visitor"])
+
+    async def nowhere(message: Any) -> None:
+        pass
+
+    known = new_key(tmp_path / KEY_FILE, "alice")
+    for host, key in (("127.0.0.1", "a"), ("127.9.9.9", "b"), ("::1", ""), ("10.0.0.1", "a")):
+        about = {"type": "http", "http_version": "1.1", "method": "GET", "path": "/v1/models"}
+        given = [(b"authorization", f"Bearer {key}".encode())]
+        for each in (given, [(b"x-api-key", known.encode())]):
+            headers = [(b"host", b"localhost"), *each]
+            scope = {**about, "headers": headers, "client": (host, 1)}
+            await gate.Gate(app, head)(scope, never, nowhere)
+    unknown, keyed = callers[::2], callers[1::2]
+    assert len({caller.owner for caller in unknown}) == 3
+    assert [caller.account for caller in unknown] == [*["address loopback"] * 3, "address 10.0.0.1"]
+    assert {caller.account for caller in keyed} == {keyed[0].owner}
+
+
 WORDS = st.sampled_from(["", "x", "é", "user", "text", "function", "required", "12"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 1 << 65) | st.floats(-3, 3) | WORDS,

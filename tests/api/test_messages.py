@@ -9,6 +9,7 @@ import httpx2
 import pytest
 from sealring_trio.api.anthropic_body import MessagesRequest
 from sealring_trio.api.anthropic_input import convert
+from sealring_trio.api.fields import IGNORED_HEADER
 
 from tests.api.conftest import PATIENCE, Served
 from tests.api.test_shapes import events
@@ -154,11 +155,12 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str, str]] = {
                  "invalid_request_error", "messages.0.content.0"),
     "a document": ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, 400,
                    "invalid_request_error", "document"),
-    "an answer begun": ({"messages": [{"role": "user", "content": "x"},
-                                      {"role": "assistant", "content": "y"}]}, 400,
-                        "invalid_request_error", "begun"),
-    "a server's tool": ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400,
-                        "invalid_request_error", "web_search_20250305"),
+    "a call without a result": ({"messages": [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f"}]},
+    ]}, 400, "invalid_request_error", "result"),
+    "a server's tool": ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 400,
+                        "invalid_request_error", "bash_20250124"),
     "another server": ({"mcp_servers": [{"url": "x"}]}, 400, "invalid_request_error", "server"),
     "an unknown choice": ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error",
                           "tool_choice.type: Input should be 'auto', 'any'"),
@@ -263,6 +265,106 @@ def test_an_agent_s_turns_become_messages() -> None:
     ]
     assert told["tool_choice"]["function"] == {"name": "f"}
     assert (told["reasoning_effort"], told["top_k"]) == ("none", 3)
+
+
+SEARCHED = {
+    "type": "web_search_tool_result",
+    "tool_use_id": "s1",
+    "content": [
+        {"type": "web_search_result", "url": "https://a.example", "title": "Foxes",
+         "encrypted_content": "AAAA", "page_age": None},
+    ],
+}  # fmt: skip
+IN_TEXT: dict[str, tuple[dict[str, Any], str, str]] = {
+    # a block, whose it is, and what the model reads
+    "a document": (
+        {"type": "document", "title": "T",
+         "source": {"type": "text", "media_type": "text/plain", "data": "D"}},
+        "user", "T\nD",
+    ),
+    "a document of blocks": (
+        {"type": "document",
+         "source": {"type": "content", "content": [{"type": "text", "text": "D"}]}},
+        "user", "D",
+    ),
+    "a text in base64": (
+        {"type": "document",
+         "source": {"type": "base64", "media_type": "text/plain", "data": "RA=="}},
+        "user", "D",
+    ),
+    "a search result": (
+        {"type": "search_result", "source": "https://a.example", "title": "T",
+         "content": [{"type": "text", "text": "D"}], "citations": {"enabled": True}},
+        "user", "T\nhttps://a.example\nD",
+    ),
+    "a tool reference": (
+        {"type": "tool_result", "tool_use_id": "1",
+         "content": [{"type": "tool_reference", "tool_name": "f"}]},
+        "user", "[tool: f]",
+    ),
+    "what a server ran": (
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "fox"}},
+        "assistant", '[server_tool_use: {"name": "web_search", "input": {"query": "fox"}}]',
+    ),
+    "what it found": (
+        SEARCHED, "assistant",
+        '[web_search_tool_result: {"content": [{"type": "web_search_result", '
+        '"title": "Foxes", "url": "https://a.example"}]}]',
+    ),
+    "why it did not": (
+        {"type": "web_search_tool_result", "tool_use_id": "s1",
+         "content": {"type": "web_search_tool_result_error", "error_code": "unavailable"}},
+        "assistant",
+        '[web_search_tool_result: {"content": {"type": "web_search_tool_result_error", '
+        '"error_code": "unavailable"}}]',
+    ),
+    "an image of earlier": (
+        {"type": "image", "source": {"type": "base64", "data": "AA=="}},
+        "user", "[image left out: this model reads text alone]",
+    ),
+    "a file of earlier": (
+        {"type": "document", "source": {"type": "url", "url": "https://a.example/x.pdf"}},
+        "user", "[document left out: this model reads text alone]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "role", "text"), IN_TEXT.values(), ids=IN_TEXT)
+def test_blocks_that_are_text_here(
+    team: Served, block: dict[str, Any], role: str, text: str
+) -> None:
+    others = {"user": "assistant", "assistant": "user"}
+    turns = [{"role": role, "content": [block]}, {"role": others[role], "content": "Well."}]
+    asked = {"model": team.model, "max_tokens": 9, "messages": turns}
+    body = {**asked, "messages": [*turns, {"role": "user", "content": "fruit"}]}
+    message, *_ = convert(MessagesRequest.model_validate(body)).messages
+    assert message.text == text
+    answer = team.post(body, PATH)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["content"] == [{"type": "text", "text": "apple banana cherry"}]
+    named = "messages.0.content.0" if "left out" in text else None
+    assert answer.headers.get(IGNORED_HEADER) == named
+    if named:  # it cannot be left out of what is asked now
+        last = team.post({**body, "messages": turns[:1]}, PATH)
+        assert (last.status_code, named in last.text) == (400, True)
+
+
+def test_an_answer_that_has_begun_goes_on(team: Served) -> None:
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": " fruit"}]
+    for begun in ("fruit", [{"type": "text", "text": "fruit"}]):
+        turns[1]["content"] = begun
+        answer = team.post(asks(team, "x", messages=turns), PATH).json()
+        assert answer["content"] == [{"type": "text", "text": "apple banana cherry"}]
+
+
+def test_tools_that_a_server_would_run_are_left_out(team: Served) -> None:
+    tools = [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, TOOL]
+    answer = team.post(asks(team, "weather", tools=tools), PATH)
+    assert answer.headers[IGNORED_HEADER] == "tools.web_search_20250305"
+    assert answer.json()["stop_reason"] == "tool_use"
+    counted = team.post({"model": team.model, "messages": asks(team, "x")["messages"],
+                         "tools": tools[:1]}, f"{PATH}/count_tokens")  # fmt: skip
+    assert counted.headers[IGNORED_HEADER] == "tools.web_search_20250305"
 
 
 def test_the_official_client(team: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx2
@@ -276,7 +277,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         "input.0",
     ),
-    "another's item": ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0"),
+    "another's item": ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0"),
     "nobody's message": ({"input": [{"content": "x"}]}, "input.0.role"),
     "a nameless call": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0"),
     "a hosted tool": ({"tools": [{"type": "file_search"}]}, "tools"),
@@ -292,7 +293,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a conversation": ({"conversation": "c"}, "conversation"),
     "a template": ({"prompt": {"id": "p"}}, "prompt"),
     "too hot": ({"temperature": 3}, "temperature"),
-    "too long": ({"max_output_tokens": 1 << 30}, "input"),
+    "too many log probabilities": (
+        {"max_output_tokens": 1 << 19, "top_logprobs": 9},
+        "top_logprobs",
+    ),
     "a template's own": ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     "much metadata": ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
 }
@@ -303,6 +307,55 @@ def test_refused(team: Served, change: dict[str, Any], param: str) -> None:
     answer = team.post({"model": team.model, "input": "fruit"} | change, PATH)
     assert answer.status_code == (404 if "model" in change else 400), answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_what_is_no_text_in_an_earlier_turn_is_left_out(team: Served) -> None:
+    picture = {"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}
+    found = {"type": "web_search_call", "id": "ws_1", "status": "completed",
+             "action": {"type": "search", "query": "fox"}}  # fmt: skip
+    said = {"role": "assistant", "content": "A fox."}
+    called = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "fruit"}
+    ask = {"role": "user", "content": "fruit"}
+    for items in ([picture, said, ask], [picture, found, said, ask], [picture, called, result]):
+        answer = team.post({"model": team.model, "input": items}, PATH)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-sealring-ignored"] == "input.0.content.0"
+        last = {"model": team.model, "previous_response_id": answer.json()["id"], "input": "fruit"}
+        after = team.post(last, PATH)
+        assert after.status_code == 200, after.text
+        assert after.headers["x-sealring-ignored"] == "previous_response_id"
+    refused = team.post({"model": team.model, "input": [said, picture]}, PATH)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.1")
+    made = convert(ResponsesRequest.model_validate({"model": "m", "input": [found, said]}), b"")
+    assert made.request.messages[0].text == (
+        '[web_search_call: {"action": {"type": "search", "query": "fox"}}]'
+    )
+    data = {"type": "input_file", "filename": "a.txt", "file_data": "data:text/plain;base64,RG9n"}
+    asked = {"model": "m", "input": [{"role": "user", "content": [data]}]}
+    made = convert(ResponsesRequest.model_validate(asked), b"")
+    assert made.request.messages[0].text == "a.txt:\nDog"
+
+
+def test_the_tokens_of_a_prompt_are_counted(team: Served) -> None:
+    def count(**body: Any) -> Any:
+        return team.post({"model": team.model, **body}, f"{PATH}/input_tokens")
+
+    first = team.post({"model": team.model, "input": "fruit"}, PATH).json()
+    assert count(input="fruit").json() == {
+        "object": "response.input_tokens",
+        "input_tokens": first["usage"]["input_tokens"],
+    }
+    more = {"previous_response_id": first["id"], "input": "weather", "instructions": "think"}
+    second = team.post({"model": team.model, **more}, PATH).json()
+    assert count(**more).json()["input_tokens"] == second["usage"]["input_tokens"]
+    lost = count(previous_response_id="resp_x", input="x")
+    assert (lost.status_code, lost.json()["error"]["code"]) == (404, "response_not_found")
+    assert count(input="x", tempo=1).headers["x-sealring-ignored"] == "tempo"
+    compact = team.post({"model": team.model, "input": "x"}, f"{PATH}/compact")
+    assert compact.status_code == 404
+    assert compact.json()["error"]["code"] == "endpoint_not_supported"
+    assert "summary" in compact.json()["error"]["message"]
 
 
 def test_what_is_left_out_is_told(team: Served) -> None:
@@ -368,11 +421,11 @@ def test_an_agent_s_turns_become_messages() -> None:
         ToolCall("apply_patch", "no JSON", "4"),
         ToolCall("mcp__get_weather", "{}", "5"),
     )
-    done = [
-        event["item"]
+    told = [
+        json.loads(shape.event(event).split(b"data: ")[1])
         for event in shape.add(Delta(0, said, (), finish=Finish("tool_calls")))
-        if event["type"] == "response.output_item.done"
     ]
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
     assert [(each["type"], each["call_id"], each.get("input")) for each in done] == [
         ("custom_tool_call", "3", "L"),
         ("custom_tool_call", "4", "no JSON"),

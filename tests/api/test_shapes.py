@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sealring_trio.api import anthropic_input, responses_input
 from sealring_trio.api.anthropic_body import MessagesRequest
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.fields import OF_CHAT
+from sealring_trio.api.fields import ADAPTED_HEADER, OF_CHAT
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import ChatRequest, parse, validated
@@ -103,6 +103,77 @@ def test_one_question_has_one_answer(ring: Served) -> None:
     }
     counted = ring.post(body, "/v1/messages/count_tokens")
     assert counted.json() == {"input_tokens": prompt}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
+)
+def test_what_a_request_does_not_say_of_drawing_the_model_s_makers_do(
+    ring: Served, path: str
+) -> None:
+    """The tiny model's say that it is not drawn at random."""
+    said = {"messages": [{"role": "user", "content": STORY}], "input": STORY, "prompt": STORY}
+    body = {"model": ring.model, "max_tokens": MANY, "max_output_tokens": MANY}
+    fields = {"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(path, ["messages"])
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {"model": ring.model, limit: MANY, **{name: said[name] for name in fields}}
+
+    def answer(**more: Any) -> Any:
+        told = ring.post({**body, **more}, path)
+        assert told.status_code == 200, told.text
+        parts = told.json()
+        parts = parts.get("choices") or parts.get("output") or parts.get("content")
+        return json.dumps(parts[0].get("content") or parts[0].get("message") or parts[0]["text"])
+
+    surest = answer(temperature=0)
+    assert {answer() for _ in range(3)} == {surest}
+    assert len({answer(temperature=1) for _ in range(4)}) > 1
+    if path == "/v1/responses":
+        assert ring.post(body, path).json()["temperature"] == 0
+
+
+def test_the_card_says_how_answers_are_drawn(ring: Served, team: Served) -> None:
+    assert ring.http.get("/v1/models/tiny").json()["sampling"] == {"temperature": 0.0}
+    assert team.http.get("/v1/models/scripted").json()["sampling"] == {}  # as its config says
+
+
+ASKED_FOR_MORE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    # the field of the length, that of the prompt, and where the answer says why it ended
+    "/v1/chat/completions": ("max_tokens", "messages", ("choices", "0", "finish_reason")),
+    "/v1/completions": ("max_tokens", "prompt", ("choices", "0", "finish_reason")),
+    "/v1/responses": ("max_output_tokens", "input", ("incomplete_details", "reason")),
+    "/v1/messages": ("max_tokens", "messages", ("stop_reason",)),
+}
+
+
+@pytest.mark.parametrize("path", ASKED_FOR_MORE)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_an_answer_that_may_be_longer_than_the_context_gets_what_there_is(
+    ring: Served, path: str, stream: bool
+) -> None:
+    limit, prompt, place = ASKED_FOR_MORE[path]
+    context = ring.http.get("/v1/models/tiny").json()["context_length"]
+    story = "Once upon a time there was a fox named Pip. " * 400
+    ids = ring.post({"model": ring.model, "prompt": story}, "/tokenize").json()["tokens"]
+    text = ring.post({"model": ring.model, "tokens": ids[: context - 14]}, "/detokenize")
+    said: Any = text.json()["prompt"]
+    if prompt == "messages":
+        said = [{"role": "user", "content": said}]
+    body = {"model": ring.model, "temperature": 0, "stream": stream, prompt: said}
+    answer = ring.post({**body, limit: 32_000}, path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers[ADAPTED_HEADER] == limit
+    if not stream:
+        told = answer.json()
+        usage = told["usage"]
+        assert sum(usage.get(f"{name}_tokens", 0) for name in ("output", "completion")) <= 14
+        for part in place:
+            told = told[int(part)] if part.isdigit() else told[part]
+        assert told in ("length", "max_output_tokens", "model_context_window_exceeded")
+    fits = ring.post({**body, limit: 1}, path)
+    assert ADAPTED_HEADER not in fits.headers
+    long: Any = story * 2 if prompt != "messages" else [{"role": "user", "content": story * 2}]
+    assert ring.post({**body, prompt: long, limit: 1}, path).status_code == 400
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])

@@ -6,10 +6,15 @@ import errno
 import json
 import resource
 import socket
+import subprocess
+import sys
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 import trio
 from sealring_trio.api import server
@@ -223,6 +228,51 @@ def test_health_answers_beside_two_thousand_idle_connections(served: Served) -> 
         for sock in idle:
             sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextmanager
+def _work(of: psutil.Process, worked: list[float]) -> Iterator[None]:
+    """Adds the seconds that the process works within the block."""
+    before = of.cpu_times()
+    yield
+    after = of.cpu_times()
+    worked.append(after.user + after.system - before.user - before.system)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "seconds", "most"),
+    [
+        ("fields", 700, 6, 3.0),
+        ("chunks", 64, 6, 3.0),
+        pytest.param("fields", 700, 12, 0.5, marks=pytest.mark.long),
+        pytest.param("chunks", 64, 12, 0.5, marks=pytest.mark.long),
+        pytest.param("pipelined", 64, 12, 0.5, marks=pytest.mark.long),
+        pytest.param("chunks", 700, 12, 0.5, marks=pytest.mark.long),
+    ],
+)
+def test_a_flood_keeps_neither_clients_nor_links_waiting(
+    served: Served, kind: str, count: int, seconds: int, most: float
+) -> None:
+    """Until ``/livez`` has answered, and until a chat has, the head's process works for *most*
+    seconds at most, which is how long that takes where the machine does nothing else."""
+    head = psutil.Process(served.about["ranks"][0]["pid"])
+    port = httpx2.URL(served.url).port
+    flood = [sys.executable, "-m", "tests.attacks.http_flood", str(port), kind, str(count)]
+    with httpx2.Client(base_url=served.url, timeout=60) as http:
+        epoch = http.get("/v1/cluster").json()["epoch"]
+        worked: list[float] = []
+        command = [*flood, str(seconds)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "flooding\n"
+            while process.poll() is None:
+                with _work(head, worked), httpx2.Client(base_url=served.url, timeout=60) as new:
+                    assert new.get("/livez").status_code == 200
+                with _work(head, worked):
+                    assert served.ask("Hello.", max_tokens=2).status_code == 200
+        assert process.returncode == 0
+        assert max(worked) <= most
+        assert http.get("/v1/cluster").json()["epoch"] == epoch  # no link was lost
 
 
 async def test_slow_readers_of_one_large_answer_share_it() -> None:

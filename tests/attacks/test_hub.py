@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import Origin, WeightFile
 from sealring_trio.fetching import finding
@@ -205,7 +205,7 @@ def test_more_headers_than_may_be() -> None:
             files = [file(f"model-{n}.safetensors", 1 << 40) for n in range(9)]
             whole(listing(*files))(request, send)
             return
-        length = (60 << 20).to_bytes(8, "little")
+        length = (30 << 20).to_bytes(8, "little")
         at = {"Content_Range": f"bytes 0-7/{1 << 40}"}
         whole(length, "206 Partial Content", **at)(request, send)
 
@@ -261,6 +261,36 @@ def test_a_redirection_to_nowhere(place: str) -> None:
             whole(b"", "302 Found", Location=place)(request, send)
 
     refused(answer)
+
+
+@pytest.mark.parametrize(
+    "place", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1"]
+)
+def test_a_hub_in_the_internet_leads_into_this_network(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy stands for the internet, and would lead there."""
+    asked = []
+
+    def proxy(request: str, send: Send) -> None:
+        asked.append(request.split()[1])
+        if place in asked[-1]:
+            whole(listing(file("config.json", 5)))(request, send)
+        else:
+            whole(b"", "302 Found", Location=f"http://{place}:7480/api")(request, send)
+
+    with hostile(proxy) as url:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.setenv(name, url)
+        close_session()
+        try:
+            with pytest.raises(FetchFault, match=r"8.8.8.8 redirects to .*, which is in this net"):
+                Hub(endpoint="http://8.8.8.8").list(MODEL, "main")
+        finally:
+            close_session()
+    assert len(asked) == 1
 
 
 def test_a_redirection_in_circles() -> None:

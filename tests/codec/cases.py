@@ -72,7 +72,7 @@ MESSAGES: dict[str, Message] = {
     "close-reason": Close(6, "another model — naïve"),
     "close-unknown-code": Close(65535, "from the future"),
     "hello": Hello(b"m" * 32, 24, DType.BF16, 4096, 1 << 40),
-    "hello-pins": Hello(b"m" * 32, 2, DType.BF16, 4096, 1 << 40, (0, 1, 2, 2**64 - 1)),
+    "hello-pins": Hello(b"m" * 32, 2, DType.BF16, 4096, 1 << 40, (0, 1, 2, 2**64 - 1), 2**64 - 2),
     "prepared": Prepared(EPOCH, 40001),
     "ready": Ready(EPOCH, 3, 9, False, 12345, CacheCost(1, 2, ((128, 64), (1024, 32)))),
     "bootstrap": Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, b"d" * 32, (0, 3, 6)),

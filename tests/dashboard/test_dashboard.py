@@ -299,3 +299,14 @@ def test_a_ring_that_waits_says_for_what(browser: Browser, tmp_path: Path) -> No
             expect(page.locator("#state")).to_have_text("not serving")
             expect(page.locator("#why")).to_contain_text("rank 1 (rank1) cannot be reached")
             expect(page.locator("#ranks")).to_contain_text("missing")
+
+
+def test_a_name_that_the_head_does_not_know_is_said_with_its_cure(
+    browser: Browser, served: Served
+) -> None:
+    """As behind a proxy: the page's files are served, and what the API says is shown."""
+    url = served.url.replace("127.0.0.1", "proxy.localhost")  # which Chromium takes for loopback
+    with window(browser, url, expected="403") as page:
+        notice = page.locator("#notice")
+        expect(notice).to_contain_text('allowed_hosts = ["proxy.localhost"]')
+        expect(page.locator("#state-text")).to_have_text("out of reach")

@@ -156,6 +156,22 @@ def test_a_hub_that_cannot_be_reached(store, monkeypatch, caplog, host, told):
     assert [text.endswith(end) for text, end in zip(tries, ends, strict=True)] == [True] * 3
 
 
+def test_a_folder_that_is_not_there_is_asked_of_no_hub(hub, server, monkeypatch, tmp_path):
+    """Of MODEL, which the hub has, only if that is what is said, or it is known here."""
+    monkeypatch.chdir(tmp_path)
+    Path(MODEL).parent.mkdir()
+    with pytest.raises(UserError, match=f"there is no folder {MODEL}, and someone is a folder"):
+        find_model(MODEL, hub)
+    assert not server.seen
+    assert find_model(f"{MODEL}@main", hub) == find_model(MODEL, hub)
+    assert server.seen
+
+
+def test_what_a_hub_lacks_may_have_been_meant_for_a_folder(hub):
+    with pytest.raises(UserError, match=r"no folder a/b here, and as a hub id: .* no model a/b"):
+        find_model("a/b", hub)
+
+
 def test_a_model_without_safetensors(hub, server, source, tmp_path):
     folder = Path(shutil.copytree(source, tmp_path / "bin"))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -61,7 +61,7 @@ def test_a_load_is_answered_and_set_out_by_phase(served: Served, options: tuple[
 @pytest.mark.slow
 def test_a_limit_that_is_broken(served: Served) -> None:
     done = bench(served, "--max-total-ms", "0.1")
-    assert done.code == 1
+    assert done.code == 3
     assert "of at most 0.1: BROKEN" in done.out
     assert "load: FAILED" in done.out
     assert "compute of rank 1" in done.out
@@ -71,7 +71,7 @@ def test_a_limit_that_is_broken(served: Served) -> None:
 def test_requests_that_fail(served: Served) -> None:
     done = bench(served, "--chars", "30000", "--json")
     (report,) = done.json()
-    assert done.code == 1
+    assert done.code == 3
     assert len([error for error in report["errors"] if ": 400: This model's maximum" in error]) == 6
     assert report["limits"][0] == {"name": "errors", "found": 6, "limit": 0, "holds": False}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Callable
@@ -154,6 +155,33 @@ def expire(folder: Path) -> None:
     signer = SoftwareSigner.from_pem((folder / "coordinator.key").read_bytes())
     old = attrs.evolve(signed.roster, issued_ms=0, expires_ms=86_400_000)
     (folder / "home.roster").write_bytes(sign_roster(old, signer).encode())
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("demo --ranks 0", 2),
+        ("demo --model ./none", 2),
+        ("plan --model tiny --memory 1M,1M", 1),
+        ("roster show none", 2),
+        ("status --config none.toml", 2),
+        ("frobnicate", 2),
+    ],
+)
+def test_with_json_an_error_is_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = sealring(*shlex.split(command), "--json")
+    assert done.code == code
+    error = done.json()["error"]
+    assert error["exit_code"] == code
+    assert done.err == f"sealring: {error['what']}\n{error['advice']}\n"
+    assert sealring(*shlex.split(command)).out == ""
+
+
+def test_a_prompt_does_not_ask_for_json() -> None:
+    assert sealring("run", "./none", "--", "--json").out == ""
 
 
 Spoil = Callable[[Path], object]
@@ -318,7 +346,51 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "draft exists": (lambda _: 0, "roster new home --out home.toml", 2, "left as it is", "--out"),
     "empty name": (lambda _: 0, "roster new '' --out a.toml", 2, "printable", ""),
-    "twice": (lambda _: 0, ADD + "desk.pub", 2, "already holds this key, as 'desk'", "own key"),
+    "twice": (lambda _: 0, ADD + "desk.pub", 2, "'third' has the key of 'desk'", "of its own"),
+    "a name twice": (
+        lambda _: 0,
+        "roster add home.toml desk --address h:1 --key coordinator.pub",
+        2,
+        "there are two called 'desk'",
+        "of its own",
+    ),
+    "an address twice": (
+        lambda _: 0,
+        "roster add home.toml third --address h:1 --address 127.0.0.1:7470 --key coordinator.pub",
+        2,
+        "'third' has an address of 'desk', 127.0.0.1:7470",
+        "of its own",
+    ),
+    **{
+        f"the address {address}": (
+            lambda _: 0,
+            f"roster add home.toml third --address {address} --key coordinator.pub",
+            2,
+            said,
+            "",
+        )
+        for address, said in {
+            "0.0.0.0:7470": "a node may listen there, and no other node reaches it so",
+            "[::]:7470": "a node may listen there, and no other node reaches it so",
+            "h:0": "'h:0' is no address",
+        }.items()
+    },
+    **{
+        f"a draft edited to {change}": (
+            lambda f, old=old, new=new: (f / "home.toml").write_text(
+                (f / "home.toml").read_text().replace(old, new)
+            ),
+            SIGN,
+            2,
+            said,
+            "",
+        )
+        for change, (old, new, said) in {
+            "one address": ("127.0.0.1:7471", "127.0.0.1:7470", "has an address of 'desk'"),
+            "one name": ("laptop", "desk", "home.toml: there are two called 'desk'"),
+            "every address": ("127.0.0.1:7471", "0.0.0.0:7471", "no other node reaches it so"),
+        }.items()
+    },
     "private key": (lambda _: 0, ADD + "desk.key", 2, "is a private key", "desk.pub"),
     "no such key": (lambda _: 0, ADD + "none", 2, "cannot read the public key", "keygen"),
     "no hex": (lambda _: 0, ADD + "home.toml", 2, "holds no public key", "130 digits"),

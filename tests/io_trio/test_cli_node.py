@@ -78,6 +78,19 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "is not in the roster",
         "sealring roster add",
     ),
+    "the key of another": (
+        edit('listen = "127.0.0.1:1"', 'listen = "127.0.0.1:7471"'),
+        2,
+        "desk.toml has the key of 'desk', and the roster has 'laptop' at 127.0.0.1:7471, where "
+        "this node listens",
+        "give it the key of 'laptop'",
+    ),
+    "the key of another, at every address": (
+        edit('listen = "127.0.0.1:1"', 'listen = "0.0.0.0:7471"'),
+        2,
+        "desk.toml has the key of 'desk', and the roster has 'laptop' at 127.0.0.1:7471",
+        "give it the key of 'laptop'",
+    ),
     "unknown model": (
         edit('"tiny"', '"models/none"\noffline = true'),
         2,
@@ -237,8 +250,12 @@ def test_a_model_that_can_never_be_served_ends_the_wait(
     shutil.copytree(tiny.path(), folder, ignore=shutil.ignore_patterns("sealring.json"))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "perceptron"}))
-    done = sealring(*command, "--model", folder)
+    done = sealring(*command, "--model", folder, "--json")
     assert done.code == 1
+    error = done.json()["error"]
+    assert "Model type perceptron not supported" in error["what"]
+    assert (error["what"] in done.err, error["advice"] in done.err) == (True, True)
+    assert error["exit_code"] == 1
     assert "the ring cannot serve: " in done.err
     assert "Model type perceptron not supported" in done.err
     assert "That should not happen" not in done.err

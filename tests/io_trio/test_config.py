@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
+from sealring_trio.files.key_files import create_key, read_key, read_public_key
 
 GOOD = """\
 # a node
@@ -19,6 +21,21 @@ model = "tiny"
 
 MISTAKES = {
     "not TOML": (GOOD + "memory = 24G\n", ["not valid TOML", "line 7"], "need quotes"),
+    "typographic quotes": (
+        GOOD.replace('"tiny"', "\u201ctiny\u201d"),
+        ["not valid TOML"],
+        "Line 6 has typographic quotes (\u201c)",
+    ),
+    "a path of Windows": (
+        GOOD.replace('"tiny"', r'"C:\models\tiny"'),
+        ["line 6: a path of Windows"],
+        "in WSL, C:\\models is /mnt/c/models",
+    ),
+    "a path of Windows that is valid TOML": (
+        GOOD.replace('"tiny"', r'"C:\temp\next"'),
+        ["line 6: a path of Windows"],
+        "Write it with /",
+    ),
     "a misspelt key": (
         GOOD + "rowss = 3\n",
         ["'rowss'; did you mean 'rows'?"],
@@ -126,6 +143,63 @@ def test_mistakes(tmp_path: Path, text: str, what: list[str], advice: str) -> No
     for part in what:
         assert part in caught.value.what
     assert advice in caught.value.advice
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_marks_of_an_encoding_are_skipped(tmp_path: Path, encoding: str) -> None:
+    """Editors of Windows write them, and its shells in files that `>` makes."""
+    path = tmp_path / "desk.toml"
+    path.write_text(GOOD.replace("\n", "\r\n"), encoding=encoding, newline="")
+    assert load_config(path).model == "tiny"
+    signer = create_key(tmp_path / "node.key")
+    for name in ("node.key", "node.pub"):
+        text = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text.replace("\n", "\r\n"), encoding=encoding, newline="")
+    assert read_public_key(str(tmp_path / "node.pub")) == signer.public_key
+    assert read_key(tmp_path / "node.key").public_key == signer.public_key
+
+
+@pytest.mark.parametrize(
+    ("mode", "allowed", "accepted"),
+    [
+        (0o440, "1", True),
+        (0o640, "1", True),
+        (0o440, "", False),
+        (0o440, "0", False),
+        (0o444, "1", False),
+        (0o460, "1", False),
+        (0o404, "1", False),
+    ],
+)
+def test_a_group_may_read_keys_where_it_is_meant_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, allowed: str, accepted: bool
+) -> None:
+    monkeypatch.setenv("SEALRING_GROUP_MAY_READ_KEYS", allowed)
+    path = tmp_path / "node.key"
+    create_key(path)
+    path.chmod(mode)
+    if accepted:
+        assert read_key(path)
+        return
+    with pytest.raises(UserError, match=f"mode {mode:04o}") as caught:
+        read_key(path)
+    told = "SEALRING_GROUP_MAY_READ_KEYS=1" in caught.value.advice
+    assert told is (mode == 0o440)
+
+
+def test_a_groups_key_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEALRING_GROUP_MAY_READ_KEYS", "1")
+    path = tmp_path / "node.key"
+    create_key(path)
+    path.chmod(0o440)
+    try:
+        os.chown(path, 65534, -1)
+    except PermissionError:
+        pytest.skip("only root gives files away")
+    with pytest.raises(UserError, match="others can read"):
+        read_key(path)
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_tokens_are_the_same_and_most_guesses_right(
     for told in (("--config", head.config), ("--url", api.url)):
         shown = sealring("status", *told).out
         assert re.search(r"draft model +tiny, guessing\n", shown)
-        assert re.search(r"a token takes +[0-9.]+ ms plain", shown)
+        assert re.search(r"a token takes +[0-9.]+ ms without guesses\n", shown)
         assert "tokens right" in shown
     # A client learns no path, and no process.
     cluster = httpx2.get(f"{api.url}/v1/cluster").json()

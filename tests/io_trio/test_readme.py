@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import re
 import shlex
 import subprocess
@@ -59,3 +60,11 @@ def test_two_nodes_as_the_readme_says() -> None:
             assert done.returncode == 0, done.stderr
             assert done.stdout.strip()
     assert {"keygen", "roster", "up", "generate", "status"} <= {command[0] for command in words}
+
+
+def test_what_the_readme_makes_in_the_checkout_is_no_change_of_it() -> None:
+    text = README.read_text(encoding="utf-8")
+    made = {word for line in commands(text) for word in line if word.endswith((".key", ".pub"))}
+    ignored = (README.parent / ".gitignore").read_text().splitlines()
+    for name in {*made, "home.roster", "desk.state/"}:
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in ignored), name

@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import attrs
+import pytest
+import sealring_model
 import trio
+import trio.testing
+from sealring_model import tiny
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
+from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.security.roster import sign_roster
+from sealring_trio.errors import OperationError
+from sealring_trio.node.generation import Generator
+from sealring_trio.node.requests import Requests
+from sealring_trio.node.trace import Trace
+from sealring_trio.node.versions import build_number
 
 from tests.attacks.test_floods import at_work
 from tests.sim.rosters import COORDINATOR
+
+
+async def test_requests_finish_before_another_member_becomes_the_head() -> None:
+    async with at_work() as head, trio.open_nursery() as nursery:
+        runtime = head.runtime
+        generator = Generator(runtime, tiny.path())
+        runtime.giving_way = partial(generator.giving_way, 30.0)
+        trace = Trace("one", "chat", "")
+        generator.tracer.begin(trace)
+        roster = head.roster.roster
+        turned = attrs.evolve(roster, serial=2, members=roster.members[::-1])
+        asked = {"do": "roster", "roster": sign_roster(turned, COORDINATOR).encode().hex()}
+        told: list[dict[str, Any]] = []
+        waits = trio.Event()
+
+        async def reply(event: dict[str, Any]) -> None:
+            told.append(event)
+            waits.set()
+
+        nursery.start_soon(Requests(generator).answer, asked, reply)
+        await waits.wait()
+        name = turned.members[0].name
+        why = f"roster 2 makes {name} the head; ask there"
+        assert told[0]["text"].startswith(f"{why}: it finishes 1 request, for ")
+        assert runtime.node.rank == 0
+        assert generator.draining
+        assert generator.obstacles()[0].cause is Cause.DRAINING
+        with pytest.raises(OperationError, match=why):
+            await Requests(generator).answer({"do": "generate", "prompt": "x"}, reply)
+        generator.tracer.end(trace, "stop")
+        while told[-1]["event"] != "done":
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert runtime.node.rank == 1
+        assert not trace.given_up
+        assert not generator.draining
+
+
+def test_a_build_is_told_by_the_sources_of_what_does_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build_number() == build_number.__wrapped__() != 0
+    source = tmp_path / "steps.py"
+    source.write_text("before")
+    monkeypatch.setattr(sealring_model, "__path__", [str(tmp_path)])
+    before = build_number.__wrapped__()
+    source.write_text("after!")
+    assert build_number.__wrapped__() not in (before, 0)
 
 
 async def test_an_answer_that_reaches_its_end_on_a_former_head_is_no_error() -> None:

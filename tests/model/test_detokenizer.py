@@ -13,9 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring_model import tiny
+from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Builder
+
+from tests.family_tokenizers import piece_model
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -23,8 +26,8 @@ WORDS = st.lists(st.text(" abé世🦊\n", min_size=1, max_size=5), max_size=12,
 TEXTS = st.text(st.sampled_from(" abcé世🦊\n�\0"), max_size=10)
 
 
-def saved(builder: Builder) -> Tokenizer:
-    """*builder* as the tokenizer of a folder, loaded from it."""
+def saved(builder: Builder, **settings: object) -> Tokenizer:
+    """*builder* as the tokenizer of a folder with *settings*, loaded from it."""
     builder.add_special_tokens([AddedToken("<s>", normalized=False)])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -33,6 +36,7 @@ def saved(builder: Builder) -> Tokenizer:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": "<s>",
             "clean_up_tokenization_spaces": False,
+            **settings,
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(told))
         (folder / "config.json").write_text("{}")
@@ -172,3 +176,161 @@ def test_words_of_a_tokenizer_whose_tokens_are_no_bytes() -> None:
     for cut in range(1, len(ids)):
         text = "".join(said(tokenizer, ids[:cut], ids[cut:]))
         assert tokenizer.decode(ids[:cut]) + text == "capitals of paris"
+
+
+MODEL_CLASSES = ["LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer", "XLNetTokenizer", ""]
+
+
+@functools.cache
+def piece(kind: str, name: str) -> Tokenizer:
+    """SentencePiece's *kind* as a ``tokenizer.model`` alone, for the class *name* of
+    transformers'."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_piece(kind, name, Path(folder))
+        return Tokenizer(Path(folder))
+
+
+def write_piece(kind: str, name: str, folder: Path) -> None:
+    (folder / "tokenizer.model").write_bytes(piece_model(kind))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    if name:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+
+
+def word_piece(*, cleanup: bool, later: bool = False) -> Tokenizer:
+    """WordPiece, whose decoder takes the spaces before punctuation away if it *cleanup*s; so does
+    transformers *later*."""
+    words = [
+        "[UNK]",
+        "paris",
+        "of",
+        "the",
+        "capital",
+        "##s",
+        *"!?.,'stn",
+        "##t",
+        "ve",
+        "##.",
+        "##1",
+    ]
+    builder = Builder(models.WordPiece({word: at for at, word in enumerate(words)}))
+    builder.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+    builder.decoder = decoders.WordPiece(cleanup=cleanup)  # type: ignore[assignment]
+    return saved(builder, clean_up_tokenization_spaces=later)
+
+
+def other_decoder(decoder: object) -> Tokenizer:
+    """BPE over characters and bytes, with another *decoder*."""
+    words = ["▁the", "▁fox", "fox</w>", "the</w>", "▁▁", "ß", "Ж", "🦊", "\n"]
+    letters = [*BYTES, *sorted({letter for word in words for letter in word} | {*"▁ abc.,'!?"})]
+    return merging(letters, words, None, decoder)
+
+
+OTHERS = {
+    **{
+        f"{kind}, {name or 'no class'}": functools.partial(piece, kind, name)
+        for kind in ("bpe", "unigram")
+        for name in MODEL_CLASSES
+    },
+    "word piece": functools.partial(word_piece, cleanup=False),
+    "word piece that cleans up": functools.partial(word_piece, cleanup=True),
+    "word piece that is cleaned up": functools.partial(word_piece, cleanup=False, later=True),
+    "bytes and metaspace": lambda: other_decoder(
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    ),
+    "metaspace": lambda: other_decoder(decoders.Metaspace(prepend_scheme="never")),
+    "bytes alone": lambda: other_decoder(
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+    ),
+    "ends of words": lambda: other_decoder(decoders.BPEDecoder()),
+}
+ANY = functools.cache(lambda name: OTHERS[name]())
+
+
+@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("name", OTHERS)
+@given(data=st.data())
+def test_the_parts_of_any_tokenizer_s_text_are_the_text(name: str, data: st.DataObject) -> None:
+    """Nothing is given out twice, left out, or in halves of a character."""
+    tokenizer = ANY(name)
+    words = [
+        "the fox ",
+        "ßЖ",
+        "👨\u200d👩\u200d👧",
+        "\n    ",
+        "x == y",
+        " ' ",
+        "n't",
+        " .",
+        "世界",
+        "capitals",
+    ]
+    texts = st.lists(st.sampled_from(words) | TEXTS, max_size=40).map("".join)
+    known = st.sampled_from(sorted(tokenizer.ids().values()))
+    ids = data.draw(texts.map(tokenizer.encode_part) | st.lists(known, max_size=90))
+    whole = tokenizer.decode(ids)
+    if "�" in whole:  # ill-formed: the decoder may take characters back that were whole
+        ids = [token for token in ids if not tokenizer.names([token])[0].startswith("<0x")]
+        whole = tokenizer.decode(ids)
+    pieces = said(tokenizer, (), ids)
+    assert "".join(pieces) == whole
+    assert "�" in whole or not any("�" in piece for piece in pieces)
+
+
+def test_the_text_of_a_tokenizer_model_alone() -> None:
+    """As it was seen: a letter twice, an emoji four times, an indentation short of a space."""
+    tokenizer = piece("bpe", "LlamaTokenizer")
+    for text in ("ßЖ", "👨\u200d👩\u200d👧\u200d👦", "if x:\n    y = 1\n        z"):
+        pieces = said(tokenizer, (), tokenizer.encode_part(text))
+        assert "".join(pieces) == tokenizer.decode(tokenizer.encode_part(text)) == text
+        assert len([piece for piece in pieces if piece]) > 1
+
+
+@pytest.mark.parametrize("name", ["bpe, LlamaTokenizer", "bpe, T5Tokenizer", "word piece"])
+def test_a_long_text_costs_no_more_for_each_token(name: str) -> None:
+    tokenizer = ANY(name)
+    decoded = 0
+    inner = tokenizer._inner
+
+    class Counting:
+        def __getattr__(self, attribute: str) -> object:
+            return getattr(inner, attribute)
+
+        def decode(self, ids: list[int]) -> str:
+            nonlocal decoded
+            decoded += len(ids)
+            return str(inner.decode(ids))
+
+    ids = tokenizer.encode_part("the fox of paris ! " * 200)
+    whole = tokenizer.decode(ids)
+    tokenizer._inner = Counting()  # type: ignore[misc]
+    try:
+        assert "".join(said(tokenizer, (), ids)) == whole
+    finally:
+        tokenizer._inner = inner  # type: ignore[misc]
+    assert decoded <= 80 * len(ids)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("name", MODEL_CLASSES)
+def test_a_form_can_be_held_with_a_tokenizer_model_alone(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    """Whatever tokens are drawn among those that it allows, the text is the form's."""
+    write_piece(kind, name, tmp_path)
+    words, form = Tokenizer(tmp_path), "yes, the fox and"
+    if name not in ("T5Tokenizer", "XLNetTokenizer"):  # whose decoders know no bytes
+        form += ":\n    'ßЖ 🦊'"
+    known = grammar_tokenizer(tmp_path, words.vocabulary)
+    for last in (False, True):
+        held = matcher(known, f"start: {json.dumps(form)}")
+        ids: list[int] = []
+        while not held.is_accepting() and len(ids) < 99:
+            mask = int.from_bytes(held.compute_bitmask(), "little")
+            allowed = [token for token in range(words.vocabulary) if mask >> token & 1]
+            assert allowed
+            assert not held.get_error()
+            ids.append(allowed[-1 if last else 0])
+            held.consume_token(ids[-1])
+        stream = words.stream()
+        assert "".join(map(stream.add, ids)) + stream.finish() == form

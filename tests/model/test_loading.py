@@ -16,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_families import FAMILIES, config_of, make_model, random_weights, write_model
 from model_rings import Ring
+from sealring_model.engine.description import describe_engine
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.mlx_lm_import import mlx_lm
-from sealring_model.loading.model_folder import describe, find, memory_budget
+from sealring_model.loading.model_folder import NO_LIMIT, describe, find, memory_budget
 from sealring_model.loading.structure import structure_of
 from sealring_model.loading.tp_shards import load_shard
 from sealring_model.loading.weight_reader import WeightReader
@@ -246,6 +247,202 @@ def test_a_broken_model_is_told_in_words(folder, case):
     spoil(folder)
     with pytest.raises(LoadError, match=message):
         describe(folder)
+
+
+CONTEXTS = {
+    "a number": ({"max_position_embeddings": 4096}, 4096),
+    "a float": ({"max_position_embeddings": 40960.0}, 40960),
+    "nothing": ({"max_position_embeddings": None}, NO_LIMIT),
+    "missing": ({}, NO_LIMIT),
+    "a text": ({"max_position_embeddings": "4096"}, NO_LIMIT),
+    "true": ({"max_position_embeddings": True}, NO_LIMIT),
+    "infinite": ({"max_position_embeddings": float("inf")}, NO_LIMIT),
+    "below nothing": ({"max_position_embeddings": -1}, NO_LIMIT),
+    "GPT-2's name": ({"n_positions": 1024, "n_ctx": 1024}, 1024),
+    "OLMo's name": ({"max_sequence_length": 2048}, 2048),
+    "DBRX's name": ({"max_seq_len": 32768}, 32768),
+    "ChatGLM's name": ({"seq_length": 131072}, 131072),
+    "Cohere's": ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
+    "no length of Cohere's": ({"max_position_embeddings": 8, "model_max_length": 1e30}, 8),
+    "null, and another": ({"max_position_embeddings": None, "n_ctx": 512}, 512),
+    "in the part for text": ({"text_config": {"max_position_embeddings": 300}}, 300),
+    "made longer by YaRN": (
+        {
+            "max_position_embeddings": 40960,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 32768,
+            },
+        },
+        131072,
+    ),
+    "as long as YaRN makes it": (
+        {
+            "max_position_embeddings": 163840,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 40,
+                "original_max_position_embeddings": 4096,
+            },
+        },
+        163840,
+    ),
+    "YaRN of no number": (
+        {
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "yarn", "factor": "x"},
+        },
+        64,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTEXTS)
+def test_the_context_is_what_the_configuration_means(folder, case):
+    given, context = CONTEXTS[case]
+
+    def change(config):
+        config.pop("max_position_embeddings")
+        config.update(given)
+
+    rewrite(folder / "config.json", change)
+    info = describe(folder)
+    assert info.context == context
+    assert any("no limit of it is known" in note for note in info.notes) is (context == NO_LIMIT)
+
+
+def zeroed(folder, share):
+    """Have the last *share* of the last shard be zeros."""
+    file = shards_of(folder)[-1]
+    data = file.read_bytes()
+    kept = int(len(data) * (1 - share))
+    file.write_bytes(data[:kept].ljust(len(data), b"\0"))
+    return describe(folder)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_a_file_whose_end_is_zeros_is_named(folder, share):
+    info = zeroed(folder, share)
+    with pytest.raises(LoadError, match=r"00002-of-00002.safetensors is nothing but zeros") as told:
+        describe_engine(info, structure_of(info), 0)
+    assert "fetch model-00002-of-00002.safetensors again" in told.value.cure
+    trusted = describe(folder, trusted=True)
+    assert describe_engine(trusted, structure_of(trusted), 0)
+
+
+def test_a_model_may_have_zeros(folder):
+    """Biases, norms, and a part of a layer that was added to it and is not trained yet."""
+    for file in shards_of(folder):
+        tensors = mx.load(str(file))
+        for name, array in tensors.items():
+            if array.ndim < 2 or "o_proj" in name or "down_proj" in name:
+                tensors[name] = mx.zeros_like(array)
+        mx.eval(tensors)
+        mx.save_safetensors(str(file), tensors)
+    info = describe(folder)
+    assert describe_engine(info, structure_of(info), 0)
+
+
+def shards_of(folder):
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def other_values(file, to):
+    """Write *file* with other values as *to*."""
+    tensors = {name: array + 1 for name, array in mx.load(str(file)).items()}
+    mx.save_safetensors(str(to), tensors)
+
+
+def whole(folder, shards, add=0):
+    """Write all *shards* as one file, with other values if something is to be *add*ed."""
+    tensors = {}
+    for shard in shards:
+        tensors |= {name: array + add for name, array in mx.load(str(shard)).items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+
+
+def index(folder, **places):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+TWICE = {
+    "an older file": (
+        lambda f, shards: other_values(shards[0], f / "model_old.safetensors"),
+        "is in model-00001-of-00002.safetensors and in model_old.safetensors, with other values",
+        "move model_old.safetensors out of the folder",
+    ),
+    "a whole file of other values beside shards": (
+        lambda f, shards: other_values(shards[0], f / "model.safetensors"),
+        "is in model-00001-of-00002.safetensors and in model.safetensors",
+        "move model.safetensors out of the folder",
+    ),
+    "an older file, and no index": (
+        lambda f, shards: (
+            (f / "model.safetensors.index.json").unlink(missing_ok=True),
+            other_values(shards[1], f / "model_old.safetensors"),
+        ),
+        "is in model-00002-of-00002.safetensors and in model_old.safetensors",
+        "move one of the two out of the folder",
+    ),
+    "shards of other values beside a whole file, and no index": (
+        lambda f, shards: (
+            whole(f, shards, add=1),
+            (f / "model.safetensors.index.json").unlink(missing_ok=True),
+        ),
+        "and in model.safetensors",
+        "move model-00001-of-00002.safetensors, model-00002-of-00002.safetensors out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_weights_that_are_there_twice_are_named_with_their_cure(folder, case):
+    spoil, what, cure = TWICE[case]
+    spoil(folder, shards_of(folder))
+    with pytest.raises(LoadError) as caught:
+        describe(folder)
+    assert what in caught.value.what
+    assert cure in caught.value.cure
+
+
+ODD = {
+    "shards beside a whole file of the same": (
+        whole,
+        "model.safetensors has the same tensors as model-00001-of-00002.safetensors",
+    ),
+    "a copy of a shard": (
+        lambda f, shards: shutil.copy(shards[0], f / "model copy.safetensors"),
+        "model-00001-of-00002.safetensors has the same tensors as model copy.safetensors",
+    ),
+    "an index of other files": (
+        lambda f, shards: index(f, **{"model.norm.weight": "model-00007-of-00009.safetensors"}),
+        "names files that are not there, such as model-00007-of-00009.safetensors",
+    ),
+    "an index that names a file whose tensors are elsewhere": (
+        lambda f, shards: index(
+            f, **{"model.norm.weight": "model-00007.safetensors", "other": shards[0].name}
+        ),
+        "names files that are not there, such as model-00007.safetensors",
+    ),
+    "an index that names a file of another modality": (
+        lambda f, shards: index(
+            f, **{"vision_tower.x.weight": "model-00003.safetensors", "other": shards[0].name}
+        ),
+        "names files that are not there, such as model-00003.safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_what_mlx_lm_loads_loads(folder, case):
+    before = describe(folder)
+    spoil, note = ODD[case]
+    spoil(folder, shards_of(folder))
+    info = describe(folder)
+    assert info.digest == before.digest
+    assert any(note in told for told in info.notes)
+    assert load_stage(info, 0, len(info.layers)).read == before.size
 
 
 def test_a_model_that_mlx_lm_does_not_know(folder):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
+from sealring_model.text.eos import own_sampling
 from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -143,6 +144,64 @@ def test_without_a_template_the_contents_are_lines(folder, tmp_path):
     assert plain.decode(plain.chat(messages)) == "a\nb"
 
 
+TOOL_TEMPLATE = TEMPLATE + "{# <tool_call> tool_call.name #}{% if tools %} tools{% endif %}"
+NAMED = {"default": TEMPLATE, "tool_use": TOOL_TEMPLATE}
+PLACES = {
+    "chat_template.json": lambda folder: (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": TEMPLATE})
+    ),
+    "chat_template.json, several": lambda folder: (folder / "chat_template.json").write_text(
+        json.dumps({"chat_template": NAMED})
+    ),
+    "tokenizer_config.json, several": lambda folder: configured(
+        folder, [{"name": name, "template": text} for name, text in NAMED.items()]
+    ),
+    "chat_template.jinja": lambda folder: (folder / "chat_template.jinja").write_text(TEMPLATE),
+    "additional_chat_templates": lambda folder: (
+        (folder / "chat_template.jinja").write_text(TEMPLATE),
+        (folder / "additional_chat_templates").mkdir(),
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE),
+    ),
+}
+
+
+def configured(folder, template):
+    """A chat template in the tokenizer's settings, or none."""
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("chat_template", None)
+    if template:
+        config["chat_template"] = template
+    file.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_chat_template_is_used_wherever_it_is(folder, tmp_path, place):
+    copy = with_settings(folder, tmp_path / "t")
+    configured(copy, None)
+    assert not has_chat_template(copy)
+    PLACES[place](copy)
+    assert has_chat_template(copy)
+    other = Tokenizer(copy)
+    talk = [{"role": "user", "content": "the fox"}]
+    assert other.has_chat
+    assert other.decode(other.chat(talk)) == "<user>the fox<assistant>"
+    several = "several" in place or "additional" in place
+    assert (other.tools is not None) == several
+    assert other.decode(other.chat(talk, [TOOL])).endswith(" tools") == several
+
+
+@pytest.mark.parametrize("told", [None, 3, [], {}, {"default": 3}, [{"name": "default"}], [3]])
+def test_a_file_of_a_chat_template_that_has_none(folder, tmp_path, told):
+    copy = with_settings(folder, tmp_path / "t")
+    configured(copy, None)
+    (copy / "chat_template.json").write_text(json.dumps({"chat_template": told}))
+    with pytest.raises(LoadError, match=r"chat_template.json has no text"):
+        Tokenizer(copy)
+    configured(copy, TEMPLATE)  # which transformers prefers
+    assert Tokenizer(copy).has_chat
+
+
 def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_path):
     end = tokenizer.encode("<end>")[0]
     assert tokenizer.eos == {7, end}
@@ -150,6 +209,32 @@ def test_ends_come_from_the_settings_and_the_tokenizer(folder, tokenizer, tmp_pa
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
     assert Tokenizer(tmp_path).eos == {8, 9, end}
+
+
+SAID: dict[str, tuple[str, dict[str, float]]] = {
+    "all": (
+        '{"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, '
+        '"repetition_penalty": 1.05}',
+        {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.05},
+    ),
+    "whole numbers": ('{"temperature": 1, "top_k": 64.0}', {"temperature": 1.0, "top_k": 64}),
+    "not at random": ('{"do_sample": false, "temperature": 0.7}', {"temperature": 0.0}),
+    "at random": ('{"do_sample": true, "temperature": 0.7}', {"temperature": 0.7}),
+    "nonsense": (
+        '{"temperature": null, "top_p": "1", "top_k": -1, "min_p": NaN, "repetition_penalty": 0}',
+        {},
+    ),
+    "too much": ('{"temperature": 1e999, "top_p": true, "top_k": 1e30, "do_sample": 0}', {}),
+    "no object": ("[]", {}),
+    "no JSON": ("{", {}),
+}
+
+
+@pytest.mark.parametrize(("text", "sampling"), SAID.values(), ids=SAID)
+def test_what_the_makers_say_of_drawing(tmp_path, text, sampling):
+    assert own_sampling(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(text)
+    assert own_sampling(tmp_path) == sampling
 
 
 @pytest.mark.parametrize("ends", [["</s>"], [2, None], [[2]]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from sealring_protocol.control.scheduler.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.links.roster_in_force import HeadFirst
 
 from tests.node.links import links_of, ring_links
 from tests.sim.cluster import Cluster
@@ -267,3 +268,79 @@ def test_a_roster_of_the_same_members_spreads_beside_the_links_there_are(world):
     dials = len(cluster.hosts["host0"].wires)
     cluster.run_for(60.0)
     assert len(cluster.hosts["host0"].wires) == dials
+
+
+@pytest.mark.parametrize("delay", [0.002, 0.2])
+@pytest.mark.parametrize("order", [(0, 2, 1), (1, 0, 2), (2, 0, 1)])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_change_of_the_roster_warns_of_nothing(seed, order, delay):
+    """Links are closed for it, and dials given up: nothing went wrong. With a long delay, dials
+    cross while one end has adopted the roster and the other has not."""
+    cluster = Cluster(3, seed, rosters=[make_roster(3)] * 3, delay=delay)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(6.0)
+    cluster.warnings.clear()
+    cluster.notes.clear()
+    cluster.head.node.bring_roster(make_roster(3, serial=2, order=order).encode(), WALL)
+    cluster.settle(cluster.head)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(5.0)
+    assert cluster.warnings == []
+    assert not any(host.node.facts(cluster.now).strangers for host in cluster.hosts.values())
+
+
+def test_a_roster_with_another_head_goes_to_the_head_first():
+    """The head may let its requests finish only while the other ranks keep the ring up."""
+    old, new = make_roster(3), make_roster(3, serial=2, order=(2, 0, 1))
+    cluster = Cluster(3, 2, rosters=[old] * 3)
+    cluster.run_until(lambda: cluster.ready)
+    rank = cluster.hosts["host1"]
+    with pytest.raises(HeadFirst, match="the head is to have this roster first"):
+        rank.node.bring_roster(new.encode(), WALL)
+    cluster.head.full = True  # it takes its time
+    cluster.head.node.bring_roster(new.encode(), WALL)
+    cluster.settle(cluster.head)
+    cluster.run_for(1.0)
+    assert [host.node.roster.roster.serial for host in cluster.hosts.values()] == [1, 1, 1]
+    cluster.head.full = False
+    cluster.head.node.bring_roster(new.encode(), WALL)
+    cluster.settle(cluster.head)
+    cluster.notes.clear()
+    cluster.run_until(lambda: cluster.ready)
+    assert [host.node.roster.roster.serial for host in cluster.hosts.values()] == [2, 2, 2]
+
+
+def test_a_peer_brings_a_roster_with_another_head_to_the_head_first():
+    old, new = make_roster(3, order=(0, 1)), make_roster(3, serial=2, order=(1, 0, 2))
+    cluster = Cluster(2, 2, rosters=[old] * 2)
+    cluster.run_until(lambda: cluster.ready)
+    changes = []
+    cluster.network.tap = lambda *_: changes.append(
+        [cluster.hosts[f"host{n}"].node.roster.roster.serial for n in range(2)]
+    )
+    cluster.network.closed = {("host2", "host0"), ("host0", "host2")}
+    cluster.rosters = [old, old, new]
+    cluster.models = [b"m" * 32] * 3
+    cluster.boot(2)
+    cluster.run_for(4.0)
+    assert changes[-1] == [1, 1]
+    assert cluster.hosts["host0"].node.serving
+    cluster.network.closed = set()
+    cluster.notes.clear()
+    cluster.run_until(lambda: cluster.ready)
+    assert [1, 2] not in changes
+    assert changes[-1] == [2, 2]
+
+
+@pytest.mark.parametrize("order", [(1, 0), (1, 2)], ids=["gone", "put out"])
+def test_a_roster_with_another_head_does_not_wait_for_a_head_that_cannot_take_it(order):
+    cluster = Cluster(2, 2, rosters=[make_roster(2)] * 2)
+    cluster.run_until(lambda: cluster.ready)
+    if 0 in order:
+        cluster.crash(cluster.head)
+        cluster.run_for(1.0)
+    rank = cluster.hosts["host1"]
+    rank.node.bring_roster(make_roster(3, serial=2, order=order).encode(), WALL)
+    cluster.settle(rank)
+    cluster.run_for(1.0)
+    assert rank.node.rank == 0

@@ -119,3 +119,35 @@ def test_who_is_put_out_is_told_so_and_not_that_the_roster_has_expired():
     told = link_trouble(node.facts(made.now), head, head.trouble(CONTROL, made.now))
     assert told.what == "the head (node0) refused this node: no longer a member"
     assert told.cause is Cause.NOT_A_MEMBER
+
+
+def test_an_error_of_a_dial_is_past_once_the_peer_has_been_reached():
+    """The machine was away for minutes, and its other links are not up yet."""
+    made = Cluster(3, 1)
+    made.run_until(lambda: made.ready)
+    made.crash(made.hosts["host1"])
+    node = made.head.node
+    made.run_until(lambda: node.peers()[0].trouble(CONTROL, made.now) is not None)
+    made.run_for(20.0)
+    assert node.peers()[0].trouble(Purpose.STEP, made.now).fault is Fault.UNREACHABLE
+    made.boot(1)
+    made.run_until(lambda: CONTROL in node.peers()[0].up)
+    assert Purpose.STEP not in node.peers()[0].up
+    assert node.peers()[0].trouble(Purpose.STEP, made.now) is None
+    assert not any("cannot be reached" in o.what for o in node.obstacles(made.now))
+
+
+def test_an_error_at_an_address_that_a_newer_roster_corrects_is_past():
+    wrong = make_roster(2).roster
+    one, two = wrong.members
+    wrong = attrs.evolve(wrong, members=(one, attrs.evolve(two, addresses=("nowhere:1",))))
+    made = Cluster(2, 1, rosters=[sign_roster(wrong, COORDINATOR)] * 2)
+    made.crash(made.hosts["host1"])
+    made.run_for(5.0)
+    node = made.head.node
+    assert node.peers()[0].trouble(CONTROL, made.now).address == "nowhere:1"
+    node.bring_roster(make_roster(2, serial=2).encode(), WALL)
+    made.settle(made.head)
+    made.run_until(lambda: node.roster.roster.serial == 2)
+    trouble = node.peers()[0].trouble(CONTROL, made.now)
+    assert trouble is None or trouble.address == "host1:1"

@@ -192,6 +192,15 @@ ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
         "only one of both has a manifest of the weights (sealring.json): node1 has one, node0 has "
         "none",
     ),
+    "another build": (
+        lambda: Cluster(2, 1, builds={0: 1, 1: 0xABC}),
+        Cause.OTHER_BUILD,
+        "this node refused rank 1 (node1): they are not of one build of sealring: node1 is of "
+        "0000000000000abc, node0 of 0000000000000001",
+        Cause.OTHER_BUILD,
+        "the head (node0) refused this node: they are not of one build of sealring: node1 is of "
+        "0000000000000abc, node0 of 0000000000000001",
+    ),
     "layers that do not load": (
         layers_that_do_not_load,
         Cause.CANNOT_SERVE,
@@ -200,6 +209,17 @@ ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
         "this node could not serve: tensor x does not match the manifest",
     ),
 }
+
+
+def swapped_keys() -> Cluster:
+    """Each member's entry has the other's key, at its own address."""
+    roster = make_roster(2)
+    one, two = roster.roster.members
+    members = (
+        attrs.evolve(one, public_key=two.public_key),
+        attrs.evolve(two, public_key=one.public_key),
+    )
+    return Cluster(2, 1, rosters=[signed(roster, members=members)] * 2)
 
 
 def says(made: Cluster, name: str) -> list[tuple[Cause, str]]:
@@ -218,6 +238,18 @@ def test_either_end_says_why_within_five_seconds_and_in_its_log(row):
     for name, cause, text in (("host0", at_head, head), ("host1", at_rank, rank)):
         if cause is not Cause.NOT_A_MEMBER:  # which whoever finds it out has told
             assert any(who == name and text in t for who, t in logged), logged
+
+
+def test_a_node_that_dials_itself_says_so():
+    made = swapped_keys()
+    made.run_for(5.0)
+    for host, member in (("host0", "the head (node0)"), ("host1", "rank 1 (node1)")):
+        node = made.hosts[host].node
+        (obstacle,) = node.obstacles(made.now)
+        assert obstacle.cause is Cause.ITSELF
+        assert obstacle.what == f"{member} is not at {host}:1: this node itself answers there"
+        assert node.facts(made.now).strangers == []
+    assert not any("refused a connection" in text for _, text in made.warnings)
 
 
 def test_a_reason_is_logged_at_once_and_then_each_minute():
@@ -315,6 +347,31 @@ def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     assert any(hint in text for _, text in says(made, "host0"))
 
 
+def test_a_rank_that_the_one_before_it_does_not_reach_says_so():
+    """It has done its part, and no step can come to it."""
+    made = Cluster(3, 4, strategy=Strategy.PIPELINE)
+    made.network.closed = {("host1", "host2"), ("host2", "host1")}
+    made.run_for(8.0)
+    assert made.hosts["host2"].node.standing().phase is Phase.SERVING
+    ((cause, text),) = says(made, "host2")
+    assert cause is Cause.UNREACHABLE
+    assert text.startswith("rank 1 (node1) cannot be reached at host1:1: no answer within 5 s")
+    made.network.closed = set()
+    made.run_until(lambda: made.ready)
+    made.run_for(1.0)
+    assert says(made, "host2") == []
+
+
+def test_a_tokenizer_that_is_still_loaded_is_told_of_a_ring_that_serves():
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    facts = made.head.node.facts(made.now)
+    (obstacle,) = obstacles(attrs.evolve(facts, text_loading=True), made.now)
+    assert obstacle.cause is Cause.TOKENIZER_LOADING
+    assert obstacle.what == "this node is loading the tokenizer"
+    assert not obstacle.permanent
+
+
 def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
     made = Ring(3, unloadable="its layers are still being fetched; 1.0 of 2.0 GB are here")
     made.hosts["host1"].node.fetched(4 * 10**9, 16 * 10**9)
@@ -363,6 +420,20 @@ def test_the_same_refusal_is_one_warning():
     made.run_for(60.0)
     refusals = [text for who, text in made.warnings if who == "host0" and "link with" in text]
     assert len(refusals) == 1, refusals
+
+
+@pytest.mark.parametrize("builds", [{0: 7, 1: 7}, {0: 7}, {1: 7}])
+def test_a_build_that_says_nothing_of_itself_is_taken(builds):
+    made = Cluster(2, 1, builds=builds)
+    made.run_until(lambda: made.ready)
+
+
+def test_another_build_is_one_warning_on_either_machine():
+    made = Cluster(2, 1, builds={0: 1, 1: 2})
+    made.run_for(60.0)
+    for name in ("host0", "host1"):
+        told = [text for who, text in made.warnings if who == name]
+        assert len([text for text in told if "not of one build" in text]) == 1, told
 
 
 def test_an_engine_that_cannot_read_its_model_is_told_with_the_reason():

@@ -140,11 +140,35 @@ def test_a_request_goes_on_while_members_come_and_go() -> None:
 def test_the_api_follows_the_head() -> None:
     with machines(2) as made:
         desk, shelf = made
+        shelf.configure(api=f"0.0.0.0:{API_PORT}")
+        shelf.start()
+        shelf.wait_for_log("if a roster made this rank the head, it could not serve: ")
+        fault = "the API listens beyond loopback, at 0.0.0.0:7480, and there are no API keys"
+        assert fault in shelf.run("status", "--config", shelf.config).out
+        shelf.configure(api=f"127.0.0.1:{API_PORT}")
         for machine in made:
             machine.start()
         desk.wait_for_log(READY)
+        assert shelf.status()["head_fault"] == ""
         expected = whole(desk, 20)
-        install(desk, sign(made, "shelf", "desk"))
+
+        # What runs finishes first; what is new is refused meanwhile.
+        roster = sign(made, "shelf", "desk")
+        refused = shelf.run("roster", "install", roster, "--config", shelf.config)
+        assert refused.code == 2
+        assert "Install it at desk, which lets its requests finish" in refused.err
+        expected_stream = whole(desk, 600)
+        stream = Stream(desk, 600)
+        assert stream.begun.wait(60)
+        asked = {"do": "roster", "roster": roster.read_bytes().hex()}
+        installing = desk.node.ask(asked)
+        why = "roster 2 makes shelf the head; ask there"
+        assert next(installing)["text"].startswith(f"{why}: it finishes 1 request")
+        answer = desk.ask("Hello.", max_tokens=4)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_head")
+        assert answer.headers["retry-after"]
+        assert stream.end() == expected_stream
+        assert [event["event"] for event in installing][-1] == "done"
         shelf.wait_for_log(READY)
         shelf.wait_for(lambda: shelf.http("GET", "/health").status_code == 200, "change")
         assert whole(shelf, 20) == expected

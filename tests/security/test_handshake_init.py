@@ -53,10 +53,17 @@ def test_a_replayed_init():
     ],
 )
 def test_a_clock_too_far_off_is_reported_with_its_size(skew, words):
-    _, init = dialing(wall_ms=NOW + skew)
+    init = reference_initiator().init(NOW + skew)
     replay = ReplayCache()
     assert words in refused(responder(replay=replay), init, AuthenticationFailed)
     assert len(replay) == 0
+
+
+@pytest.mark.parametrize("late", [0, 1, 9_999, 10_000])
+def test_an_init_does_not_tell_dialers_apart_by_their_clocks(late):
+    _, init = dialing(wall_ms=NOW + late)
+    said = int.from_bytes(init[9:17])
+    assert said == NOW + late // 10_000 * 10_000
 
 
 @pytest.mark.parametrize(

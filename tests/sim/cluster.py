@@ -81,6 +81,7 @@ class Cluster:
         unpinned: dict[int, bytes] | None = None,
         pins: dict[int, tuple[int, ...]] | None = None,
         trust_weights: bool = False,
+        builds: dict[int, int] | None = None,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
@@ -100,6 +101,7 @@ class Cluster:
         self.unpinned = unpinned or {}
         self.pins = pins or {}
         self.trust_weights = trust_weights
+        self.builds = builds or {}  # of the programs; 0 if left out
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -128,6 +130,7 @@ class Cluster:
             roster,
             COORDINATOR.public_key,
             self.random.getrandbits(64),
+            build=self.builds.get(index, 0),
             unpinned=self.unpinned.get(index, b""),
             trust_weights=self.trust_weights,
             strategy=self.strategy,

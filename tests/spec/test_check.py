@@ -42,7 +42,7 @@ def test_what_differs_is_told(tmp_path: Path, name: str, change: dict[str, Any],
     next(vector for vector in file["vectors"] if vector["id"] == name).update(change)
     (tmp_path / "frames.json").write_text(json.dumps(file))
     done = sealring("vectors", "check", tmp_path)
-    assert done.code == 1
+    assert done.code == 3
     assert f"{name} (whole): {says}" in done.out
 
 

@@ -27,10 +27,9 @@
 | `responses_body`, `responses_input` | a body of `/v1/responses`, and the inner request of it |
 | `responses`, `responses_store` | responses that are kept |
 | `anthropic_body`, `anthropic_input`, `anthropic_shape` | the same three of `/v1/messages` |
-| `anthropic` | how long a prompt of that form is |
 | `scores` | log probabilities of a prompt, as chat and completions tell them |
 | `streaming` | answers as server-sent events |
-| `tokens`, `token_schema`, `token_texts` | ids of texts, and back; their bodies and jobs |
+| `tokens`, `token_schema`, `token_texts` | ids of texts, and back; their number; bodies and jobs |
 | `texts` | the jobs of a text worker |
 | `models`, `unserved` | the model's names and what it can; paths that have nothing here |
 | `openapi`, `answer_schema`, `shape_answers` | a description for programs; the answers in it |

@@ -111,7 +111,9 @@ class AnswerMessage(Told):
     content: str | None
     refusal: None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(Told):
@@ -120,7 +122,7 @@ class ChatChoice(Told):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatAnswer(Told):
@@ -148,7 +150,9 @@ class MessageDelta(Told):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[CallDelta] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChunkChoice(Told):
@@ -157,7 +161,7 @@ class ChatChunkChoice(Told):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
 
 
 class ChatChunk(Told):
@@ -257,9 +261,21 @@ class Capabilities(Told):
     audio: bool
 
 
-class FullCard(Card):
-    """The model, and what it can; null if its tokenizer cannot be read."""
+class Sampling(Told):
+    """How the model's makers have its answers drawn; what they do not say is left out."""
 
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class FullCard(Card):
+    """The model, how its answers are drawn where a request does not say, and what it can; null if
+    its tokenizer cannot be read."""
+
+    sampling: Sampling
     capabilities: Capabilities | None
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
+import pydantic
+
 from sealring_trio.api.values import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -28,7 +30,10 @@ from sealring_trio.api.values import (
 
 
 class Block(Model):
-    """A block of a message, of the system prompt, or of a tool's result."""
+    """A block of a message, of the system prompt, or of a tool's result. Blocks of tools that a
+    server ran keep all that they have."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
 
     type: Name
     text: str | None = None
@@ -37,8 +42,13 @@ class Block(Model):
     name: Name | None = None
     input: dict[str, Any] | None = None
     tool_use_id: Name | None = None
-    content: str | Annotated[list[Block], Several(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[Block], Several(max_length=MAX_PARTS)] | dict[str, Any] | None = (
+        None
+    )
     is_error: bool | None = None
+    source: str | dict[str, Any] | None = None
+    title: str | None = None
+    tool_name: str | None = None
 
 
 Blocks = Annotated[list[Block], Several(max_length=MAX_PARTS)]
@@ -122,6 +132,10 @@ class MessagesRequest(CountRequest):
     top_k: Annotated[int, Number(ge=0, le=U32)] | None = None
     metadata: Metadata | None = None
 
+
+IGNORED_TOOLS: Final = ("web_search_", "web_fetch_", "tool_search_")
+"""How the types of tools of the server's begin that clients offer with every request, and that a
+model need not use. They are left out, and a header says so."""
 
 REFUSED: Final[Mapping[str, str]] = {
     "mcp_servers": "This server calls no other servers; offer their tools as the client's own.",

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from sealring_trio.api.anthropic_body import (
+    IGNORED_TOOLS,
     REFUSED,
     Block,
     CountRequest,
@@ -22,7 +23,7 @@ from sealring_trio.api.anthropic_body import (
     Turn,
 )
 from sealring_trio.api.errors import invalid, named_as, unsupported
-from sealring_trio.api.fields import OF_CHAT, refuse_of_chat
+from sealring_trio.api.fields import OF_CHAT, left_out, past, refuse_of_chat, text_of_file
 from sealring_trio.api.schema import ChatRequest, checked, parse, validated, whole_body
 
 _PARAMS: Final = {
@@ -66,10 +67,11 @@ def convert(asked: CountRequest) -> ChatRequest:
     for name, message in REFUSED.items():
         if getattr(asked, name):
             raise unsupported(name, message)
+    talk = _talk(asked)
     fields: dict[str, Any] = {
         "model": asked.model,
-        "messages": _messages(asked),
-        "tools": [_tool(tool) for tool in asked.tools or ()] or None,
+        "messages": talk.joined(),
+        "tools": [_tool(tool) for tool in asked.tools or () if not _is_served(tool)] or None,
         **_choice(asked.tool_choice),
         **_effort(asked),
     }
@@ -82,8 +84,17 @@ def convert(asked: CountRequest) -> ChatRequest:
             "top_p": asked.top_p,
             "top_k": asked.top_k,
         }
+    fields["continue_final_message"] = talk.goes_on or None
     with named_as(params_of(asked)):
-        return checked(validated(ChatRequest, fields))
+        request = checked(validated(ChatRequest, fields))
+    served = {f"tools.{tool.type}": None for tool in asked.tools or () if _is_served(tool)}
+    request._ignored = (*talk.left_out, *served)
+    return request
+
+
+def _is_served(tool: MessageTool) -> bool:
+    """Whether *tool* is one that the server would run, and an answer can do without."""
+    return tool.type is not None and tool.type.startswith(IGNORED_TOOLS)
 
 
 def _tool(tool: MessageTool) -> dict[str, Any]:
@@ -124,31 +135,42 @@ def _effort(asked: CountRequest) -> dict[str, Any]:
     return told
 
 
-def _messages(asked: CountRequest) -> list[dict[str, Any]]:
+def _talk(asked: CountRequest) -> _Talk:
     talk = _Talk()
     if asked.system:
         blocks = _blocks(asked.system)
-        texts = [_plain(block, f"system.{at}") for at, block in enumerate(blocks)]
+        texts = [
+            talk.plain(block, f"system.{at}", history=False) for at, block in enumerate(blocks)
+        ]
         own = [text for text in texts if not text.startswith(_BILLING)]
         if own:
             talk.open({"role": "system", "content": own})
+    earlier = past([turn.role == "assistant" for turn in asked.messages])
     for at, turn in enumerate(asked.messages):
-        talk.add(turn, f"messages.{at}.content")
-    messages = talk.joined()
-    if messages[-1]["role"] == "assistant":
-        raise unsupported(
-            "messages",
-            "The conversation ends with the assistant's turn. An answer cannot be begun for the "
-            "model here; end with the user's turn.",
-        )
-    return messages
+        talk.add(turn, f"messages.{at}.content", history=at < earlier)
+    return talk
 
 
 class _Talk:
-    """Makes messages of turns. The texts of a message are in lists until it is whole."""
+    """Makes messages of turns. The texts of a message are in lists until it is whole. Of what is no
+    text in earlier turns, the places are in *left_out*."""
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the answer goes on with what the assistant has begun to say. Raises `ApiError` if
+        it has ended with a call."""
+        last = self._messages[-1]
+        if last["role"] == "assistant" and last.get("tool_calls"):
+            raise invalid(
+                "The conversation ends with the assistant's call of a tool. Add the user's turn "
+                "with its result.",
+                "messages",
+            )
+        return bool(last["role"] == "assistant")
 
     def open(self, message: dict[str, Any]) -> None:
         """Add *message*."""
@@ -162,8 +184,20 @@ class _Talk:
                     message[field] = _BETWEEN.join(message[field])
         return self._messages
 
-    def add(self, turn: Turn, place: str) -> None:
-        """Add the messages of *turn*, whose content is at *place*. Raises `ApiError`."""
+    def plain(self, block: Block, place: str, *, history: bool) -> str:
+        """The text of *block*. Raises `ApiError` for one that has none, unless it is of the
+        *history*."""
+        if block.type == "text":
+            return block.text or ""
+        if (text := _as_text(block)) is not None:
+            return text
+        text = left_out(block.type, place, history=history)
+        self.left_out.append(place)
+        return text
+
+    def add(self, turn: Turn, place: str, *, history: bool) -> None:
+        """Add the messages of *turn*, whose content is at *place*, maybe of the *history*. Raises
+        `ApiError`."""
         blocks = _blocks(turn.content)
         for at, block in enumerate(blocks):
             where = place if isinstance(turn.content, str) else f"{place}.{at}"
@@ -175,12 +209,12 @@ class _Talk:
                 case "assistant", "tool_use":
                     self._called(block, where)
                 case "user", "tool_result":
-                    self._result(block, where)
+                    self._result(block, where, history=history)
                 case "system", _:
-                    text = f"<system-reminder>\n{_plain(block, where)}\n</system-reminder>"
-                    self._add("user", "content", text)
+                    text = self.plain(block, where, history=history)
+                    self._add("user", "content", f"<system-reminder>\n{text}\n</system-reminder>")
                 case role, _:
-                    self._add(role, "content", _plain(block, where))
+                    self._add(role, "content", self.plain(block, where, history=history))
         if not blocks:
             self._add("assistant" if turn.role == "assistant" else "user", "content", "")
 
@@ -200,22 +234,70 @@ class _Talk:
         call = {"id": block.id, "type": "function", "function": function}
         self._message("assistant").setdefault("tool_calls", []).append(call)
 
-    def _result(self, block: Block, place: str) -> None:
-        texts = [_plain(part, place) for part in _blocks(block.content or "")]
+    def _result(self, block: Block, place: str, *, history: bool) -> None:
+        parts = _blocks(block.content or "")
+        texts = [self.plain(part, place, history=history) for part in parts]
         if block.is_error:
             texts[:1] = [f"Error: {text}" for text in texts[:1] or [""]]
         self.open({"role": "tool", "tool_call_id": block.tool_use_id, "content": texts})
 
 
-def _blocks(content: str | Iterable[Block]) -> list[Block]:
-    return [Block(type="text", text=content)] if isinstance(content, str) else list(content)
+def _blocks(content: str | Iterable[Block] | dict[str, Any]) -> list[Block]:
+    if isinstance(content, str):
+        return [Block(type="text", text=content)]
+    if isinstance(content, dict):
+        return [validated(Block, {"type": "text", **content})]
+    return list(content)
 
 
-def _plain(block: Block, place: str) -> str:
-    """The text of *block*. Raises `ApiError` for a block of another kind."""
-    if block.type != "text":
-        raise unsupported(
-            place,
-            f"{place}: blocks of type '{block.type}' are not supported: the model reads text.",
-        )
-    return block.text or ""
+def _as_text(block: Block) -> str | None:
+    """The text of a *block* of another kind that has one: a document, what a search found, and
+    what was called and found by tools that a server ran; None if it has none."""
+    match block.type:
+        case "document" | "search_result":
+            return _document(block)
+        case "tool_reference":
+            return f"[tool: {block.tool_name}]"
+        case kind if kind.endswith(("tool_use", "tool_result")):
+            told = block.model_dump(exclude_none=True, exclude={"id", "tool_use_id"})
+            return f"[{told.pop('type')}: {json.dumps(_readable(told), ensure_ascii=False)}]"
+        case _:
+            return None
+
+
+def _document(block: Block) -> str | None:
+    """What the document or search result *block* says, under its title; None if it is no text."""
+    source = block.source if isinstance(block.source, dict) else {}
+    match source.get("type"):
+        case "text":
+            text = source.get("data")
+        case "content":
+            text = _texts(source.get("content"))
+        case "base64":
+            text = text_of_file(f"data:{source.get('media_type')};base64,{source.get('data')}")
+        case None if block.content is not None:
+            text = _texts(block.model_dump()["content"])
+        case _:
+            text = None
+    if not isinstance(text, str):
+        return None
+    at = block.source if isinstance(block.source, str) else None
+    return "\n".join(filter(None, (block.title, at, text)))
+
+
+def _texts(content: Any) -> str | None:
+    """The texts of *content*, a text or blocks of text; None if there are others."""
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [None]
+    texts = [each.get("text") if isinstance(each, dict) else None for each in blocks]
+    said = [text for text in texts if isinstance(text, str)]
+    return _BETWEEN.join(said) if len(said) == len(texts) else None
+
+
+def _readable(value: Any) -> Any:
+    """*value* without what only its server could read."""
+    if isinstance(value, dict):
+        kept = {name: each for name, each in value.items() if not name.startswith("encrypted")}
+        return {name: _readable(each) for name, each in kept.items() if each is not None}
+    return [_readable(each) for each in value] if isinstance(value, list) else value

@@ -23,16 +23,20 @@ _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "to
 
 
 class MessageShape:
-    """One message, after a prompt of so many tokens. With *fitted* its length is bounded by the
-    model's context, not by what the client allows."""
+    """One message, after a prompt of so many tokens, of *limit* tokens at most: one that is shorter
+    and yet cut off was bounded by the model's context. One that is *streamed* keeps nothing of what
+    it has sent."""
 
-    def __init__(self, about: About, prompt: int, *, fitted: bool) -> None:
+    def __init__(self, about: About, prompt: int, limit: int | None, *, streamed: bool) -> None:
         self._about = about
         self._prompt = prompt
-        self._fitted = fitted
+        self._limit = limit
+        self._streamed = streamed
+        self.kept = 0
+        self._begun = 0
         self._blocks: list[Body] = []
         self._open = ""  # the field of the last block that is being filled
-        self._text: list[str] = []  # what it has
+        self._text = bytearray()  # what it has
         self._finish = Finish("stop")
         self.silence = self.event({"type": "ping"})
 
@@ -63,7 +67,7 @@ class MessageShape:
 
     def closing(self, trace: Trace) -> bytes:
         """Why the message ends, and its counts."""
-        reason, stop = self._stop()
+        reason, stop = self._stop(trace)
         delta = {"stop_reason": reason, "stop_sequence": stop}
         ended = {"type": "message_delta", "delta": delta, "usage": _counts(trace)}
         return self.event(ended) + self.event({"type": "message_stop"})
@@ -74,16 +78,16 @@ class MessageShape:
 
     def whole(self, trace: Trace) -> tuple[bytes]:
         """The message in one piece."""
-        reason, stop = self._stop()
+        reason, stop = self._stop(trace)
         told = {"stop_reason": reason, "stop_sequence": stop}
         return (json_bytes({**self._message(_counts(trace)), **told}),)
 
-    def _stop(self) -> tuple[str, str | None]:
+    def _stop(self, trace: Trace) -> tuple[str, str | None]:
         """Why the message ends, and before which stop string."""
         reason = self._finish.reason
         if reason == "stop" and self._finish.stop:
             return "stop_sequence", self._finish.stop
-        if reason == "length" and self._fitted:
+        if reason == "length" and (self._limit is None or trace.tokens < self._limit):
             return "model_context_window_exceeded", None
         return _REASONS[reason], None
 
@@ -107,20 +111,24 @@ class MessageShape:
             block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
             events.append(self._begin(block))
             self._open = kind
-        self._text.append(text)
+        if not self._streamed:
+            said = text.encode()
+            self._text += said
+            self.kept += len(said)
         return [*events, self._fill({"type": f"{kind}_delta", kind: text})]
 
     def _close(self) -> list[Body]:
         """End the block that is open."""
         if not self._open:
             return []
-        block, kind = self._blocks[-1], self._open
-        block[kind] = "".join(self._text)
+        kind = self._open
+        block: Body = {"type": kind, kind: self._text.decode()}
         events = []
         if kind == "thinking":
             block["signature"] = _UNSIGNED
             events.append(self._fill({"type": "signature_delta", "signature": _UNSIGNED}))
-        self._open, self._text = "", []
+        self._keep(block)
+        self._open, self._text = "", bytearray()
         return [*events, self._end()]
 
     def _use(self, call: ToolCall) -> list[Body]:
@@ -128,13 +136,19 @@ class MessageShape:
         given = _object(call.arguments)
         block: Body = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         begun = self._begin(block)
-        delta = {"type": "input_json_delta", "partial_json": json_bytes(given).decode()}
-        block["input"] = given
+        text = json_bytes(given)
+        delta = {"type": "input_json_delta", "partial_json": text.decode()}
+        self._keep({**block, "input": given})
+        self.kept += 0 if self._streamed else len(text)
         return [begun, self._fill(delta), self._end()]
 
     def _begin(self, block: Body) -> Body:
-        self._blocks.append(block)
-        return {"type": "content_block_start", "index": self._last, "content_block": dict(block)}
+        self._begun += 1
+        return {"type": "content_block_start", "index": self._last, "content_block": block}
+
+    def _keep(self, block: Body) -> None:
+        if not self._streamed:
+            self._blocks.append(block)
 
     def _fill(self, delta: Body) -> Body:
         return {"type": "content_block_delta", "index": self._last, "delta": delta}
@@ -144,7 +158,7 @@ class MessageShape:
 
     @property
     def _last(self) -> int:
-        return len(self._blocks) - 1
+        return self._begun - 1
 
 
 def _object(arguments: str) -> Body:

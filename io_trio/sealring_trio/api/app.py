@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from sealring_trio.api import cluster, responses, unserved
-from sealring_trio.api.anthropic import CountTokens
 from sealring_trio.api.errors import INVALID, ApiError
 from sealring_trio.api.gate import PREFIXES, Gate
 from sealring_trio.api.generate import Generate
@@ -36,15 +35,17 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
     """The ASGI app of *head*."""
     app = Starlette(
         routes=[
+            *unserved.routes(),
             Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
             Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
             Route("/v1/responses", Generate(head, ResponsesKind()), methods=["POST"]),
+            Route("/v1/responses/input_tokens", Tokens(head, "count_input"), methods=["POST"]),
             Route("/v1/responses/{id}", responses.retrieve),
             Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", responses.input_items),
             Route("/v1/messages", Generate(head, MessagesKind()), methods=["POST"]),
-            Route("/v1/messages/count_tokens", CountTokens(head), methods=["POST"]),
+            Route("/v1/messages/count_tokens", Tokens(head, "count"), methods=["POST"]),
             Route("/v1/models", models),
             Route("/v1/models/{id:path}", model),
             Route("/tokenize", Tokens(head, "tokenize"), methods=["POST"]),
@@ -59,7 +60,6 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/metrics", metrics),
             Route("/version", cluster.version),
             Route("/openapi.json", openapi),
-            *unserved.routes(),
             *pages,
         ],
         middleware=[Middleware(Gate, head=head)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,25 +11,40 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.parsing import Content, Reasoning
-from sealring_trio.api.replies import Chunks, Envelope, TokenBytes, chat_logprobs
+from sealring_trio.api.replies import (
+    Chunks,
+    Envelope,
+    Json,
+    TokenBytes,
+    add_json,
+    chat_logprobs,
+    json_bytes,
+)
 from sealring_trio.api.scores import PromptScores
 
 
 @attrs.define
 class _Message:
-    """One choice's message so far."""
+    """One choice's message so far: texts as UTF-8, lists as JSON without its brackets. Of a stream
+    nothing is kept but the number of *calls*."""
 
-    content: list[str] = attrs.field(factory=list)
-    reasoning: list[str] = attrs.field(factory=list)
-    calls: list[dict[str, Any]] = attrs.field(factory=list)
-    logprobs: list[dict[str, Any]] = attrs.field(factory=list)
+    content: bytearray = attrs.field(factory=bytearray)
+    reasoning: bytearray = attrs.field(factory=bytearray)
+    called: bytearray = attrs.field(factory=bytearray)
+    logprobs: bytearray = attrs.field(factory=bytearray)
+    calls: int = 0
     finish: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has."""
+        return sum(map(len, (self.content, self.reasoning, self.called, self.logprobs)))
 
 
 class ChatShape(Chunks):
     """The answer of *choices* messages. Log probabilities are told, of *bytes_of* each token, with
     at *most* so many likeliest ones; None: they are not. *scores* are those of the prompt, if they
-    are told."""
+    are told. A call is told as that of a function if the client is *old*."""
 
     def __init__(
         self,
@@ -39,11 +53,14 @@ class ChatShape(Chunks):
         bytes_of: TokenBytes,
         most: int | None,
         scores: PromptScores | None,
+        *,
+        old: bool = False,
     ) -> None:
         super().__init__(envelope)
         self._bytes_of = bytes_of
         self._most = most
         self._scores = scores
+        self._old = old
         self._messages = [_Message() for _ in range(choices)]
 
     def opening_choices(self) -> list[dict[str, Any]]:
@@ -55,54 +72,67 @@ class ChatShape(Chunks):
         """*delta* as a chunk has it."""
         message = self._messages[delta.index]
         if self._scores is not None:
-            for some in delta.scores:
-                self._scores.add(some)
+            self.kept += sum(map(self._scores.add, delta.scores))
         told: dict[str, Any] = {}
+        calls: list[dict[str, Any]] = []
         for part in delta.said:
             match part:
                 case Content(text):
-                    message.content.append(text)
                     told["content"] = told.get("content", "") + text
                 case Reasoning(text):
-                    message.reasoning.append(text)
-                    told["reasoning_content"] = told.get("reasoning_content", "") + text
+                    thought = told.get("reasoning_content", "") + text
+                    told["reasoning_content"] = told["reasoning"] = thought
                 case ToolCall():
-                    call = _call(part)
-                    told.setdefault("tool_calls", []).append({"index": len(message.calls), **call})
-                    message.calls.append(call)
+                    calls.append(_call(part))
+        if calls:
+            first = message.calls
+            listed = [{"index": at, **call} for at, call in enumerate(calls, first)]
+            told |= {"function_call": calls[0]["function"]} if self._old else {"tool_calls": listed}
+            message.calls += len(calls)
         logprobs = self._logprobs(delta.tokens)
-        message.logprobs += logprobs
         if delta.finish is not None:
             message.finish = delta.finish.reason
+            if self._old and message.finish == "tool_calls":
+                message.finish = "function_call"
+        if self.keeps:
+            before = message.size
+            message.content += told.get("content", "").encode()
+            message.reasoning += told.get("reasoning_content", "").encode()
+            add_json(message.called, [each["function"] for each in calls] if self._old else calls)
+            add_json(message.logprobs, logprobs)
+            self.kept += message.size - before
         return _choice(
             delta.index, told, self._with(logprobs) if logprobs else None, message.finish or None
         )
 
-    def whole_choices(self) -> Iterator[dict[str, Any]]:
+    def whole_choices(self) -> Iterator[Iterator[Json]]:
         """The messages in one piece each."""
-        return itertools.starmap(self._whole, enumerate(self._messages))
+        return (self._whole(index, made) for index, made in enumerate(self._messages))
 
-    def beside(self) -> dict[str, Any]:
+    def beside(self) -> Iterator[Json]:
         """The scores of the prompt, if they are told."""
-        return {} if self._scores is None else self._scores.listed()
+        return iter(()) if self._scores is None else self._scores.listed()
 
-    def _whole(self, index: int, made: _Message) -> dict[str, Any]:
-        content = "".join(made.content)
+    def _whole(self, index: int, made: _Message) -> Iterator[Json]:
+        content = made.content.decode()
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content if content or not made.calls else None,
             "refusal": None,
         }
         if made.reasoning:
-            message["reasoning_content"] = "".join(made.reasoning)
-        if made.calls:
-            message["tool_calls"] = made.calls
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._with(made.logprobs),
-            "finish_reason": made.finish,
-        }
+            message["reasoning_content"] = message["reasoning"] = made.reasoning.decode()
+        yield b'{"index":%d,"message":' % index + json_bytes(message)[:-1]
+        if made.calls and self._old:
+            yield from (b',"function_call":', made.called)
+        elif made.calls:
+            yield from (b',"tool_calls":[', made.called, b"]")
+        yield b'},"logprobs":'
+        if self._most is None:
+            yield b"null"
+        else:
+            yield from (b'{"content":[', made.logprobs, b'],"refusal":null}')
+        yield b',"finish_reason":%b}' % json_bytes(made.finish)
 
     def _logprobs(self, tokens: Sequence[TokenOut]) -> list[dict[str, Any]]:
         return [] if self._most is None else chat_logprobs(tokens, self._bytes_of, self._most)

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-_NOTES: Final = frozenset(
+NOTES: Final = frozenset(
     (
         "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated",
-        "description", "discriminator", "examples", "readOnly", "title", "writeOnly",
+        "description", "discriminator", "example", "examples", "nullable", "readOnly", "title",
+        "writeOnly",
     )
 )  # fmt: skip
 """Keywords that rule nothing out."""
 
-_OBJECT: Final = _NOTES | {"type", "properties", "required"}
+_OBJECT: Final = NOTES | {"type", "properties", "required"}
 """Those of an object that is closed."""
 
 _VALUE: Final = _OBJECT | {
     "additionalProperties", "const", "enum", "exclusiveMaximum", "exclusiveMinimum", "format",
     "items", "maxItems", "maxLength", "maxProperties", "maximum", "minItems", "minLength",
-    "minProperties", "minimum", "multipleOf", "pattern", "prefixItems",
+    "minProperties", "minimum", "multipleOf", "pattern", "prefixItems", "uniqueItems",
 }  # fmt: skip
 """Those of a schema that stands alone."""
 
@@ -51,7 +52,7 @@ def _is_plain(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return isinstance(schema, bool)
     alone = [name for name in _ALONE if name in schema]
-    allowed = _NOTES | {*alone} if len(alone) == 1 else _VALUE
+    allowed = NOTES | {*alone} if len(alone) == 1 else _VALUE
     return schema.keys() <= allowed and all(map(_is_plain, _within(schema)))
 
 

@@ -9,6 +9,7 @@ import json
 from typing import Any, Final
 
 import trio
+from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.security.roles import Purpose
 from starlette.requests import Request
@@ -49,6 +50,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
     standing = node.standing()
     leads = node.rank == 0  # a newer roster may have made another node the head
     plan = standing.plan if leads else None
+    known = node.engine_info
     latest = head.history.samples[-1] if head.history.samples else None
     told = faults(head)
     strategy = plan.strategy.value if plan else ""
@@ -58,8 +60,8 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "activations": told_seals(roster.inner_seal, strategy, collective_of(standing)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": head.model,
-        "model_digest": node.engine_info.model.hex() if node.engine_info else "",
-        "context": node.engine_info.context if node.engine_info else 0,
+        "model_digest": known.model.hex() if known else "",
+        "context": 0 if not known or known.context == NO_LIMIT else known.context,
         "state": standing.state if leads else "gathering",
         "epoch": standing.epoch.counter if leads else 0,
         "strategy": strategy,

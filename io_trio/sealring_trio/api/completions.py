@@ -3,37 +3,33 @@ else."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import attrs
-from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.parsing import Content
-from sealring_trio.api.replies import Chunks, Envelope, TextLogprobs, TokenBytes, logprob_columns
+from sealring_trio.api.replies import (
+    Chunks,
+    Columns,
+    Envelope,
+    Json,
+    TextLogprobs,
+    TokenBytes,
+    json_bytes,
+)
 from sealring_trio.api.scores import PromptScores
 
 
 @attrs.define
 class _Text:
-    """One choice's text so far."""
+    """One choice's text so far, as UTF-8, and its columns. Of a stream nothing is kept."""
 
-    text: list[str]
+    text: bytearray
     logprobs: TextLogprobs | None
-    columns: dict[str, list[Any]] = attrs.field(factory=partial(logprob_columns, ()))
+    columns: Columns = attrs.field(factory=Columns)
     finish: str = ""
-
-    def tell(self, tokens: Sequence[TokenOut]) -> dict[str, Any] | None:
-        """The columns of *tokens*, also added to the text's; None if there are none."""
-        if self.logprobs is None:
-            return None
-        columns = self.logprobs.columns(tokens)
-        for name, values in columns.items():
-            self.columns[name].extend(values)
-        return columns if tokens else None
 
 
 class TextShape(Chunks):
@@ -51,43 +47,59 @@ class TextShape(Chunks):
         scores: Sequence[PromptScores],
     ) -> None:
         super().__init__(envelope)
+        self._echoes = echoes
         self._texts = [
-            _Text([echo], None if most is None else TextLogprobs(bytes_of, most)) for echo in echoes
+            _Text(
+                bytearray(echo.encode(errors="replace") if self.keeps else b""),
+                None if most is None else TextLogprobs(bytes_of, most),
+            )
+            for echo in echoes
         ]
         self._scores = scores
 
     def opening_choices(self) -> list[dict[str, Any]]:
         """The prompts, if they are to be echoed."""
-        echoes = (made.text[0] for made in self._texts)
-        return [_choice(index, echo, None, None) for index, echo in enumerate(echoes) if echo]
+        return [_choice(index, echo, None, None) for index, echo in enumerate(self._echoes) if echo]
 
     def choice(self, delta: Delta) -> dict[str, Any]:
         """*delta* as a chunk has it."""
         made = self._texts[delta.index]
-        for some in delta.scores:
-            self._scores_of(delta.index).add(some)
+        if delta.scores:
+            self.kept += sum(map(self._scores_of(delta.index).add, delta.scores))
         text = "".join(part.text for part in delta.said if isinstance(part, Content))
-        made.text.append(text)
         if delta.finish is not None:
             made.finish = delta.finish.reason
-        return _choice(delta.index, text, made.tell(delta.tokens), made.finish or None)
+        columns = None if made.logprobs is None else made.logprobs.columns(delta.tokens)
+        if self.keeps:
+            said = text.encode()
+            made.text += said
+            before = made.columns.size
+            if columns is not None:
+                made.columns.add(columns)
+            self.kept += len(said) + made.columns.size - before
+        told = columns if delta.tokens else None
+        return _choice(delta.index, text, told, made.finish or None)
 
-    def whole_choices(self) -> Iterator[dict[str, Any]]:
+    def whole_choices(self) -> Iterator[Iterator[Json]]:
         """The continuations in one piece each."""
-        return itertools.starmap(self._whole, enumerate(self._texts))
+        return (self._whole(index, made) for index, made in enumerate(self._texts))
 
     def _scores_of(self, index: int) -> PromptScores:
         return self._scores[index * len(self._scores) // len(self._texts)]
 
-    def _whole(self, index: int, made: _Text) -> dict[str, Any]:
-        columns = None if made.logprobs is None else made.columns
-        told: dict[str, Any] = {}
-        if self._scores:
-            scores = self._scores_of(index)
-            if columns is not None:
-                columns = scores.before(columns)
-            told = scores.listed()
-        return {**_choice(index, "".join(made.text), columns, made.finish), **told}
+    def _whole(self, index: int, made: _Text) -> Iterator[Json]:
+        scores = self._scores_of(index) if self._scores else None
+        yield b'{"index":%d,"text":%b,"logprobs":' % (index, json_bytes(made.text.decode()))
+        if made.logprobs is None:
+            yield b"null"
+        elif scores is None:
+            yield from made.columns.whole()
+        else:
+            yield from scores.before(made.columns)
+        yield b',"finish_reason":%b' % json_bytes(made.finish)
+        if scores is not None:
+            yield from scores.listed()
+        yield b"}"
 
 
 def _choice(

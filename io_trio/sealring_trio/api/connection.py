@@ -18,7 +18,6 @@ from typing import Final
 import attrs
 import h11
 import trio
-from sealring_protocol.codec.wire import clip
 from starlette.types import ASGIApp
 
 from sealring_trio.api.connections import Place
@@ -31,7 +30,6 @@ log = logging.getLogger("sealring.api")
 HEADER_SECONDS: Final = 20.0
 """Seconds for a request's header, from the connection's start or from the last answer on it."""
 
-_SHOWN: Final = 200
 _VERSIONS: Final = (b"1.0", b"1.1")
 
 
@@ -86,30 +84,31 @@ class Connection:
 
     async def _request(self) -> h11.Request | None:
         """The next request; None if there is none. Raises `ApiError`."""
+        request = None
         with trio.move_on_after(HEADER_SECONDS) as limit:
             try:
-                event = await self._http.next_event()
-            except h11.RemoteProtocolError as fault:
+                request = await self._http.request()
+            except ApiError:
                 if self._http.left:
                     return None  # in the middle of a header, which nobody waits for any more
-                raise _malformed(fault) from None
+                raise
         if limit.cancelled_caught:
             if not self._http.begun:
                 return None
             late = f"The request's header did not arrive within {HEADER_SECONDS:g} seconds."
             raise ApiError(408, late, "request_timeout")
-        if not isinstance(event, h11.Request):
+        if request is None:
             return None
-        self._method = event.method
+        self._method = request.method
         if self._wrong is not None:
             raise self._wrong
-        _check(event)
-        return event
+        _check(request)
+        return request
 
     async def _break_off(self, exchange: Exchange) -> None:
         """End a request that the app has not answered to its end."""
         if exchange.fault is not None:
-            await self._refuse(_malformed(exchange.fault))
+            await self._refuse(exchange.fault)
         elif self._http.left:  # or has only said that it will send no more, and listens still
             hasty = "The client closed its side of the connection before it had its answer."
             await self._refuse(ApiError(499, hasty, "client_closed"))
@@ -132,15 +131,6 @@ def refusal(error: ApiError) -> bytes:
     body = json.dumps(error.body()).encode()
     parts = answer(error.status, _headers(error), body)
     return b"".join(http.send(event) or b"" for event in parts)
-
-
-def _malformed(fault: h11.RemoteProtocolError) -> ApiError:
-    status = fault.error_status_hint
-    if status == 431:
-        message = f"The header is larger than {MAX_HEADER >> 10} KiB."
-        return ApiError(431, message, "header_too_large")
-    message = f"This is not a request of HTTP/1.1: {clip(str(fault), _SHOWN)}."
-    return ApiError(status, message, "bad_request", kind=INVALID)
 
 
 def _check(request: h11.Request) -> None:

@@ -1,4 +1,4 @@
-"""Counts the API's connections, and decides which one is closed for a new one.
+"""Counts the API's connections, and decides whose turn it is and which is closed for a new one.
 
 Anybody who reaches the port may open a connection, and needs no key for it. So there is a limit for
 all connections together, and a lower one for each source. A source is an IPv4 address, the 64-bit
@@ -11,6 +11,10 @@ if that is at least `STALL_SECONDS` in all. At a source's limit only its own con
 considered, at the limit of all every one is. A connection for which this server works is never
 closed. If all are such, the new one is refused. So a client that keeps connections open, silent or
 slow, takes nothing from others.
+
+HTTP is served by the event loop that also carries the sealed links. So connections take turns
+(`Turns`): one in each pass of the loop, however many have sent something, and the links have theirs
+in between. `http1` says what one turn may do.
 """
 
 from __future__ import annotations
@@ -42,7 +46,48 @@ may be closed for another. A client that sends a byte now and then gains nothing
 TELL_SECONDS: Final = 60.0
 """Time between two lines of the log that tell of connections which had to go."""
 
+KNOWN_SHARE: Final = 8
+"""One turn of so many is of a connection that is not new."""
+
 _numbers = itertools.count(1)
+
+
+class Turns:
+    """Gives connections the event loop in turns.
+
+    In each pass of the event loop one connection has a turn, or two when nobody waits any more.
+    Those that wait are served in the order in which they came. A connection is new until it has
+    asked for something. Where new ones wait, only one turn of `KNOWN_SHARE` is of another, so that
+    a new client need not wait for all that keep the server busy, nor they for all new ones.
+    """
+
+    def __init__(self) -> None:
+        self._taken = False  # in this pass, or somebody waits
+        self._new = trio.lowlevel.ParkingLot()
+        self._known = trio.lowlevel.ParkingLot()
+        self._giver = trio.lowlevel.ParkingLot()
+
+    async def take(self, *, new: bool) -> None:
+        """Wait for a turn, which lasts until the caller next waits for something."""
+        if self._taken:
+            await (self._new if new else self._known).park()
+        else:
+            self._taken = True
+            self._giver.unpark()
+
+    async def give(self) -> None:
+        """Give turns until cancelled."""
+        for number in itertools.count():
+            if not self._taken:
+                await self._giver.park()
+            first, second = self._new, self._known
+            if number % KNOWN_SHARE == 0:
+                first, second = second, first
+            if line := first or second:
+                line.unpark()
+                await trio.lowlevel.checkpoint()
+            else:
+                self._taken = False
 
 
 class Place:
@@ -55,7 +100,12 @@ class Place:
         self.scope = trio.CancelScope()
         self.waited = 0.0  # seconds that its request has waited for the client before
         self.since = 0.0  # when it began to wait (trio's clock)
+        self.new = True  # no request of it has come
         self._book = book
+
+    async def turn(self) -> None:
+        """Wait until it is this connection's turn to do a piece of work."""
+        await self._book.turns.take(new=self.new)
 
     @property
     def last(self) -> bool:
@@ -122,6 +172,7 @@ class Connections:
 
     limit: int
     closing: bool = False
+    turns: Turns = attrs.field(factory=Turns)
     _of_source: Counter[str] = attrs.field(factory=Counter)
     _idle: _Line = attrs.field(factory=_Line)
     _stalled: _Line = attrs.field(factory=_Line)
@@ -179,6 +230,7 @@ class Connections:
 
     def work(self, place: Place) -> None:
         """*place* is being answered."""
+        place.new = False
         self._idle.discard(place)
         place.waited = 0.0
 

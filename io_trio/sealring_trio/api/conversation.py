@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 from sealring_trio.api.values import MAX_PARTS, Model, Name, Several
@@ -77,17 +77,33 @@ class CalledTool(Model):
 class Message(Model):
     """One message of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Parts | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Annotated[list[CalledTool], Several(max_length=MAX_PARTS)] | None = None
+    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
 
     @property
     def text(self) -> str:
         """Its content in one piece."""
         return _joined(self.content or "")
+
+
+def renew(messages: Iterable[Message]) -> None:
+    """Say what older clients say of functions in *messages* as tools, and thoughts under their one
+    name."""
+    latest = ""
+    for at, message in enumerate(messages):
+        if message.reasoning_content is None:
+            message.reasoning_content = message.reasoning
+        if (called := message.function_call) is not None and not message.tool_calls:
+            latest = f"call_{at}"
+            message.tool_calls = [CalledTool(id=latest, function=called)]
+        if message.role == "function":
+            message.role, message.tool_call_id = "tool", latest or f"call_{message.name}"
 
 
 class Prediction(Model):

@@ -37,7 +37,7 @@ OpenAI's and Anthropic's send with every request."""
 
 _EXPOSED: Final = (
     "request-id, retry-after, server-timing, traceparent, tracestate, www-authenticate, "
-    "x-request-id, x-sealring-ignored, x-sealring-tools"
+    "x-request-id, x-sealring-adapted, x-sealring-ignored, x-sealring-tools"
 )
 """Headers of answers that pages may read."""
 

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping
 from email.utils import formatdate
+from http.client import responses
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -20,11 +21,13 @@ import trio
 from starlette.types import ASGIApp, Message, Scope
 
 from sealring_trio.api.connections import Place
+from sealring_trio.api.errors import ApiError
 from sealring_trio.api.http1 import Http1
 
 log = logging.getLogger("sealring.api")
 
 _WITHOUT_BODY: Final = (204, 304)
+_REASONS: Final = {**responses, 499: "Client Closed Request", 529: "Overloaded"}
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
 
 
@@ -46,8 +49,8 @@ class Exchange:
     _ends: Endpoints
     _place: Place
 
-    fault: h11.RemoteProtocolError | None = None
-    """The HTTP error in the request's body, if there was one."""
+    fault: ApiError | None = None
+    """What is wrong with the request's body, if something is."""
 
     over: bool = False
     """Whether the whole answer has been given."""
@@ -94,15 +97,13 @@ class Exchange:
         """The next part of the body."""
         await self._http.invite()
         try:
-            event = await self._http.next_event()
-        except h11.RemoteProtocolError as fault:
+            body, more = await self._http.body_part()
+        except ApiError as fault:
             self.fault = fault
             self._body_read = True
             return {"type": "http.disconnect"}
-        if isinstance(event, h11.Data):
-            return {"type": "http.request", "body": bytes(event.data), "more_body": True}
-        self._body_read = True
-        return {"type": "http.request", "body": b"", "more_body": False}
+        self._body_read = not more
+        return {"type": "http.request", "body": body, "more_body": more}
 
     async def _send(self, message: Message) -> None:
         if self._http.gone:
@@ -132,7 +133,7 @@ class Exchange:
         if not self._http.discard_body() or self._place.last:
             headers.append((b"connection", b"close"))
         self._has_body = self._request.method != b"HEAD" and status not in _WITHOUT_BODY
-        self._http.put(h11.Response(status_code=status, headers=headers))
+        self._http.put(h11.Response(status_code=status, headers=headers, reason=_reason(status)))
 
 
 def _in_origin_form(request: h11.Request) -> tuple[bytes, list[tuple[bytes, bytes]]]:
@@ -157,4 +158,10 @@ def answer(
         ("connection", "close"),
     ]
     parts = [] if only_header else [h11.Data(data=body)]
-    return [h11.Response(status_code=status, headers=told), *parts, h11.EndOfMessage()]
+    begin = h11.Response(status_code=status, headers=told, reason=_reason(status))
+    return [begin, *parts, h11.EndOfMessage()]
+
+
+def _reason(status: int) -> bytes:
+    """What the status line says of *status*, without which some clients do not take it."""
+    return _REASONS.get(status, "Error").encode()

@@ -9,8 +9,9 @@ send them to any server. They have no effect, and the answer's header `IGNORED_H
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -18,9 +19,13 @@ import attrs
 import pydantic
 from sealring_protocol.limits import MAX_BIAS
 
-from sealring_trio.api.errors import ApiError, unsupported
+from sealring_trio.api.errors import unsupported
 
 IGNORED_HEADER: Final = "x-sealring-ignored"
+
+ADAPTED_HEADER: Final = "x-sealring-adapted"
+"""Names what was changed to fit: in a conversation that the model's template refused, and
+``max_tokens`` where the answer has less room than was asked for."""
 
 TOOLS_HEADER: Final = "x-sealring-tools"
 """Says ``in-words`` where the model's template has no tools, and a message told it of them;
@@ -63,8 +68,8 @@ _TOOLS: Final = "Text completions have no tools; use /v1/chat/completions."
 
 REFUSED: Final[Mapping[str, Refusal]] = {
     # other names of what there is
-    "functions": Refusal("'functions' is the old form of 'tools'; use that."),
-    "function_call": Refusal("'function_call' is the old form of 'tool_choice'; use that."),
+    "functions": Refusal(_TOOLS, only="completion"),
+    "function_call": Refusal(_TOOLS, ("none", "auto"), only="completion"),
     "max_new_tokens": Refusal(_RENAMED.format("max_tokens")),
     "n_predict": Refusal(_RENAMED.format("max_tokens"), (-1,)),
     "num_predict": Refusal(_RENAMED.format("max_tokens"), (-1,)),
@@ -195,16 +200,22 @@ def _unknown(
                 yield from _unknown(value, inner, (), f"{before}{name}.")
 
 
+def adapt(headers: MutableMapping[str, str], name: str) -> None:
+    """Add to *headers* that field *name* was changed to fit."""
+    names = headers.get(ADAPTED_HEADER, "").split(", ")
+    headers[ADAPTED_HEADER] = ", ".join(filter(None, dict.fromkeys([*names, name])))
+
+
 def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
     """The headers that say what a text worker *told* of a request's fields."""
     headers = {}
-    names = told.get("ignored")
-    if isinstance(names, list) and names:
-        # What is no name may not go into a header.
-        shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
-        headers[IGNORED_HEADER] = ", ".join(
-            shown[:MAX_IGNORED] + ["..."] * (len(shown) > MAX_IGNORED)
-        )
+    for header, field in ((IGNORED_HEADER, "ignored"), (ADAPTED_HEADER, "adapted")):
+        names = told.get(field)
+        if isinstance(names, list) and names:
+            # What is no name may not go into a header.
+            shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
+            dots = ["..."] * (len(shown) > MAX_IGNORED)
+            headers[header] = ", ".join(shown[:MAX_IGNORED] + dots)
     if told.get("in_words") is True:
         headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
     return headers
@@ -212,7 +223,7 @@ def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
 
 UNSERVED_PARTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
-        ("image_url", "image", "input_image", "image_embeds"),
+        ("image_url", "image", "input_image", "image_embeds", "computer_screenshot"),
         "Images are not served: no vision tower is loaded. Send text alone, or describe the image.",
     ),
     **dict.fromkeys(
@@ -220,11 +231,47 @@ UNSERVED_PARTS: Final[Mapping[str, str]] = {
         "Audio and video are not served: only the language model is loaded. Send text alone.",
     ),
     **dict.fromkeys(
-        ("file", "input_file", "document"),
-        "Files are not read here. Send their text as a part of type 'text'.",
+        ("file", "input_file", "document", "container_upload"),
+        "Files are not read here, unless they are text. Send their text as a part of type 'text'.",
     ),
 }
 """Kinds of a message's parts that other servers take, with what is said of each."""
+
+_TEXT_FILE: Final = re.compile(
+    r"data:(?:text/[\w.+-]+|application/(?:[\w.]+\+)?(?:json|xml|yaml))(?:;[\w=-]+)*?;base64,"
+)
+
+
+def past(said: Sequence[bool]) -> int:
+    """How many of a conversation's entries belong to earlier turns, where *said* tells which ones
+    the model said: all up to its last. Those that the conversation ends with are being gone on
+    with."""
+    end = len(said)
+    while end and said[end - 1]:
+        end -= 1
+    return next((at for at in range(end, 0, -1) if said[at - 1]), 0)
+
+
+def left_out(kind: str, place: str, *, history: bool) -> str:
+    """The text that stands for a part of *kind* at *place*, which is no text. Raises `ApiError`
+    unless the part is of the *history*: of what is asked now it cannot be left out."""
+    if not history or kind not in UNSERVED_PARTS:
+        says = UNSERVED_PARTS.get(kind, "The model reads text alone.")
+        raise unsupported(place, f"{place} is of type '{kind}'. {says}")
+    noun = re.sub("input_|_url|_embeds|_upload|computer_", "", kind)
+    return f"[{noun} left out: this model reads text alone]"
+
+
+def text_of_file(data: Any, name: Any = None) -> str | None:
+    """The text of a file that is given as the URL *data*, under its *name*; None if it is no
+    text."""
+    if not isinstance(data, str) or (head := _TEXT_FILE.match(data)) is None:
+        return None
+    try:
+        text = base64.b64decode(data[head.end() :], validate=True).decode()
+    except ValueError:
+        return None
+    return text if not isinstance(name, str) else f"{name}:\n{text}"
 
 
 OF_CHAT: Final = frozenset(
@@ -259,18 +306,32 @@ def refuse_of_chat(body: Any) -> None:
             raise unsupported(name, f"/v1/chat/completions has '{name}'; this endpoint has not.")
 
 
-def refuse_parts(messages: Any) -> None:
-    """Raise `ApiError` for the first part of *messages*, unchecked yet, that is no text."""
-    for at, message in enumerate(messages if isinstance(messages, list) else ()):
+def with_text_alone(messages: Any) -> tuple[Any, list[str]]:
+    """*messages*, unchecked yet, with texts for parts that are none, and where these were. Raises
+    `ApiError` for the first in the last turn."""
+    if not isinstance(messages, list):
+        return messages, []
+    roles = [each.get("role") if isinstance(each, dict) else None for each in messages]
+    history = past([role == "assistant" for role in roles])
+    places: list[str] = []
+    made = list(messages)
+    for at, message in enumerate(messages):
         content = message.get("content") if isinstance(message, dict) else None
-        for place, part in enumerate(content if isinstance(content, list) else ()):
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind in UNSERVED_PARTS:
-                raise _part(f"messages.{at}.content.{place}", kind)
-
-
-def _part(place: str, kind: str) -> ApiError:
-    return unsupported(place, f"{place} is of type '{kind}'. {UNSERVED_PARTS[kind]}")
+        if isinstance(content, list):
+            parts = list(content)
+            for number, part in enumerate(content):
+                kind = part.get("type") if isinstance(part, dict) else None
+                if isinstance(kind, str) and kind in UNSERVED_PARTS:
+                    place = f"messages.{at}.content.{number}"
+                    file = part.get("file")
+                    given = file if isinstance(file, dict) else part
+                    text = text_of_file(given.get("file_data"), given.get("filename"))
+                    if text is None:
+                        text = left_out(kind, place, history=at < history)
+                        places.append(place)
+                    parts[number] = {"type": "text", "text": text}
+            made[at] = {**message, "content": parts}
+    return made, places
 
 
 def few(bias: Any) -> Any:

@@ -9,7 +9,8 @@ tries whether it can be held: `sealring_model.text.grammars.fault`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
@@ -27,8 +28,17 @@ Grammar = dict[str, Any]
 BLANK: Final = r"[\x20\x0A\x0D\x09]{1,64}"
 """Blank space between the parts of a JSON text. Without a bound, an answer may be nothing else."""
 
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
+_DIALECT: Final = re.compile(
+    r"http://json-schema\.org/draft-0[467]/schema#?"
+    r"|https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
+)
 _SCHEMA_PARAM: Final = "response_format.json_schema.schema"
-_TEXT: Final = r"/(.|\n)*/"
+HARMONY: Final = "harmony"
+"""The name of gpt-oss's format."""
+
+TEXT: Final = r"/(.|\n)*/"
+"""Any text, in Lark. Special tokens are none."""
 
 
 @attrs.frozen
@@ -47,15 +57,37 @@ def json_grammar(schema: Any, *, blank: str | None = BLANK) -> Grammar:
     if not isinstance(schema, dict):
         return {"json_schema": schema}
     options = {"whitespace_flexible": False} if blank is None else {"whitespace_pattern": blank}
-    return {"json_schema": {**closed(schema), "x-guidance": options}}
+    return {"json_schema": {**closed(_known(schema)), "x-guidance": options}}
+
+
+def _known(schema: dict[str, Any]) -> dict[str, Any]:
+    """*schema* without a name that is no address (``"$id": "Output Format"``), to which nothing can
+    refer, and without a dialect that is none of JSON Schema's."""
+    left_out = {
+        name
+        for name, wanted in (("$id", _URI), ("$schema", _DIALECT))
+        if name in schema and not wanted.fullmatch(str(schema[name]))
+    }
+    return {name: part for name, part in schema.items() if name not in left_out}
+
+
+def leniently(grammar: Grammar) -> Grammar | None:
+    """*grammar*, of whose schema only that is held which can be; None if it is of no schema."""
+    schema = grammar.get("json_schema")
+    if not isinstance(schema, dict):
+        return None
+    options = {**schema.get("x-guidance", {}), "lenient": True, "coerce_one_of": True}
+    return {"json_schema": {**schema, "x-guidance": options}}
 
 
 def form_of(asked: Held, response_format: ResponseFormat | None) -> Form | None:
     """The form that *asked* and its *response_format* want; None for free text. Raises `ApiError`
-    for two forms, and for what cannot be held."""
+    for two forms that differ, and for what cannot be held. Clients say one form in the words of an
+    older and of a newer vLLM."""
     forms = [*_response(response_format), *_structured(asked), *_guided(asked)]
-    if len(forms) > 1:
-        one, other = forms[0].param, forms[1].param
+    others = [form for form in forms[1:] if form.grammar != forms[0].grammar]
+    if others:
+        one, other = forms[0].param, others[0].param
         raise invalid(f"'{one}' and '{other}' both give the answer a form; use one.", other)
     return forms[0] if forms else None
 
@@ -157,28 +189,56 @@ class Marks:
 
     tokenizer: Tokenizer
 
-    def is_token(self, mark: str) -> bool:
-        """Whether *mark* is a token that stands for itself, and no text."""
-        ids = self.tokenizer.encode_part(mark)
-        return len(ids) == 1 and ids[0] in self.tokenizer.special
+    def token(self, mark: str) -> str:
+        """The token that *mark* is, in Lark; empty if it is several, or none."""
+        ids = self.tokenizer.encode_part(mark) if mark else []
+        return f"<[{ids[0]}]>" if len(ids) == 1 else ""
 
     def name(self, mark: str) -> str:
-        """*mark*, in Lark."""
-        if self.is_token(mark):
-            return f"<[{self.tokenizer.encode_part(mark)[0]}]>"
-        return quoted(mark)
+        """*mark* in Lark, tokens that are no text as such."""
+        return " ".join(self._part(part) for part in self._split(mark) if part)
 
-    def up_to(self, rule: str, mark: str) -> str:
-        """The Lark rule *rule*: any text, and the first *mark* after it."""
-        if not self.is_token(mark):
-            return f"{rule}[suffix={quoted(mark)}]: {_TEXT}"
-        free = self.free(mark)
-        return f"{rule}: {rule.upper()}_TEXT {self.name(mark)}\n{rule.upper()}_TEXT: {free}"
+    def _part(self, text: str) -> str:
+        ids = self.tokenizer.encode_part(text)
+        return self.token(text) if {*ids} <= self.tokenizer.special else quoted(text)
 
-    def free(self, mark: str) -> str:
-        """Any text without *mark*, as a regular expression of Lark."""
-        inner = regex_to_lark(_escaped(mark))
-        return rf"{_TEXT} & ~/(.|\n)*({inner})(.|\n)*/"
+    def literal(self, form: str, name: str = "") -> str:
+        """*form* in Lark, as `name`. In it ``{}`` is *name*, ``\n?`` a line break or none, ``#`` a
+        number."""
+        found = []
+        for part in re.split(r"(\n\?|#|\{\})", form):
+            match part:
+                case "\n?":
+                    found.append(r'"\n"?')
+                case "#":
+                    found.append("/[0-9]{1,4}/")
+                case "{}":
+                    found.append(quoted(name))
+                case _:
+                    found.append(self.name(part))
+        return " ".join(filter(None, found))
+
+    def _split(self, text: str) -> list[str]:
+        """*text*, with each special token in it by itself."""
+        ids = self.tokenizer.encode_part(text)
+        special = [self.tokenizer.decode([each]) for each in ids if each in self.tokenizer.special]
+        if not special:
+            return [text]
+        return re.split("(" + "|".join(map(re.escape, special)) + ")", text)
+
+    def up_to(self, rule: str, mark: str, *others: str) -> str:
+        """The Lark rule *rule*: any text without *others*, and the first *mark* after it."""
+        text = f"{rule.upper()}_TEXT"
+        before, token, after = self.name(mark).partition("<[")
+        if token:
+            free = self.free(mark, *others)
+            return f"{rule}: {text} {token}{after}\n{text}: ({free}) {before}"
+        return f"{rule}[suffix={quoted(mark)}]: {text}\n{text}: {self.free(*others)}"
+
+    def free(self, *marks: str) -> str:
+        """Any text without *marks*, as a regular expression of Lark."""
+        without = (rf" & ~/(.|\n)*({regex_to_lark(_escaped(mark))})(.|\n)*/" for mark in marks)
+        return TEXT + "".join(without)
 
 
 def _escaped(text: str) -> str:
@@ -187,27 +247,72 @@ def _escaped(text: str) -> str:
 
 def answer(
     tokenizer: Tokenizer,
-    parts: Sequence[Grammar],
     main: str,
+    parts: Mapping[str, Grammar],
     *,
     reasoning: bool,
     calling: bool = False,
+    most: int | None = None,
+    call: str = "",
 ) -> str:
     """The grammar of an answer that *main* is the Lark rule ``answer`` of, which names *parts* as
-    ``@part_0`` and so on. The answer begins within the model's *reasoning*, or may have some,
-    unless it begins within a call (*calling*)."""
-    first, last = tokenizer.think
+    ``@name``. The answer begins within the model's *reasoning*, or may have some, unless it begins
+    within a call (*calling*).
+
+    Where the mark that closes the reasoning is one token, it comes after *most* tokens of thoughts.
+    Where the mark *call* is one, too, it may come within them, with what ``called`` is in *main*;
+    after it they go on.
+    """
     lines = [main]
-    marks = Marks(tokenizer)
-    if last and not calling:
-        lines += [marks.up_to("thought", last), r"BLANK: /[ \t\r\n]{1,8}/"]
-        before = "thought" if reasoning else f"({marks.name(first)} thought BLANK?)?"
-        lines.insert(0, f"start: {before} {'BLANK? ' if reasoning else ''}answer")
+    if tokenizer.calls.name == HARMONY and not calling:
+        lines += _channels(Marks(tokenizer), reasoning=reasoning, most=most, call=call)
+    elif tokenizer.think[1] and not calling:
+        lines += _thoughts(Marks(tokenizer), reasoning=reasoning, most=most, call=call)
     else:
-        lines.insert(0, "start: answer")
+        lines.append("start: answer")
     grammars = [{"name": "main", "lark_grammar": "\n".join(lines)}]
-    grammars += [{"name": f"part_{at}", **part} for at, part in enumerate(parts)]
+    grammars += [{"name": name, **part} for name, part in parts.items()]
     return json.dumps({"grammars": grammars})
+
+
+def _thoughts(marks: Marks, *, reasoning: bool, most: int | None, call: str) -> list[str]:
+    first, last = marks.tokenizer.think
+    end, begun = marks.token(last), marks.token(call)
+    before = "" if reasoning else f"{marks.name(first)} "
+    told = f"{before}thought BLANK? answer"
+    if end and begun:
+        calls = f"(musing {begun} called)"
+        told = f"{before}{calls}* thought BLANK? answer | {before}{calls}+"
+    if end:
+        bound = "" if most is None else f"[max_tokens={most}]"
+        lines = [
+            f"thought: musing {end}",
+            f"musing{bound}: MUSING",
+            f"MUSING: {marks.free(*filter(None, (last, call)))}",
+        ]
+    else:
+        lines = [marks.up_to("thought", last)]
+    start = f"start: {told}" if reasoning else f"start: {told} | answer"
+    return [start, *lines, r"BLANK: /[ \t\r\n]{1,8}/"]
+
+
+def _channels(marks: Marks, *, reasoning: bool, most: int | None, call: str) -> list[str]:
+    """An answer in harmony, where each message names its channel: what `answer` is comes in the
+    last."""
+    more = marks.literal("<|end|><|start|>assistant")
+    told = f"{marks.literal('<|channel|>final<|message|>')} answer"
+    if call:
+        told += f" | {marks.literal(call)} called"
+    thought = f"musing {more}"
+    begun = f"{marks.literal('<|channel|>analysis<|message|>')} {thought}"
+    if most is None:
+        begun = f"({begun} | {marks.literal('<|channel|>commentary<|message|>')} {thought})*"
+    else:
+        begun = f"({begun})?"
+    if reasoning:
+        begun = f"{thought} {begun}" if most is None else thought
+    bound = "" if most is None else f"[max_tokens={most}]"
+    return [f"start: {begun} ({told})", f"musing{bound}: {TEXT}"]
 
 
 def refusal(param: str, why: str, what: str = "") -> ApiError:

@@ -9,7 +9,10 @@ Any web page can make a browser on the head's machine send requests to loopback.
 listens on loopback without keys, a request must name loopback as its host, or one of the config's
 `allowed_hosts`, which an attack by DNS rebinding does not. A request that names an origin, as those
 of web pages do, must come from this server's own page, or from one of `allowed_origins`. Only the
-latter get CORS headers (`cors`): other origins get no answer to read.
+latter get CORS headers (`cors`): other origins get no answer to read. The page's files tell nothing
+of this head, and are served under every name, as a proxy may give it another. `PROBES` are answered
+under every name too, for a load balancer's check may name no host; under another name than the
+server's the answer says only whether, and not why.
 
 The time that a prompt takes, and how much of it was cached, would reveal what others asked before.
 So a request shares cached prefixes with requests of the same known key only; without a key, with
@@ -42,6 +45,7 @@ from sealring_trio.api.keys import digest
 from sealring_trio.api.trace_context import TraceContext, request_id
 from sealring_trio.errors import UserError
 from sealring_trio.files.origins import parse_authority, parse_origin
+from sealring_trio.files.units import is_loopback
 
 log = logging.getLogger("sealring.api")
 
@@ -49,7 +53,10 @@ MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
 """Requests with one key that are being answered at once: slow bodies with it leave room for
 everybody else's."""
 
-PUBLIC: Final = ("/health", "/livez", "/readyz", "/", "/openapi.json")
+PROBES: Final = ("/health", "/livez", "/readyz")
+"""What load balancers and supervisors ask."""
+
+PUBLIC: Final = (*PROBES, "/", "/openapi.json")
 PUBLIC_BELOW: Final = "/dashboard/"
 """Paths that need no key, and the folder of the page's files."""
 
@@ -80,7 +87,9 @@ _HEADERS: Final = {
 @attrs.frozen
 class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
-    Callers take turns by *owner*; cached prefixes are shared within *scope*. *asked* is what the
+    Callers take turns by *owner*; cached prefixes are shared within *scope*. What it takes of
+    memory counts to *account*: without a known key that is the client's address, as it could
+    present another key with each request. *asked* is what the
     client calls the request, if it does, and *trace_id* the trace that it belongs to. The answer
     has what is *told* among its headers."""
 
@@ -88,6 +97,7 @@ class Caller:
     name: str
     owner: str
     scope: str
+    account: str
     arrived: float
     asked: str = ""
     trace_id: str = ""
@@ -117,9 +127,21 @@ def _plain(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part)
 
 
+def _address(scope: Scope) -> str:
+    """The account of the client of *scope*: its address. All of loopback is one, since whoever is
+    there has all of it."""
+    host = (scope.get("client") or ("",))[0]
+    return f"address {'loopback' if is_loopback(host) else host}"
+
+
 def is_public(path: str) -> bool:
     """Whether *path* needs no key."""
     return path in PUBLIC or path.startswith(PUBLIC_BELOW)
+
+
+def _is_page(path: str) -> bool:
+    """Whether *path* is one of the page's files."""
+    return path == "/" or path.startswith(PUBLIC_BELOW)
 
 
 class Gate:
@@ -163,8 +185,8 @@ class Gate:
 
         try:
             needed = self._keys_needed()
-            self._check_host(headers, needed)
-            if not shared:
+            self._check_names(scope, headers, keys_needed=needed)
+            if not shared and not _is_page(path):
                 self._check_page(headers, secure=scope.get("scheme") == "https")
             if shared and cors.is_preflight(scope["method"], headers):
                 await cors.preflight(headers)(scope, receive, answer)
@@ -225,16 +247,20 @@ class Gate:
                 "invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        if self._head.generator.draining and scope["method"] == "POST":
-            raise unavailable("The head is shutting down.", "shutting_down", retry=5)
+        generator = self._head.generator
+        if generator.draining and scope["method"] == "POST":
+            code = "not_head" if generator.gives_way else "shutting_down"
+            text = generator.refusal.replace("this node", "the head")
+            raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
         key = digest(presented) if presented else ""
         now = trio.current_time()
         if owner is not None:
-            return Caller(name, owner, f"{_KNOWN}{key}", "", now)
+            return Caller(name, owner, f"{_KNOWN}{key}", "", f"{_KNOWN}{key}", now)
         # Where no key is needed, clients that present one still take turns by it. Many present the
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
-        return Caller(name, f"key-{key[:_TOLD]}" if key else "", f"unknown {key}", shared, now)
+        told = f"key-{key[:_TOLD]}" if key else ""
+        return Caller(name, told, f"unknown {key}", shared, _address(scope), now)
 
     def _shared(self, scope: Scope, name: str) -> str:
         """The scope in which the caller of request *name*, who has no known key, shares cached
@@ -247,13 +273,23 @@ class Gate:
             case _:
                 return f"request {name}"
 
-    def _check_host(self, headers: Headers, keys_needed: bool) -> None:
-        """Raise `ApiError` for a host that may be another's name for loopback."""
-        if keys_needed:
-            return
-        given = headers.get("host", "")
+    def _check_names(self, scope: Scope, headers: Headers, *, keys_needed: bool) -> None:
+        """Raise `ApiError` for a request whose host may be another's name for loopback."""
+        given, path = headers.get("host", ""), scope["path"]
+        if path in PROBES:
+            scope.setdefault("state", {})["brief"] = not (keys_needed or self._is_named(given))
+        elif not keys_needed and not _is_page(path):
+            self._check_host(given)
+
+    def _is_named(self, given: str) -> bool:
+        """Whether *given*, which a request names as its host, is this server's on loopback."""
         host = parse_authority(given)
-        if host is None or not self._head.config.allowed_hosts.allow(host.host):
+        return host is not None and self._head.config.allowed_hosts.allow(host.host)
+
+    def _check_host(self, given: str) -> None:
+        """Raise `ApiError` if *given*, a request's host, may be another's name for loopback."""
+        if not self._is_named(given):
+            host = parse_authority(given)
             message = f"The host '{clip(given, _SHOWN)}' is not one of this server's names."
             if host is not None:
                 message += (
@@ -291,7 +327,8 @@ def _foreign(origin: str) -> str:
         return (
             f"{message} If they are to, add it to the head's config: "
             f"allowed_origins = [{json.dumps(origin)}] "
-            f"(sealring serve: --allowed-origins {origin})."
+            f"(sealring serve: --allowed-origins {origin}). If they are this server's own, behind "
+            "a proxy, have the proxy pass the Host header on."
         )
     if origin == "null":
         return (

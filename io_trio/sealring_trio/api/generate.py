@@ -32,15 +32,17 @@ from sealring_trio.api.errors import (
     timed_out,
     unavailable,
 )
-from sealring_trio.api.fields import headers_of
+from sealring_trio.api.fields import adapt, headers_of
 from sealring_trio.api.gate import Caller
-from sealring_trio.api.head import ApiHead
+from sealring_trio.api.head import ApiHead, Holding
 from sealring_trio.api.kinds import A, ChoiceContext, Kind
-from sealring_trio.api.replies import About, Shape
+from sealring_trio.api.replies import About, Json, Shape
+from sealring_trio.api.responses import earlier, with_items
 from sealring_trio.api.sampling import jobs
 from sealring_trio.api.streaming import ClientGone, EventStream, attended
 from sealring_trio.errors import OperationError
 from sealring_trio.node.generation import Answer
+from sealring_trio.node.request_stream import size_of
 from sealring_trio.node.trace import Trace
 from sealring_trio.text.parsed import ParsedRequest
 
@@ -50,13 +52,23 @@ Emit = Callable[[Delta], Awaitable[None]]
 
 @attrs.define
 class Call:
-    """One request on its way: who asks, its times, the stream that is open for its answer, and the
-    answer's shape."""
+    """One request on its way: who asks, its times, what it is *holding*, the stream that is open
+    for its answer, and the answer's shape. *refused* is why it may hold no more."""
 
     caller: Caller
     trace: Trace
+    holding: Holding
     stream: EventStream | None = None
     shape: Shape | None = None
+    refused: ApiError | None = None
+
+    def add(self, delta: Delta, shape: Shape) -> Sequence[Any]:
+        """Add *delta* to *shape*; the bodies of its events. Raises `ApiError` if that is too much
+        to be kept."""
+        before = shape.kept
+        events = shape.add(delta)
+        self.holding.grow(shape.kept - before - size_of(delta.tokens))
+        return events
 
 
 class Generate(Generic[A]):
@@ -81,7 +93,8 @@ class Generate(Generic[A]):
         tracer.begin(trace)
         outcome = "cancelled"
         try:
-            outcome = await self._answer(scope, receive, send, Call(caller, trace))
+            with self._head.holding(caller.account, 0) as holding:
+                outcome = await self._answer(scope, receive, send, Call(caller, trace, holding))
         except ApiError as error:
             outcome, trace.fault = error.code, error.in_log()
             raise
@@ -94,7 +107,7 @@ class Generate(Generic[A]):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
         """Send the answer; returns how it ended, in a word."""
         head, trace = self._head, call.trace
-        body = await head.bodies.read(Request(scope, receive), call.caller.owner)
+        body = await head.bodies.read(Request(scope, receive), call.caller.account)
         trace.body = trio.current_time() - trace.began
         head.check_serving()
         texts = [body]
@@ -110,8 +123,7 @@ class Generate(Generic[A]):
             trace.outcome, trace.fault = error.code, error.in_log()
         else:
             if not stream.opened:
-                with head.holding(call.caller.owner, len(response.body)):
-                    await response(scope, receive, send)
+                await response(scope, receive, send)
                 return trace.outcome
         await stream.close()
         return trace.outcome
@@ -139,6 +151,8 @@ class Generate(Generic[A]):
             nursery.cancel_scope.cancel()
         if expired:
             raise timed_out(head.config.timeout)
+        if call.refused is not None:
+            raise call.refused
         (result,) = given
         if isinstance(result, ApiError):
             raise result
@@ -149,7 +163,9 @@ class Generate(Generic[A]):
         else in one piece."""
         head, trace = self._head, call.trace
         tokenizer = await self._tokenizer()
-        owned = ChoiceContext(head.generator, tokenizer, call.caller.owner, head.responses)
+        owned = ChoiceContext(
+            head.generator, tokenizer, call.caller.owner, call.caller.account, head.responses
+        )
         parsed, context = await self._parse(texts.pop(), call, owned)
         asked = self._kind.options(parsed.told["options"])
         call.caller.told.update(headers_of(parsed.told))
@@ -157,18 +173,20 @@ class Generate(Generic[A]):
         about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
         stream = call.stream if asked.stream else None
+        call.holding.grow(self._kind.held(parsed))
         with contextlib.ExitStack() as stack:
-            stack.enter_context(head.holding(call.caller.owner, self._kind.held(parsed)))
             answers = self._open(asked, tokenizer, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
             if stream is not None:
-                await _stream(pairs, shape, stream, trace)
+                await _stream(pairs, shape, stream, call)
             else:
-                await _fill(pairs, shape, trace)
+                await _fill(pairs, shape, call)
         if stream is not None:  # now that the rows are over, their counts are known
             await stream.write(shape.closing(trace))
             return Response()
         body = await _joined(shape.whole(trace))
+        call.shape = None
+        call.holding.grow(len(body) - shape.kept)
         return Response(body, headers=_timing(trace), media_type="application/json")
 
     async def _tokenizer(self) -> Tokenizer:
@@ -186,20 +204,19 @@ class Generate(Generic[A]):
         """What a text worker reads in *body*, and *context* with the items that come before it.
         Raises `ApiError`."""
         parsed = await self._read(body, {}, call)
-        earlier = self._kind.earlier(parsed.told, context)
-        if earlier is None:
+        if "references" not in parsed.told:
             return parsed, context
-        before, referred = b"\n".join(earlier.before), b"\n".join(earlier.referred)
-        sizes = {"before": len(before), "referred": len(referred)}
-        parsed = await self._read(before + referred + body, sizes, call)
-        return parsed, attrs.evolve(context, before=earlier.before)
+        before, referred = earlier(context.responses, context.owner, parsed.told)
+        data, sizes = with_items(body, before, referred)
+        parsed = await self._read(data, sizes, call)
+        return parsed, attrs.evolve(context, before=before)
 
     async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
         """What a text worker reads in *body* with *about*. Raises `ApiError`."""
         about = {"models": self._head.models, **about}
         with text_errors(call.trace.id):
             return await self._head.generator.parse(
-                self._kind.name, about, body, call.caller.owner, call.trace
+                self._kind.name, about, body, call.caller.account, call.trace
             )
 
     def _open(
@@ -216,13 +233,26 @@ class Generate(Generic[A]):
         vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
         for prompt in parsed.prompts:
             _check_prompt(prompt, vocabulary)
+
+        def counted(size: int) -> None:
+            try:
+                call.holding.grow(size)
+            except ApiError as error:
+                if call.refused is None:
+                    call.refused = error
+                    withdraw = head.generator.withdraw
+                    trio.lowlevel.current_trio_token().run_sync_soon(withdraw, call.trace)
+
         try:
-            return [
-                stack.enter_context(head.generator.answering(tokenizer, job, call.trace))
+            answers = [
+                stack.enter_context(head.generator.answering(tokenizer, job, call.trace, counted))
                 for job in jobs(asked, parsed, vocabulary, call.caller)
             ]
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
+        if any(answer.fitted for answer in answers):
+            adapt(call.caller.told, self._kind.limited_by(asked))
+        return answers
 
 
 def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:
@@ -255,7 +285,7 @@ def _note(delta: Delta, reasons: list[str], choices: int, trace: Trace) -> None:
             trace.outcome = ",".join(sorted(set(reasons)))
 
 
-async def _joined(parts: Iterable[bytes]) -> bytes:
+async def _joined(parts: Iterable[Json]) -> bytes:
     """*parts* in one piece; others have their turn between any two."""
     made = []
     for part in parts:
@@ -264,27 +294,45 @@ async def _joined(parts: Iterable[bytes]) -> bytes:
     return b"".join(made)
 
 
-async def _fill(pairs: Sequence[Pair], shape: Shape, trace: Trace) -> None:
+async def _fill(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
     """All choices into *shape*, for an answer in one piece. Raises `ApiError`."""
     reasons: list[str] = []
 
     async def keep(delta: Delta) -> None:
-        shape.add(delta)
-        _note(delta, reasons, len(pairs), trace)
+        call.add(delta, shape)
+        _note(delta, reasons, len(pairs), call.trace)
 
-    for answer, choice in pairs:
-        await _follow(answer, choice, keep)
+    await _follow_all(pairs, keep)
 
 
-async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, trace: Trace) -> None:
+async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, call: Call) -> None:
     """All choices at once, each delta as it comes. Raises `ApiError`."""
-    errors: list[ApiError] = []
     reasons: list[str] = []
 
     async def emit(delta: Delta) -> None:
-        events = shape.add(delta)
-        _note(delta, reasons, len(pairs), trace)  # a client may go when it has this
+        events = call.add(delta, shape)
+        _note(delta, reasons, len(pairs), call.trace)  # a client may go when it has this
         await stream.write(b"".join(map(shape.event, events)))
+
+    await stream.open()
+    if opening := shape.opening():
+        await stream.write(opening)
+    errors: list[ApiError] = []
+    async with trio.open_nursery() as beside:
+        beside.start_soon(stream.keep_alive, shape.silence)
+        try:
+            await _follow_all(pairs, emit)
+        except ApiError as error:
+            errors.append(error)  # out of here by itself, not in a group
+        beside.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+
+
+async def _follow_all(pairs: Sequence[Pair], emit: Emit) -> None:
+    """All *pairs* at once, so that none has tokens that wait for another's end. Raises
+    `ApiError`."""
+    errors: list[ApiError] = []
 
     async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
         try:
@@ -293,15 +341,9 @@ async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, trac
             errors.append(error)
             scope.cancel()
 
-    await stream.open()
-    if opening := shape.opening():
-        await stream.write(opening)
-    async with trio.open_nursery() as beside:
-        beside.start_soon(stream.keep_alive, shape.silence)
-        async with trio.open_nursery() as choices:
-            for answer, choice in pairs:
-                choices.start_soon(run, answer, choice, beside.cancel_scope)
-        beside.cancel_scope.cancel()
+    async with trio.open_nursery() as choices:
+        for answer, choice in pairs:
+            choices.start_soon(run, answer, choice, choices.cancel_scope)
     if errors:
         raise errors[0]
 

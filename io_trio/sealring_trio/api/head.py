@@ -30,8 +30,8 @@ from sealring_trio.node.generation import Generator
 from sealring_trio.text.shared_budget import SharedBudget
 
 MAX_HELD: Final = 256 << 20
-"""Bytes of texts that requests under way have for their answers, and of answers that wait for
-their clients. One caller has half at most."""
+"""Bytes of texts that requests under way have for their answers, of answers that are being made,
+and of those that wait for their clients. One caller has half at most."""
 
 LARGE: Final = 64 << 10
 """Bytes from which they count. Small ones are bounded by the connections, and are never refused for
@@ -39,6 +39,33 @@ what others hold."""
 
 _RECENT = 32
 _LONGEST_RETRY = 30
+
+
+@attrs.define
+class Holding:
+    """What one request of *owner* holds of the *budget*. It may grow until the request is over."""
+
+    _budget: SharedBudget
+    _owner: str
+    _size: int = 0
+    _taken: int = 0
+
+    def grow(self, size: int) -> None:
+        """Hold *size* bytes more; fewer if it is below 0. Raises `ApiError` if it would be too
+        many."""
+        self._size += size
+        if self._size < LARGE or self._size <= self._taken:
+            return
+        if not self._budget.take(self._owner, self._size - self._taken):
+            text = "The requests under way, and answers that their clients do not take, are large."
+            raise unavailable(text, "overloaded")
+        self._taken = self._size
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        if self._taken:
+            self._budget.give_back(self._owner, self._taken)
+        self._size = self._taken = 0
 
 
 @attrs.define
@@ -96,19 +123,15 @@ class ApiHead:
         return f"fp_{info.model.hex()[:12]}" if info else "fp_unknown"
 
     @contextmanager
-    def holding(self, owner: str, size: int) -> Iterator[None]:
-        """Within, *size* bytes are held for a request of *owner*. Raises `ApiError` if it would be
-        too many."""
-        if size < LARGE:
-            yield
-            return
-        if not self.held.take(owner, size):
-            text = "The requests under way, and answers that their clients do not take, are large."
-            raise unavailable(text, "overloaded")
+    def holding(self, owner: str, size: int) -> Iterator[Holding]:
+        """Within, *size* bytes are held for a request of *owner*, which may grow. Raises `ApiError`
+        if it would be too many."""
+        holding = Holding(self.held, owner)
         try:
-            yield
+            holding.grow(size)
+            yield holding
         finally:
-            self.held.give_back(owner, size)
+            holding.end()
 
     def check_serving(self) -> None:
         """Raises `ApiError` when no request can be answered now."""

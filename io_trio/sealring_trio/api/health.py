@@ -4,6 +4,8 @@ A rank's node answers PING whatever its engine does. A link on which nothing cam
 `patience` in the config (at least `PING_TIMEOUT`) is dead, so a ring that serves has heard from
 every rank within that time. The head's own engine is asked once a second, and answers between its
 steps.
+
+An answer is brief where the request does not name this server as its host (`gate`).
 """
 
 from __future__ import annotations
@@ -36,8 +38,6 @@ def faults(head: ApiHead) -> list[str]:
         return [error.message]
     runtime = head.generator.runtime
     told = []
-    if head.generator.loading:
-        told.append("the head is loading the tokenizer")
     silence = trio.current_time() - runtime.engine_heard
     if silence > ENGINE_SECONDS:
         told.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
@@ -67,6 +67,8 @@ def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
 async def health(request: Request) -> JSONResponse:
     """``GET /health``."""
     status, body = describe(request.app.state.head)
+    if request.state.brief:
+        body = {"status": body["status"]}
     headers = {"Retry-After": "1"} if status != 200 else None
     return JSONResponse(body, status, headers)
 
@@ -75,7 +77,7 @@ def not_ready(head: ApiHead) -> list[str]:
     """Why a request that came now would not be answered; empty if it would be."""
     told = faults(head)
     if head.generator.draining:
-        told.append("the head is shutting down")
+        told.append(head.generator.refusal.replace("this node", "the head"))
     try:
         head.keys_needed  # noqa: B018  reads the file
     except UserError as error:
@@ -90,7 +92,7 @@ async def readyz(request: Request) -> JSONResponse:
     """``GET /readyz``: whether to send requests here."""
     told = not_ready(request.app.state.head)
     if told:
-        body = {"status": "unavailable", "reasons": told}
+        body = {"status": "unavailable", "reasons": [] if request.state.brief else told}
         return JSONResponse(body, 503, {"Retry-After": "1"})
     return JSONResponse({"status": "ready", "reasons": []})
 

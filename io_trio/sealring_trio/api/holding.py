@@ -10,26 +10,48 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 from llguidance import LLTokenizer
 from sealring_model.errors import LoadError
 from sealring_model.text import grammars
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.limits import MAX_BAD, MAX_GRAMMAR
 
-from sealring_trio.api.errors import invalid, unsupported
-from sealring_trio.api.forms import Form, Grammar, answer, form_of, refusal
+from sealring_trio.api.errors import ApiError, invalid, unsupported
+from sealring_trio.api.forms import Form, Grammar, answer, form_of, leniently, refusal
 from sealring_trio.api.held_schema import Held
 from sealring_trio.api.messages import Conversation, Opening, asked_tools
 from sealring_trio.api.schema import ChatRequest, CompletionRequest
-from sealring_trio.api.tool_forms import ToolGrammar, Unheld, calls_or, forced_call, free_calls
+from sealring_trio.api.tool_forms import (
+    WrongSchema,
+    calls_or,
+    forced_call,
+    free_calls,
+    is_strict,
+    strict_places,
+)
+from sealring_trio.api.unheld import left_out
 
 COMPILE_SECONDS: Final = 0.25
 """Processor time that a grammar may take to compile, twice, and for its first mask. Engines compile
 it, too, one after the other, and no other row but those with grammars waits for that."""
+
+
+_MOST_BYTES: Final = MAX_GRAMMAR - 64
+"""Bytes of a grammar; whose it is will be added (`sampling`)."""
+
+
+@attrs.frozen
+class Holding:
+    """What holds an answer: its *grammar*, empty if it is free. What the fields *ignored* ask for
+    is not held."""
+
+    grammar: bytes = b""
+    ignored: tuple[str, ...] = ()
 
 
 def chat_grammar(
@@ -37,35 +59,53 @@ def chat_grammar(
     asked: ChatRequest,
     talk: Conversation,
     opening: Opening,
+    *,
     vocabulary: int,
-) -> bytes:
-    """The grammar of the answer to *asked*, for a model of so many numbers; empty if it is free.
-    Raises `ApiError`."""
+    context: int,
+) -> Holding:
+    """What holds the answer to *asked*, for a model of so many numbers and a *context* of so many
+    tokens (0: not known). Raises `ApiError`."""
     form = form_of(asked, asked.response_format)
     tools = asked_tools(asked)
-    calls = bool(tools) and (talk.forced or form is not None or any(map(_is_strict, tools)))
+    calls = bool(tools) and (talk.forced or form is not None or any(map(is_strict, tools)))
     if form is None and not calls:
-        return b""
+        return Holding()
     known = _Known(tokenizer, vocabulary)
-    if calls:
-        held = _tools(known, asked, talk, tools, form)
-        if held is None:
-            return b""
-        text = answer(
-            tokenizer, held.parts, held.main, reasoning=opening.reasoning, calling=opening.calling
-        )
-        return known.tried(text, "tools" if form is None else form.param)
-    if form is None:
-        return b""
-    return known.whole(form, reasoning=opening.reasoning)
+    whole = functools.partial(
+        answer,
+        tokenizer,
+        reasoning=opening.reasoning,
+        calling=opening.calling,
+        most=None if form is None else _most_thoughts(asked, context - len(opening.ids)),
+    )
+    if not calls and form is not None:
+        return known.first(form.param, _plainly(known, form, whole))
+    param = "tools" if form is None else form.param
+    try:
+        return known.first(param, _with_tools(known, asked, talk, tools, form, whole))
+    except WrongSchema as error:
+        at = _place(asked, tools, error.at)
+        what = f"The schema of the strict tool '{tools[error.at]['function']['name']}'"
+        raise refusal(f"tools.{at}.function.parameters", error.why, what) from None
 
 
-def completion_grammar(tokenizer: Tokenizer, asked: CompletionRequest, vocabulary: int) -> bytes:
-    """The grammar of the answers to *asked*, as `chat_grammar`. They have no reasoning."""
+def _most_thoughts(asked: ChatRequest, room: int) -> int | None:
+    """Of how many tokens an answer that has a form may think: half of them; None if there is no
+    bound to them."""
+    limits = [limit for limit in (asked.limit, room) if limit is not None and limit > 0]
+    return max(1, min(limits) // 2) if limits else None
+
+
+def completion_grammar(tokenizer: Tokenizer, asked: CompletionRequest, vocabulary: int) -> Holding:
+    """What holds the answers to *asked*, as `chat_grammar`. They have no reasoning."""
     form = form_of(asked, None)
     if form is None:
-        return b""
-    return _Known(tokenizer, vocabulary).tried(json.dumps({"grammars": [form.grammar]}), form.param)
+        return Holding()
+    known = _Known(tokenizer, vocabulary)
+    return known.first(
+        form.param,
+        ((json.dumps({"grammars": [grammar]}), names) for grammar, names in known.ways(form)),
+    )
 
 
 def bad_sequences(tokenizer: Tokenizer, asked: Held) -> list[list[int]]:
@@ -80,40 +120,63 @@ def bad_sequences(tokenizer: Tokenizer, asked: Held) -> list[list[int]]:
     return found
 
 
+_Names = Callable[[], tuple[str, ...]]
+_Try = tuple[str, _Names]
+"""A grammar, empty for none, and the fields that it does not hold."""
+
+
 class _Known:
     """Grammars of answers that *tokenizer* reads."""
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
         self.tokenizer: Final = tokenizer
+        self._why = ""  # what is wrong with the grammar that was tried last
         try:
             self._tokens: Final = _tokens(tokenizer.folder, vocabulary or tokenizer.vocabulary)
         except LoadError as error:
             raise unsupported("response_format", f"{error}.") from None
 
-    def fault(self, grammar: Grammar) -> str:
-        """What is wrong with *grammar* by itself; empty if nothing is."""
-        return self._fault(json.dumps({"grammars": [grammar]}))
+    def fault(self, parts: Sequence[Grammar]) -> tuple[str, list[str]]:
+        """What is wrong with an answer of these grammars, the first of which names the others,
+        empty if nothing is; and llguidance's warnings."""
+        text = json.dumps({"grammars": list(parts)})
+        why = self._fault(text)
+        return why, [] if why else grammars.warnings(self._tokens, text)
 
-    def whole(self, form: Form, *, reasoning: bool) -> bytes:
-        """The grammar of an answer that has *form*. Raises `ApiError`."""
-        text = answer(self.tokenizer, [form.grammar], "answer: @part_0", reasoning=reasoning)
-        return self.tried(text, form.param)
+    def ways(self, form: Form) -> Iterator[tuple[Grammar, _Names]]:
+        """The grammars of *form*, and the fields that they do not hold: first the exact one. Where
+        that was tried and has keywords that llguidance does not know, one without them."""
+        yield form.grammar, tuple
+        if left_out([self._why]) and (lenient := leniently(form.grammar)) is not None:
+            yield (
+                lenient,
+                lambda: tuple(
+                    f"{form.param}.{word}" for word in left_out(self.fault([lenient])[1])
+                ),
+            )
 
-    def tried(self, text: str, param: str) -> bytes:
-        """The grammar *text*, asked for by the field *param*. Raises `ApiError`."""
-        data = text.encode("utf-8", "replace")
-        if len(data) > MAX_GRAMMAR:
-            raise refusal(param, f"it is {len(data)} bytes, of {MAX_GRAMMAR} at most")
-        if why := self._fault(text):
-            raise refusal(param, why)
-        return data
+    def first(self, param: str, tries: Iterable[_Try]) -> Holding:
+        """The first of *tries* that can be held, which the field *param* asks for. Raises
+        `ApiError` for what is wrong with the last."""
+        refused: ApiError | None = None
+        for text, names in tries:
+            if not text:
+                return Holding(b"", names())
+            data = text.encode("utf-8", "replace")
+            if len(data) > _MOST_BYTES:
+                why = f"it is {len(data)} bytes, of {_MOST_BYTES} at most"
+            elif not (why := self._fault(text)):
+                return Holding(data, names())
+            refused = refusal(param, why)
+        raise refused or RuntimeError("nothing was tried")
 
     def _fault(self, text: str) -> str:
         began = time.process_time()
         why = grammars.fault(self._tokens, text)
         if not why and time.process_time() > began + COMPILE_SECONDS:
-            return f"it takes more than {COMPILE_SECONDS:g} s to compile"
-        return why.strip().rstrip(".")
+            why = f"it takes more than {COMPILE_SECONDS:g} s to compile"
+        self._why = why.strip().rstrip(".")
+        return self._why
 
 
 @functools.lru_cache(1)
@@ -121,36 +184,58 @@ def _tokens(folder: Path, vocabulary: int) -> LLTokenizer:
     return grammars.grammar_tokenizer(folder, vocabulary)
 
 
-def _is_strict(tool: Mapping[str, Any]) -> bool:
-    return bool(tool["function"].get("strict"))
+def _plainly(known: _Known, form: Form, whole: Callable[..., str]) -> Iterator[_Try]:
+    """Answers of *form*."""
+    for grammar, names in known.ways(form):
+        yield whole("answer: @form", {"form": grammar}), names
 
 
-def _tools(
+def _with_tools(
     known: _Known,
     asked: ChatRequest,
     talk: Conversation,
     tools: Sequence[Mapping[str, Any]],
     form: Form | None,
-) -> ToolGrammar | None:
-    """The grammar of an answer that may or must call *tools*; None where the model's calls can be
-    held to nothing, and need not be. Raises `ApiError`."""
-    try:
+    whole: Callable[..., str],
+) -> Iterator[_Try]:
+    """Answers that may or must call *tools*, or else have *form*; none where the model's calls can
+    be held to nothing, and need not be. Raises `ApiError`."""
+    calls, reader, fault = talk.calls, known.tokenizer, known.fault
+    if form is None or talk.forced:
         if talk.forced:
             several = asked.parallel_tool_calls is not False
-            held = forced_call(talk.calls, known.tokenizer, tools, known.fault, several=several)
-        elif form is not None:
-            held = calls_or(talk.calls, known.tokenizer, tools, known.fault, form.grammar)
+            held = forced_call(calls, reader, tools, fault, several=several)
         else:
-            held = free_calls(talk.calls, known.tokenizer, tools, known.fault)
-    except Unheld as error:
-        strict = ((tool.function.name, bool(tool.function.strict)) for tool in asked.tools or ())
-        at = list(strict).index((error.function, True))
-        what = f"The schema of the strict tool '{error.function}'"
-        raise refusal(f"tools.{at}.function.parameters", error.why, what) from None
-    if held is None and (any(map(_is_strict, tools)) or (form is not None and not talk.forced)):
-        raise unsupported(
-            "tools" if form is None else form.param,
-            f"This model writes tool calls in a format that is not JSON ('{talk.calls.name}'), "
-            "which cannot be held to a schema here. Leave 'strict' and the form out.",
-        )
-    return held
+            held = free_calls(calls, reader, tools, fault)
+        if held is not None:
+            names = _named(asked, tools, held.unheld)
+            yield whole(held.main, held.parts, call=calls.start), lambda: names
+        if not talk.plain:
+            yield "", lambda: _named(asked, tools, strict_places(tools))
+        return
+    for loosely in (False, True):
+        for grammar, left in known.ways(form):
+            made = calls_or(calls, reader, tools, fault, grammar, loosely=loosely)
+            names = _named(asked, tools, made.unheld)
+            text = whole(made.main, made.parts, call=calls.start)
+            yield text, functools.partial(_both, names, left)
+
+
+def _both(names: tuple[str, ...], more: _Names) -> tuple[str, ...]:
+    return (*names, *more())
+
+
+def _place(asked: ChatRequest, tools: Sequence[Mapping[str, Any]], at: int) -> int:
+    """Where the one *at* this place of *tools* is among all that were sent."""
+    name = tools[at]["function"]["name"]
+    return next(n for n, tool in enumerate(asked.tools or ()) if tool.function.name == name)
+
+
+def _named(
+    asked: ChatRequest, tools: Sequence[Mapping[str, Any]], unheld: Iterable[tuple[int, str]]
+) -> tuple[str, ...]:
+    """The fields of *asked* that are *unheld* of *tools*."""
+    return tuple(
+        f"tools.{_place(asked, tools, at)}.function." + (f"parameters.{word}" if word else "strict")
+        for at, word in unheld
+    )

@@ -16,7 +16,6 @@ from sealring_trio.api.choices import Choice
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.parsing import AnswerText
 from sealring_trio.api.replies import About, Envelope, Shape
-from sealring_trio.api.responses import not_kept, referred
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.responses_store import Kept, ResponseStore
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
@@ -38,23 +37,16 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 
 @attrs.frozen
 class ChoiceContext:
-    """What the choices of a request share: the *tokenizer*, and the text workers of *generator*
-    for *owner*. The items *before* its own are of earlier *responses* that are kept."""
+    """What the choices of a request of *owner* share: the *tokenizer*, and the text workers of
+    *generator*, whose work counts to *account*. The items *before* its own are of earlier
+    *responses* that are kept."""
 
     generator: Generator
     tokenizer: Tokenizer
     owner: str
+    account: str = ""
     responses: ResponseStore = attrs.field(factory=ResponseStore)
     before: tuple[bytes, ...] = ()
-
-
-@attrs.frozen
-class Earlier:
-    """What a request needs of earlier responses: the items *before* its own, and those that it has
-    *referred* to."""
-
-    before: tuple[bytes, ...]
-    referred: tuple[bytes, ...] = ()
 
 
 class Kind(Protocol[A]):
@@ -67,9 +59,8 @@ class Kind(Protocol[A]):
     def options(self, told: Mapping[str, Any]) -> A:
         """The options in *told*, without the texts."""
 
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """The items that the job needs before the body, as it *told*; None if it is done. Raises
-        `ApiError`."""
+    def limited_by(self, asked: A) -> str:
+        """The field that says how long the answer may be."""
 
     def choices(self, asked: A, parsed: ParsedRequest, context: ChoiceContext) -> list[Choice]:
         """A choice to be filled for each answer."""
@@ -91,9 +82,9 @@ class ChatKind:
         """The options in *told*, without the texts."""
         return ChatOptions.model_validate(told)
 
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """Nothing."""
-        return None
+    def limited_by(self, asked: ChatOptions) -> str:
+        """The newer name of the two, if the request has it."""
+        return "max_completion_tokens" if asked.max_completion_tokens else "max_tokens"
 
     def choices(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext
@@ -132,7 +123,8 @@ class ChatKind:
         if asked.prompt_logprobs is not None:
             (prompt,) = parsed.prompts
             scores = PromptScores(prompt, bytes_of, None, asked.prompt_logprobs)
-        return ChatShape(envelope, asked.n or 1, bytes_of, asked.alternatives, scores)
+        old = bool(parsed.told["functions"])
+        return ChatShape(envelope, asked.n or 1, bytes_of, asked.alternatives, scores, old=old)
 
 
 class ResponsesKind(ChatKind):
@@ -141,16 +133,9 @@ class ResponsesKind(ChatKind):
     name = "responses"
     prompt = "input"
 
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """The items of the response that the body names, and those that it refers to."""
-        if "references" not in told:
-            return None
-        before: tuple[bytes, ...] = ()
-        if (name := told["previous"]) is not None:
-            if (kept := context.responses.find(context.owner, name)) is None:
-                raise not_kept(name, "previous_response_id")
-            before = kept.items
-        return Earlier(before, referred(context.responses, context.owner, told["references"]))
+    def limited_by(self, asked: ChatOptions) -> str:
+        """Its only name."""
+        return "max_output_tokens"
 
     def held(self, parsed: ParsedRequest) -> int:
         """The tools, the items, and the fields that are repeated, in all `_TOLD` responses too."""
@@ -179,11 +164,16 @@ class MessagesKind(ChatKind):
 
     name = "messages"
 
+    def limited_by(self, asked: ChatOptions) -> str:
+        """Its only name."""
+        return "max_tokens"
+
     def shape(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
     ) -> Shape:
         """Blocks."""
-        return MessageShape(about, len(parsed.prompts[0]), fitted=parsed.told["fitted"])
+        streamed = bool(asked.stream)
+        return MessageShape(about, len(parsed.prompts[0]), asked.limit, streamed=streamed)
 
 
 class CompletionKind:
@@ -196,9 +186,9 @@ class CompletionKind:
         """The options in *told*, without the texts."""
         return CompletionOptions.model_validate(told)
 
-    def earlier(self, told: Mapping[str, Any], context: ChoiceContext) -> Earlier | None:
-        """Nothing."""
-        return None
+    def limited_by(self, asked: CompletionOptions) -> str:
+        """Its only name."""
+        return "max_tokens"
 
     def choices(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext
@@ -209,8 +199,9 @@ class CompletionKind:
         return [Choice(index, AnswerText(), calls.read) for index in range(count)]
 
     def held(self, parsed: ParsedRequest) -> int:
-        """The texts that are echoed."""
-        return sum(map(len, parsed.told["texts"]))
+        """The texts that are echoed, once for each choice too."""
+        choices = int(parsed.told["options"].get("n", 1))
+        return sum(map(len, parsed.told["texts"])) * (1 + choices)
 
     def shape(
         self, asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
@@ -242,7 +233,7 @@ class CallReader:
         data = self.tools + text.encode("utf-8", "replace")
         try:
             told, _ = await self.context.generator.texts.run(
-                "call", about, data, self.context.owner
+                "call", about, data, self.context.account
             )
         except (Exceeded, Lost, TextQueueFull, Refused, OperationError) as error:
             log.warning("a tool call of %d characters is given out as text: %s", len(text), error)

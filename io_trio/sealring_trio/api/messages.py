@@ -3,12 +3,13 @@
 A template gets plain values: each content one text, a tool call's arguments as an object rather
 than the text that the API carries, and only the fields that a message has. A developer is the
 system to models here. A tool call that must be made is begun for the model, by the mark that opens
-a call in its format; `holding` holds what follows to its form, where the format is JSON.
+a call in its format; `holding` holds what follows to its form.
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ import attrs
 from sealring_model.text.tokens import Tokenizer, ToolFormat
 
 from sealring_trio.api import told_tools
+from sealring_trio.api.adapting import adapted
 from sealring_trio.api.conversation import Message, NamedTool
 from sealring_trio.api.errors import invalid, unsupported
 from sealring_trio.api.fields import LONGEST_NAME, MAX_IGNORED
@@ -35,6 +37,7 @@ class Conversation:
     calls: ToolFormat
     in_words: bool = False
     ignored: tuple[str, ...] = ()
+    adapted: tuple[str, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -61,16 +64,20 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     messages = [_plain(message) for message in asked.messages]
     in_words = tokenizer.tools is None
     calls = PLAIN if in_words and forced else tokenizer.calls
-    if in_words:
-        messages = told_tools.in_words(messages, tokenizer.calls)
     try:
+        # From here on only the template and we write marks.
+        messages, settings = tokenizer.guard_messages(messages), tokenizer.guard(settings)
+        told = tokenizer.guard(tools)
+        if in_words:
+            messages = told_tools.in_words(messages, tokenizer.calls)
         if tools and in_words:
-            text = _told(tokenizer, messages, told_tools.instructions(tools, calls), settings)
+            write = partial(_told, tokenizer, told_tools.instructions(told, calls), settings)
         else:
-            text = tokenizer.render(messages, tools, **settings)
+            write = partial(tokenizer.render, tools=told, **settings)
+        text, changes = adapted(messages, write)
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
-    return Conversation(text, tools, forced, calls, bool(tools) and in_words, ignored)
+    return Conversation(text, tools, forced, calls, bool(tools) and in_words, ignored, changes)
 
 
 def _settings(
@@ -104,7 +111,7 @@ def _settings(
 
 
 def _told(
-    tokenizer: Tokenizer, messages: list[dict[str, Any]], told: str, settings: dict[str, Any]
+    tokenizer: Tokenizer, told: str, settings: dict[str, Any], messages: list[dict[str, Any]]
 ) -> str:
     """The text of *messages* with what is *told* of tools: in the system message, or in the user's
     where the template takes no system message. Raises `ValueError`."""
@@ -116,8 +123,11 @@ def _told(
 
 def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
     """*talk* as ids, with special tokens *around* it if that is said. A forced tool call is
-    begun."""
-    ids = tokenizer.encode_rendered(talk.text, around=around)
+    begun. Raises `ApiError` for a text that can only be control tokens."""
+    try:
+        ids = tokenizer.encode_rendered(talk.text, around=around)
+    except ValueError as error:
+        raise invalid(f"{error}.", "messages") from None
     reasoning = tokenizer.opens_thinking(ids)
     if talk.forced:
         opening = (tokenizer.think[1] if reasoning else "") + talk.calls.start

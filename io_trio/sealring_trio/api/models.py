@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sealring_model.loading.model_folder import NO_LIMIT
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -14,7 +15,7 @@ from sealring_trio.errors import OperationError
 
 def _card(head: ApiHead, name: str) -> dict[str, Any]:
     info = head.generator.runtime.node.engine_info
-    context = info.context if info else None
+    context = info.context if info and info.context != NO_LIMIT else None
     return {
         "id": name,
         "object": "model",
@@ -34,12 +35,14 @@ async def models(request: Request) -> JSONResponse:
 
 
 async def model(request: Request) -> JSONResponse:
-    """``GET /v1/models/{id}``, with what the model can; null if its tokenizer cannot be read."""
+    """``GET /v1/models/{id}``, with what the model can, null if its tokenizer cannot be read; and
+    how answers are drawn where a request does not say."""
     head: ApiHead = request.app.state.head
     name = request.path_params["id"]
     if name not in head.models:
         raise no_model(name, head.models)
-    return JSONResponse(_card(head, name) | {"capabilities": await _capabilities(head)})
+    more = {"sampling": head.generator.sampling, "capabilities": await _capabilities(head)}
+    return JSONResponse(_card(head, name) | more)
 
 
 async def _capabilities(head: ApiHead) -> dict[str, Any] | None:

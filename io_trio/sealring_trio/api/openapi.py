@@ -18,8 +18,9 @@ from starlette.responses import JSONResponse
 
 from sealring_trio.api import answer_schema as answers
 from sealring_trio.api import shape_answers as shapes
+from sealring_trio.api.adapting import CHANGES
 from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
-from sealring_trio.api.fields import IGNORED_HEADER, TOOLS_HEADER
+from sealring_trio.api.fields import ADAPTED_HEADER, IGNORED_HEADER, TOOLS_HEADER
 from sealring_trio.api.gate import is_public
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import ChatRequest, CompletionRequest
@@ -67,6 +68,11 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         shapes.ResponseAnswer,
         (ResponsesRequest,),
         shapes.Event,
+    ),
+    "POST /v1/responses/input_tokens": Operation(
+        "How many tokens the prompt of such a response has.",
+        shapes.InputTokens,
+        (ResponsesRequest,),
     ),
     "GET /v1/responses/{id}": Operation("A response that is kept.", shapes.ResponseAnswer),
     "DELETE /v1/responses/{id}": Operation("Keeps a response no longer.", shapes.ResponseDeleted),
@@ -223,6 +229,12 @@ def _described(path: str, operation: Operation, refs: Mapping[Any, Schema]) -> S
 _HEADERS: Final[Schema] = {
     IGNORED_HEADER: {
         "description": "The fields of the body that had no effect.",
+        "schema": _TEXT,
+    },
+    ADAPTED_HEADER: {
+        "description": "What was changed in a conversation that the model's template refused: "
+        + ", ".join(f"'{name}'" for name in CHANGES)
+        + ".",
         "schema": _TEXT,
     },
     TOOLS_HEADER: {

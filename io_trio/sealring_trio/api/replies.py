@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -21,6 +22,8 @@ from sealring_trio.api.schema import Sampled
 from sealring_trio.node.trace import Trace
 
 TokenBytes = Callable[[int], bytes]
+Json = bytes | bytearray
+"""A part of a JSON text."""
 
 
 @attrs.frozen
@@ -42,13 +45,16 @@ class Shape(Protocol):
     silence: bytes
     """What breaks the silence of a stream."""
 
+    kept: int
+    """Bytes that it keeps of what it was given."""
+
     def opening(self) -> bytes:
         """The events before any text."""
 
-    def add(self, delta: Delta) -> Sequence[dict[str, Any]]:
+    def add(self, delta: Delta) -> Sequence[Any]:
         """Keep *delta*; the bodies of its events."""
 
-    def event(self, body: dict[str, Any]) -> bytes:
+    def event(self, body: Any) -> bytes:
         """The event of *body*."""
 
     def closing(self, trace: Trace) -> bytes:
@@ -57,7 +63,7 @@ class Shape(Protocol):
     def failure(self, error: ApiError) -> bytes:
         """The last event of a stream that *error* ends."""
 
-    def whole(self, trace: Trace) -> Iterable[bytes]:
+    def whole(self, trace: Trace) -> Iterable[Json]:
         """The answer in one piece, after all deltas: parts to be joined, each of which takes little
         time to make."""
 
@@ -79,15 +85,21 @@ class Envelope:
             body["usage"] = counts
         return body
 
-    def whole(self, choices: Iterable[dict[str, Any]], after: Mapping[str, Any]) -> Iterator[bytes]:
-        """An answer in one piece, with *after* after its *choices*, and a part for each: with all
-        log probabilities it may have 25 MiB."""
+    def whole(
+        self, choices: Iterable[Iterable[Json]], counts: Any, beside: Iterable[Json]
+    ) -> Iterator[Json]:
+        """An answer in one piece, with the token *counts* and then *beside*, fields each of which
+        begins with a comma, after its *choices*. All come in parts of JSON: with log probabilities
+        they are large."""
         around = self._around(self.kind, ())
         del around["choices"]
         yield json_bytes(around)[:-1] + b',"choices":['
         for at, choice in enumerate(choices):
-            yield (b"," if at else b"") + json_bytes(choice)
-        yield b"]," + json_bytes(after)[1:]
+            yield b"," if at else b""
+            yield from choice
+        yield b'],"usage":' + json_bytes(counts)
+        yield from beside
+        yield b"}"
 
     def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -106,6 +118,13 @@ def json_bytes(body: Any) -> bytes:
     return to_json(body, inf_nan_mode="constants")
 
 
+def add_json(texts: bytearray, entries: Sequence[Any]) -> None:
+    """Add *entries* to *texts*, a list as JSON without its brackets. It has a sixth of the bytes
+    that the entries have as objects."""
+    if entries:
+        texts += (b"," if texts else b"") + json_bytes(entries)[1:-1]
+
+
 def event(body: dict[str, Any]) -> bytes:
     """*body* as a server-sent event."""
     return b"data: " + json_bytes(body) + b"\n\n"
@@ -116,12 +135,15 @@ KEEPALIVE: Final = b": keepalive\n\n"
 
 
 class Chunks(ABC):
-    """A `Shape` of choices in chunks, as chat and text completions have them."""
+    """A `Shape` of choices in chunks, as chat and text completions have them. One that is streamed
+    *keeps* nothing of what it has sent."""
 
     silence = KEEPALIVE
 
     def __init__(self, envelope: Envelope) -> None:
         self._envelope = envelope
+        self.keeps: Final = not envelope.asked.stream
+        self.kept = 0
 
     @abstractmethod
     def opening_choices(self) -> list[dict[str, Any]]:
@@ -132,12 +154,12 @@ class Chunks(ABC):
         """Keep *delta*; the choice of its chunk."""
 
     @abstractmethod
-    def whole_choices(self) -> Iterator[dict[str, Any]]:
-        """The choices in one piece."""
+    def whole_choices(self) -> Iterator[Iterator[Json]]:
+        """The choices in one piece: parts of the JSON of each."""
 
-    def beside(self) -> dict[str, Any]:
-        """What an answer in one piece has beside its choices."""
-        return {}
+    def beside(self) -> Iterator[Json]:
+        """Fields of an answer in one piece beside its choices, each after a comma."""
+        return iter(())
 
     def opening(self) -> bytes:
         """A chunk for each choice that has something to open with."""
@@ -162,9 +184,9 @@ class Chunks(ABC):
         """*error* as an event."""
         return event(error.body())
 
-    def whole(self, trace: Trace) -> Iterator[bytes]:
+    def whole(self, trace: Trace) -> Iterator[Json]:
         """The body of the answer."""
-        return self._envelope.whole(self.whole_choices(), {"usage": usage(trace), **self.beside()})
+        return self._envelope.whole(self.whole_choices(), usage(trace), self.beside())
 
 
 def usage(trace: Trace) -> dict[str, Any]:
@@ -222,6 +244,37 @@ def logprob_columns(rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
     log probability, those of the likeliest tokens by their text, and where its text begins."""
     columns: tuple[Sequence[Any], ...] = tuple(zip(*rows, strict=True)) or ((),) * len(COLUMNS)
     return {name: list(values) for name, values in zip(COLUMNS, columns, strict=True)}
+
+
+class Columns:
+    """Such columns, kept as JSON until they are whole. *size* is how many bytes they have."""
+
+    def __init__(self) -> None:
+        self._lists = {name: bytearray() for name in COLUMNS[:-1]}
+        self._offsets = array("Q")
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has."""
+        return sum(map(len, self._lists.values())) + len(self._offsets) * self._offsets.itemsize
+
+    def add(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Add *columns* at the end."""
+        for name, texts in self._lists.items():
+            add_json(texts, columns[name])
+        self._offsets.extend(columns[COLUMNS[-1]])
+
+    def whole(self, before: Columns | None = None, begin: int = 0) -> Iterator[Json]:
+        """The JSON of all, after the columns *before*, which end at character *begin*."""
+        for name, texts in self._lists.items():
+            yield b'%b"%b":[' % (b"{" if name == COLUMNS[0] else b"],", name.encode())
+            if before is not None:
+                first = before._lists[name]
+                yield from (first, b"," if first and texts else b"")
+            yield texts
+        offsets = [] if before is None else before._offsets.tolist()
+        offsets += [begin + offset for offset in self._offsets]
+        yield b'],"%b":' % COLUMNS[-1].encode() + json_bytes(offsets) + b"}"
 
 
 class Offsets:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,7 +30,28 @@ def not_kept(name: str, param: str | None = None) -> ApiError:
     return ApiError(404, message, "response_not_found", param=param)
 
 
-def referred(responses: ResponseStore, owner: str, names: Sequence[str]) -> tuple[bytes, ...]:
+def earlier(
+    responses: ResponseStore, owner: str, told: Mapping[str, Any]
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """What a request of *owner* needs of earlier responses, as its job *told*: the items before its
+    own, and those that it refers to. Raises `ApiError`."""
+    before: tuple[bytes, ...] = ()
+    if (name := told["previous"]) is not None:
+        if (kept := responses.find(owner, name)) is None:
+            raise not_kept(name, "previous_response_id")
+        before = kept.items
+    return before, _referred(responses, owner, told["references"])
+
+
+def with_items(
+    body: bytes, before: Sequence[bytes], referred: Sequence[bytes]
+) -> tuple[bytes, dict[str, int]]:
+    """*body* after the items of earlier responses, and the sizes of these, for its job."""
+    first, second = b"\n".join(before), b"\n".join(referred)
+    return first + second + body, {"before": len(first), "referred": len(second)}
+
+
+def _referred(responses: ResponseStore, owner: str, names: Sequence[str]) -> tuple[bytes, ...]:
     """The items called *names* of *owner*'s kept responses. Raises `ApiError`, which is the same
     for an item that another owner has and for one that nobody has."""
     ids = [json_bytes(name) for name in names]
@@ -120,7 +141,7 @@ class _Answer(Response):
     def __init__(self, request: Request, body: bytes) -> None:
         super().__init__(body, media_type="application/json")
         caller: Caller = request.scope["state"]["visitor"]
-        self._holding = request.app.state.head.holding(caller.owner, len(body))
+        self._holding = request.app.state.head.holding(caller.account, len(body))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._holding:

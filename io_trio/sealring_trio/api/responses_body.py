@@ -39,13 +39,18 @@ class Part(Model):
     type: Name
     text: str | None = None
     refusal: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
 
 
 Parts = Annotated[list[Part], Several(max_length=MAX_PARTS)]
 
 
 class Item(Model):
-    """One item of the input: a message, a call, its output, reasoning, or a reference to one."""
+    """One item of the input: a message, a call, its output, reasoning, or a reference to one. Items
+    of tools that a server ran keep all that they have."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
 
     type: Name = "message"
     id: Name | None = None

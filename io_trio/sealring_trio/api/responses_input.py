@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import attrs
 
 from sealring_trio.api.errors import invalid, named_as, unsupported
-from sealring_trio.api.fields import OF_CHAT, refuse_of_chat
+from sealring_trio.api.fields import OF_CHAT, left_out, past, refuse_of_chat, text_of_file
 from sealring_trio.api.responses_body import (
     IGNORED_TOOLS,
     REFUSED,
@@ -55,11 +55,16 @@ PARAMS: Final = {
     "response_format.json_schema": "text.format",
     "reasoning_effort": "reasoning.effort",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "logprobs": "include",
 }
 """What fields of the inner request are here."""
 
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_CALLS: Final = ("reasoning", "function_call", "custom_tool_call")
+_SERVED: Final = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")
+"""How the types of items of tools begin that a server ran: the model is told of them in words."""
+
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _SEPARATOR: Final = "__"
 
@@ -70,13 +75,12 @@ none), and whether it is a custom tool."""
 
 @attrs.frozen
 class Converted:
-    """The inner *request*, and what its fields are here (*params*); what was *ignored* in the body;
-    what its functions are (*names*); the fields that the response repeats (*echo*); and the *items*
-    of the input, each with an id."""
+    """The inner *request*, and what its fields are here (*params*); what its functions are
+    (*names*); the fields that the response repeats (*echo*); and the *items* of the input, each
+    with an id."""
 
     request: ChatRequest
     params: dict[str, str]
-    ignored: list[str]
     names: Names
     echo: dict[str, Any]
     items: list[dict[str, Any]]
@@ -104,10 +108,11 @@ def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Co
     known = {item.id: item for item in _read_items(referred)}
     new = [known[item.id] if item.refers else item for item in asked.input or ()]
     tools = _Tools(asked.tools or [])
-    past = _read_items(before)
-    if len(past) + len(new) > MAX_MESSAGES:
+    kept = _read_items(before)
+    if len(kept) + len(new) > MAX_MESSAGES:
         raise invalid(f"A conversation has at most {MAX_MESSAGES} items.", "input")
-    messages = _Talk(tools).of(asked.instructions, [*past, *new])
+    talk = _Talk(tools, len(kept))
+    messages = talk.of(asked.instructions, [*kept, *new])
     wants = "message.output_text.logprobs" in (asked.include or ()) or asked.top_logprobs
     fields: dict[str, Any] = {
         **{name: getattr(asked, name) for name in _SAME},
@@ -123,7 +128,9 @@ def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Co
     params = PARAMS | tools.params
     with named_as(params):
         request = checked(validated(ChatRequest, fields))
-    return Converted(request, params, tools.ignored, tools.names, _echo(asked), list(_named(new)))
+    ignored = [f"tools.{kind}" for kind in sorted({*tools.ignored})]
+    request._ignored = (*talk.left_out, *ignored)
+    return Converted(request, params, tools.names, _echo(asked), list(_named(new)))
 
 
 def _check_references(items: Iterable[Item]) -> None:
@@ -280,36 +287,42 @@ def _free_text(tool: ResponseTool) -> dict[str, Any]:
 
 
 class _Talk:
-    """Makes messages of items."""
+    """Makes messages of items, of which the first *before* are of earlier responses. Of what is no
+    text in earlier turns, the places are in *left_out*."""
 
-    def __init__(self, tools: _Tools) -> None:
+    def __init__(self, tools: _Tools, before: int) -> None:
         self._tools = tools
+        self._before = before
+        self._history = 0
         self._messages: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
 
-    def of(self, instructions: str | None, items: Iterable[Item]) -> list[dict[str, Any]]:
+    def of(self, instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
         """The messages of *items*, after the *instructions*. Raises `ApiError`."""
         first = [instructions] if instructions else []
+        self._history = max(self._before, past([_is_said(item) for item in items]))
         for number, item in enumerate(items):
-            place = f"input.{number}"
             opens = item.type == "message" and item.role in ("system", "developer")
             if opens and not self._messages:
-                first.append(_text(item.content, place))
+                first.append(self._text(item.content, number))
             else:
-                self._add(item, place)
+                self._add(item, number)
         if first:
             self._messages.insert(0, {"role": "system", "content": "\n\n".join(first)})
         return self._messages
 
-    def _add(self, item: Item, place: str) -> None:
+    def _add(self, item: Item, number: int) -> None:
+        place = self._place(number)
         match item.type:
             case "message" if item.role == "assistant":
-                self._said("content", _text(item.content, place))
+                self._said("content", self._text(item.content, number))
             case "message":
                 if item.role is None:
                     raise invalid(f"{place}: a message needs a role.", f"{place}.role")
-                self._messages.append({"role": item.role, "content": _text(item.content, place)})
+                text = self._text(item.content, number)
+                self._messages.append({"role": item.role, "content": text})
             case "reasoning":
-                if text := _text(item.content or item.summary or "", place):
+                if text := self._text(item.content or item.summary or "", number):
                     self._said("reasoning_content", text)
             case "function_call":
                 self._called(item, item.arguments or "{}", place)
@@ -317,11 +330,39 @@ class _Talk:
                 self._called(item, json.dumps({"input": item.input or ""}), place)
             case "function_call_output" | "custom_tool_call_output":
                 message = {"role": "tool", "tool_call_id": item.call_id}
-                self._messages.append({**message, "content": _text(item.output, place)})
+                self._messages.append({**message, "content": self._text(item.output, number)})
+            case kind if kind.startswith(_SERVED):
+                told = item.model_dump(exclude_none=True, exclude={"id", "type", "status"})
+                self._said("content", f"[{kind}: {json.dumps(told, ensure_ascii=False)}]")
             case other:
                 raise unsupported(
                     place, f"Items of type '{other}' are not supported; leave them out."
                 )
+
+    def _place(self, number: int) -> str:
+        """Where the item *number* of the conversation is in the body, or what it is if it was
+        kept."""
+        at = number - self._before
+        return f"input.{at}" if at >= 0 else "previous_response_id"
+
+    def _text(self, content: str | list[Part] | None, number: int) -> str:
+        """The text of *content*, of item *number*. Raises `ApiError` for what is none, unless the
+        item is of the history."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        texts = []
+        for at, part in enumerate(content):
+            if part.type == "refusal":
+                texts.append(part.refusal or "")
+            elif part.type in _TEXTS:
+                texts.append(part.text or "")
+            elif (text := text_of_file(part.file_data, part.filename)) is not None:
+                texts.append(text)
+            else:
+                place = self._place(number)
+                texts.append(left_out(part.type, place, history=number < self._history))
+                self.left_out.append(place if number < self._before else f"{place}.content.{at}")
+        return "".join(texts)
 
     def _said(self, field: str, text: str) -> None:
         """Add *text* to the assistant's turn; another one begins where the turn has it already, or
@@ -348,18 +389,8 @@ class _Talk:
         return self._messages[-1]
 
 
-def _text(content: str | list[Part] | None, place: str) -> str:
-    """The text of *content*. Raises `ApiError` for what is none."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content:
-        if part.type == "refusal":
-            texts.append(part.refusal or "")
-        elif part.type in _TEXTS:
-            texts.append(part.text or "")
-        else:
-            raise unsupported(
-                place, f"Parts of type '{part.type}' are not supported: this model reads text."
-            )
-    return "".join(texts)
+def _is_said(item: Item) -> bool:
+    """Whether *item* is of an answer of the model's."""
+    if item.type == "message":
+        return item.role == "assistant"
+    return item.type in _CALLS or item.type.startswith(_SERVED)

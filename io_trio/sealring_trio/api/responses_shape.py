@@ -21,7 +21,14 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_trio.api.choices import Delta, Finish
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.parsing import Content, Reasoning
-from sealring_trio.api.replies import KEEPALIVE, About, TokenBytes, chat_logprobs, json_bytes
+from sealring_trio.api.replies import (
+    KEEPALIVE,
+    About,
+    TokenBytes,
+    add_json,
+    chat_logprobs,
+    json_bytes,
+)
 from sealring_trio.node.trace import Trace
 
 Body = dict[str, Any]
@@ -44,11 +51,22 @@ class Wanted:
 
 @attrs.define
 class _Open:
-    """The item that is being filled: its *body* as it was added, and its text so far."""
+    """The item that is being filled: its *body* as it was added, its text so far as UTF-8, and the
+    log probabilities as JSON without brackets."""
 
     body: Body
-    text: list[str] = attrs.field(factory=list)
-    logprobs: list[Body] = attrs.field(factory=list)
+    text: bytearray = attrs.field(factory=bytearray)
+    logprobs: bytearray = attrs.field(factory=bytearray)
+
+
+@attrs.frozen
+class _Event:
+    """The event of *body*, whose last field is *name*. Its value is *last*, JSON already: with log
+    probabilities it is large."""
+
+    body: Body
+    name: str
+    last: bytes
 
 
 class ResponseShape:
@@ -71,7 +89,8 @@ class ResponseShape:
         self._most = most
         self._keep = keep
         self._number = 0
-        self._done: list[Body] = []  # items
+        self.kept = 0
+        self._done: list[bytes] = []  # items, as JSON
         self._open: _Open | None = None
         self._finish = Finish("stop")
         self._thought = 0
@@ -83,9 +102,9 @@ class ResponseShape:
             "response.in_progress", begun
         )
 
-    def add(self, delta: Delta) -> list[Body]:
+    def add(self, delta: Delta) -> list[Body | _Event]:
         """The events of *delta*, and of the items that it ends and begins."""
-        events: list[Body] = []
+        events: list[Body | _Event] = []
         self._thought += delta.thought
         tokens = delta.tokens[delta.thought :]
         for part in delta.said:
@@ -104,8 +123,11 @@ class ResponseShape:
             events += self._close()
         return events
 
-    def event(self, body: Body) -> bytes:
+    def event(self, body: Body | _Event) -> bytes:
         """*body* as an event with its number."""
+        if isinstance(body, _Event):
+            head = self.event(body.body).removesuffix(b"}\n\n")
+            return b'%b,"%b":%b}\n\n' % (head, body.name.encode(), body.last)
         told = {"type": body["type"], "sequence_number": self._number, **body}
         self._number += 1
         return f"event: {body['type']}\ndata: ".encode() + json_bytes(told) + b"\n\n"
@@ -132,7 +154,7 @@ class ResponseShape:
         }
         made = self._response(self._status, usage=usage)
         if self._keep is not None:
-            self._keep(made, tuple(map(json_bytes, self._done)))
+            self._keep(made, tuple(self._done))
         return (made,)
 
     @property
@@ -150,33 +172,34 @@ class ResponseShape:
             "error": error,
             "incomplete_details": short,
             "model": self._about.model,
-            "output": self._done,
             "usage": usage,
         }
         # What the client sent may be large. It was made JSON by a text worker.
-        return json_bytes(told)[:-1] + b"," + self._wanted.echo[1:]
+        output = b",".join(self._done)
+        return json_bytes(told)[:-1] + b',"output":[%b],%b' % (output, self._wanted.echo[1:])
 
     def _about_all(self, kind: str, response: bytes) -> bytes:
         """The event *kind*, whose last field is the *response*."""
-        head = self.event({"type": kind})
-        return head.removesuffix(b"}\n\n") + b',"response":' + response + b"}\n\n"
+        return self.event(_Event({"type": kind}, "response", response))
 
-    def _write(self, kind: str, text: str, tokens: Sequence[TokenOut]) -> list[Body]:
+    def _write(self, kind: str, text: str, tokens: Sequence[TokenOut]) -> list[Body | _Event]:
         """Add *text* to the item of *kind*, which may begin with it."""
-        events: list[Body] = []
+        events: list[Body | _Event] = []
         item = self._open
         if item is None or item.body["type"] != kind:
             events += self._close() + self._begin(kind)
             item = self._open
         assert item is not None  # noqa: S101  it has begun
-        item.text.append(text)
+        before = len(item.text) + len(item.logprobs)
+        item.text += text.encode()
         more: Body = {"delta": text}
         if kind == "message":
             told = []
             if self._bytes_of is not None:
                 told = chat_logprobs(tokens, self._bytes_of, self._most)
-            item.logprobs += told
+            add_json(item.logprobs, told)
             more["logprobs"] = told
+        self.kept += len(item.text) + len(item.logprobs) - before
         if text:
             events.append(self._of_part(f"{self._text_event(kind)}.delta", item, more))
         return events
@@ -190,7 +213,7 @@ class ResponseShape:
         summary = kind == "reasoning" and self._wanted.summary
         return "response.reasoning_summary_part" if summary else "response.content_part"
 
-    def _begin(self, kind: str) -> list[Body]:
+    def _begin(self, kind: str) -> list[Body | _Event]:
         """Open an item of *kind* with an empty part."""
         body: Body
         if kind == "message":
@@ -200,41 +223,45 @@ class ResponseShape:
             body = {"id": _name("rs"), "type": kind, "status": "in_progress"}
             body |= {"summary": []} if self._wanted.summary else {"summary": [], "content": []}
         item = self._open = _Open(body)
-        added = {"part": self._part(kind, "", [])}
+        added = self._of_part(f"{self._part_event(kind)}.added", item, {})
         return [
             self._of_item("response.output_item.added", body),
-            self._of_part(f"{self._part_event(kind)}.added", item, added),
+            _Event(added, "part", self._part(kind, "", b"")),
         ]
 
-    def _part(self, kind: str, text: str, logprobs: list[Body]) -> Body:
+    def _part(self, kind: str, text: str, logprobs: bytes | bytearray) -> bytes:
+        """The JSON of a part of an item of *kind*."""
         if kind == "message":
-            return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-        return {"type": "summary_text" if self._wanted.summary else "reasoning_text", "text": text}
+            part = json_bytes({"type": "output_text", "text": text, "annotations": []})
+            return b'%b,"logprobs":[%b]}' % (part[:-1], bytes(logprobs))
+        name = "summary_text" if self._wanted.summary else "reasoning_text"
+        return json_bytes({"type": name, "text": text})
 
-    def _close(self) -> list[Body]:
+    def _close(self) -> list[Body | _Event]:
         """End the item that is open."""
         item, self._open = self._open, None
         if item is None:
             return []
         kind = item.body["type"]
-        text = "".join(item.text)
+        text = item.text.decode()
         part = self._part(kind, text, item.logprobs)
         place = "content" if kind == "message" or not self._wanted.summary else "summary"
-        body = {**item.body, "status": "completed", place: [part]}
-        if self._finish.reason == "length":
-            body["status"] = "incomplete"
-        told: Body = {"text": text}
-        if kind == "message":
-            told["logprobs"] = item.logprobs
+        status = "incomplete" if self._finish.reason == "length" else "completed"
+        body = {name: value for name, value in item.body.items() if name != place}
+        head = json_bytes({**body, "status": status})[:-1]
+        made = b'%b,"%b":[%b]}' % (head, place.encode(), part)
+        last = self._of_part(f"{self._text_event(kind)}.done", item, {"text": text})
+        told = _Event(last, "logprobs", b"[%b]" % bytes(item.logprobs))
+        ended = self._of_part(f"{self._part_event(kind)}.done", item, {})
         events = [
-            self._of_part(f"{self._text_event(kind)}.done", item, told),
-            self._of_part(f"{self._part_event(kind)}.done", item, {"part": part}),
-            self._of_item("response.output_item.done", body),
+            told if kind == "message" else last,
+            _Event(ended, "part", part),
+            self._done_event(made),
         ]
-        self._done.append(body)
+        self._done.append(made)
         return events
 
-    def _call(self, call: ToolCall) -> list[Body]:
+    def _call(self, call: ToolCall) -> list[Body | _Event]:
         """The events of *call*, an item that is complete at once."""
         name, namespace, custom = self._wanted.names.get(call.name, (call.name, "", False))
         kind, field = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
@@ -247,15 +274,20 @@ class ResponseShape:
         }
         part = f"response.{'custom_tool_call_input' if custom else 'function_call_arguments'}"
         place = {"item_id": body["id"], "output_index": len(self._done)}
-        done = {**body, "status": "completed", field: given}
-        events = [
+        done = json_bytes({**body, "status": "completed", field: given})
+        events: list[Body | _Event] = [
             self._of_item("response.output_item.added", {**body, field: ""}),
             {"type": f"{part}.delta", **place, "delta": given},
             {"type": f"{part}.done", **place, **({} if custom else {"name": name}), field: given},
-            self._of_item("response.output_item.done", done),
+            self._done_event(done),
         ]
         self._done.append(done)
+        self.kept += len(done)
         return events
+
+    def _done_event(self, item: bytes) -> _Event:
+        place = {"type": "response.output_item.done", "output_index": len(self._done)}
+        return _Event(place, "item", item)
 
     def _of_item(self, kind: str, item: Body) -> Body:
         return {"type": kind, "output_index": len(self._done), "item": item}

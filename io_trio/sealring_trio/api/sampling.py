@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Iterator
 from typing import TypeVar
@@ -16,6 +17,7 @@ from sealring_trio.node.generation import Job
 from sealring_trio.text.parsed import ParsedRequest
 
 _U64 = (1 << 64) - 1
+_OWNERS = secrets.token_bytes(32)  # so that no rank can tell who an owner is
 N = TypeVar("N", int, float)
 
 
@@ -26,14 +28,15 @@ def jobs(
     caller: Caller,
 ) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
-    row = attrs.evolve(_row(asked, vocabulary), grammar=parsed.grammar, bad=parsed.bad)
+    scope = f"{caller.scope} salt {asked.cache_salt}" if asked.cache_salt else caller.scope
+    grammar = _owned(parsed.grammar, f"{caller.owner}\n{scope}")
+    row = attrs.evolve(_row(asked, vocabulary), grammar=grammar, bad=parsed.bad)
     ends = frozenset(asked.stop_token_ids or ()) | parsed.ends
     if beyond := [token for token in asked.stop_token_ids or () if token >= vocabulary]:
         raise invalid(
             f"stop_token_ids names token {beyond[0]}; the vocabulary has {vocabulary}.",
             "stop_token_ids",
         )
-    scope = f"{caller.scope} salt {asked.cache_salt}" if asked.cache_salt else caller.scope
     for prompt in parsed.prompts:
         for choice in range(asked.n or 1):
             sampling = attrs.evolve(row, choice=choice)
@@ -54,6 +57,15 @@ def jobs(
                 opens=parsed.opens,
                 min_tokens=asked.min_tokens or 0,
             )
+
+
+def _owned(grammar: bytes, owner: str) -> bytes:
+    """*grammar* as a text that no other *owner* has: engines keep what they have compiled, and how
+    long one takes would else say what another asked for. llguidance passes over the member."""
+    if not grammar:
+        return b""
+    mark = hashlib.blake2b(owner.encode(), key=_OWNERS, digest_size=16).hexdigest()
+    return b'{"owner":"%s",' % mark.encode() + grammar.removeprefix(b"{")
 
 
 def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:

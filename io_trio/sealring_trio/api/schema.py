@@ -16,8 +16,16 @@ import pydantic
 from sealring_protocol.limits import MAX_LOGPROBS
 
 from sealring_trio.api import fields
-from sealring_trio.api.conversation import Message, NamedTool, Prediction, Tool
-from sealring_trio.api.errors import ApiError, invalid, unsupported
+from sealring_trio.api.conversation import (
+    Function,
+    Message,
+    NamedFunction,
+    NamedTool,
+    Prediction,
+    Tool,
+    renew,
+)
+from sealring_trio.api.errors import ApiError, invalid, named_as, unsupported
 from sealring_trio.api.held_schema import Held, ResponseFormat
 from sealring_trio.api.json_text import parse_json
 from sealring_trio.api.validation import from_validation
@@ -153,6 +161,8 @@ class ChatRequest(ChatOptions, Prompted):
     messages: Annotated[list[Message], Several(min_length=1, max_length=MAX_MESSAGES)]
     tools: Annotated[list[Tool], Several(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    functions: Annotated[list[Function], Several(max_length=MAX_TOOLS)] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     prediction: Prediction | None = None
     response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
@@ -161,6 +171,25 @@ class ChatRequest(ChatOptions, Prompted):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[str] | None = None
+
+    def renew(self) -> None:
+        """Say what older clients say, as it is said now: tools for functions, of which an answer
+        calls one at most."""
+        renew(self.messages)
+        if not self.functions or self.tools:
+            return
+        self.tools = [Tool(type="function", function=each) for each in self.functions]
+        chosen = self.function_call
+        if isinstance(chosen, NamedFunction):
+            self.tool_choice = NamedTool(type="function", function=chosen)
+        else:
+            self.tool_choice = chosen
+        self.parallel_tool_calls = False
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether calls are told as calls of functions, as older clients read them."""
+        return bool(self.functions)
 
 
 class CompletionOptions(Sampled):
@@ -234,8 +263,22 @@ def accepted(model: type[M], told: Any) -> M:
     """*told*, which a client says, as a *model*. Raises `ApiError` for the first fault in it."""
     if isinstance(told, dict):
         fields.refuse(told, "chat" if issubclass(model, ChatRequest) else "completion")
-        fields.refuse_parts(told.get("messages"))
-    return checked(whole_body(model, told, fields.REFUSED))
+    places: list[str] = []
+    if isinstance(told, dict) and issubclass(model, ChatRequest) and "messages" in told:
+        messages, places = fields.with_text_alone(told.get("messages"))
+        told = {**told, "messages": messages}
+    asked = whole_body(model, told, fields.REFUSED)
+    asked._ignored += tuple(places)
+    if isinstance(asked, ChatRequest):
+        if asked.functions and asked.tools:
+            asked._ignored += ("functions",)
+            asked.functions = None
+        asked.renew()
+        with named_as(
+            {"tools": "functions", "tool_choice": "function_call"} if asked.functions else {}
+        ):
+            return checked(asked)
+    return checked(asked)
 
 
 def whole_body(model: type[B], told: Any, passed: Container[str]) -> B:

@@ -13,7 +13,15 @@ from typing import Any
 
 from sealring_protocol.codec.local_messages import Scores
 
-from sealring_trio.api.replies import Offsets, TokenBytes, finite, logprob_columns
+from sealring_trio.api.replies import (
+    Columns,
+    Json,
+    Offsets,
+    TokenBytes,
+    add_json,
+    finite,
+    logprob_columns,
+)
 
 
 class PromptScores:
@@ -35,12 +43,15 @@ class PromptScores:
         self._offsets = Offsets()
         # An empty prompt is refused later.
         rows = [(self._name(token), None, None, self._begin(token)) for token in prompt[:1]]
-        self._columns = logprob_columns(rows)
-        self._entries: list[dict[str, Any] | None] = [None]
+        self._columns = Columns()
+        self._columns.add(logprob_columns(rows))
+        self._entries = bytearray(b"null")
 
-    def add(self, scores: Scores) -> None:
-        """The next *scores*."""
+    def add(self, scores: Scores) -> int:
+        """The next *scores*. Returns how many bytes more are kept because of them."""
         rows = []
+        entries = []
+        before = self._columns.size + len(self._entries)
         for token, chosen, rank, likeliest in self._tokens(scores):
             if self._echoed is not None:
                 name = self._name(token)
@@ -48,21 +59,22 @@ class PromptScores:
                 best = {**tops, name: chosen} if tops else {}
                 rows.append((name, chosen, best, self._begin(token)))
             if self._listed is not None:
-                self._entries.append(self._entry(token, chosen, rank, likeliest[: self._listed]))
-        for name, values in logprob_columns(rows).items():
-            self._columns[name] += values
+                entries.append(self._entry(token, chosen, rank, likeliest[: self._listed]))
+        self._columns.add(logprob_columns(rows))
+        add_json(self._entries, entries)
+        return self._columns.size + len(self._entries) - before
 
-    def before(self, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        """*columns*, which are an answer's, after those of the prompt, if that is echoed."""
+    def before(self, columns: Columns) -> Iterator[Json]:
+        """The JSON of *columns*, which are an answer's, after those of the prompt, if that is
+        echoed."""
         if self._echoed is None:
-            return columns
-        offsets = [self._offsets.end + offset for offset in columns["text_offset"]]
-        after = {**columns, "text_offset": offsets}
-        return {name: values + after[name] for name, values in self._columns.items()}
+            return columns.whole()
+        return columns.whole(self._columns, self._offsets.end)
 
-    def listed(self) -> dict[str, Any]:
-        """The field with the list; nothing if there is none."""
-        return {} if self._listed is None else {"prompt_logprobs": self._entries}
+    def listed(self) -> Iterator[Json]:
+        """The field with the list, after a comma; nothing if there is none."""
+        if self._listed is not None:
+            yield from (b',"prompt_logprobs":[', self._entries, b"]")
 
     def _tokens(self, scores: Scores) -> Iterator[tuple[int, float, int, list[tuple[int, float]]]]:
         count = scores.alternatives

@@ -27,14 +27,13 @@ from sealring_trio.api.errors import INVALID, ApiError, unavailable
 from sealring_trio.api.exchange import Endpoints
 from sealring_trio.api.head import ApiHead
 from sealring_trio.api.http1 import STUCK_SECONDS, Http1
-from sealring_trio.api.keys import KEY_FILE, ApiKeys, read_keys
+from sealring_trio.api.keys import KEY_FILE, ApiKeys
 from sealring_trio.api.tls import Tls
 from sealring_trio.api.tls_socket import TlsSocket
 from sealring_trio.clock import wall_ms
-from sealring_trio.errors import OperationError, UserError
+from sealring_trio.errors import OperationError
 from sealring_trio.files.config import Config
 from sealring_trio.files.models import model_name
-from sealring_trio.files.tls_files import read_pair
 from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.net import descriptors
 from sealring_trio.node.generation import Generator
@@ -51,23 +50,6 @@ FULL_SECONDS: Final = 0.1
 """Pause where the system has no room for one more connection."""
 
 _FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-def check_api(config: Config) -> None:
-    """Raise `UserError` when the API would listen beyond loopback without a key, or cannot speak
-    the TLS that *config* asks for."""
-    if config.api is None:
-        return
-    if config.tls is not None:
-        read_pair(*config.tls)
-    if is_loopback(config.api[0]):
-        return
-    if not read_keys(config.state / KEY_FILE).keys:
-        raise UserError(
-            f"{config.path}: the API listens beyond loopback, at "
-            f"{format_address(*config.api)}, and there are no API keys",
-            f"Make one first: sealring apikey new NAME --config {config.path}",
-        )
 
 
 @attrs.define
@@ -188,17 +170,20 @@ async def serve_connections(
     """Serve *app* at *listeners*, which are closed at the end, until *closing*, with *tls* if it is
     given; what is still being answered then has `CLOSE_SECONDS`."""
     try:
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
+        async with trio.open_nursery() as turns:
+            turns.start_soon(book.turns.give)
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    for listener in listeners:
+                        door = _Door(app, book, tls, connections)
+                        accepting.start_soon(door.accept, listener)
+                    await closing.wait()
+                    accepting.cancel_scope.cancel()
                 for listener in listeners:
-                    door = _Door(app, book, tls, connections)
-                    accepting.start_soon(door.accept, listener)
-                await closing.wait()
-                accepting.cancel_scope.cancel()
-            for listener in listeners:
-                listener.socket.close()
-            book.close()
-            connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
+                    listener.socket.close()
+                book.close()
+                connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
+            turns.cancel_scope.cancel()
     finally:
         for listener in listeners:
             listener.socket.close()
@@ -256,7 +241,7 @@ class _Door:
         stream: socket.socket | TlsSocket = sock
         if self.tls is not None:
             try:
-                greeted = await self.tls.greet(sock)
+                greeted = await self.tls.greet(sock, place)
             except BaseException:
                 place.leave()
                 raise

@@ -111,6 +111,13 @@ class MessageAnswer(Told):
     usage: MessageUsage
 
 
+class InputTokens(Told):
+    """The length of a response's prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class TokenCount(Told):
     """How many tokens a prompt has."""
 

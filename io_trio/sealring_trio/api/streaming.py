@@ -23,7 +23,7 @@ KEEPALIVE_SECONDS: Final = 10.0
 
 _HEADERS: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
+    (b"cache-control", b"no-cache, no-transform"),  # a proxy that compresses keeps events back
     (b"x-accel-buffering", b"no"),  # tells nginx to pass each event on
 ]
 

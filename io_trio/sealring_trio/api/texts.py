@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
 from sealring_trio.api.messages import render, tokenise
 from sealring_trio.api.replies import json_bytes
+from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import (
     ChatOptions,
     ChatRequest,
@@ -38,7 +39,7 @@ from sealring_trio.api.schema import (
 )
 from sealring_trio.api.token_texts import detokenize, tokenize
 from sealring_trio.api.told_tools import PLAIN
-from sealring_trio.api.values import MAX_SCORED
+from sealring_trio.api.values import MAX_LIKELY, MAX_SCORED, U32
 from sealring_trio.text.frames import CALL, HOLD, READ, RENDER, TOKENISE
 from sealring_trio.text.parsed import ID
 
@@ -66,17 +67,14 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
     """
     enter(READ)
     began = time.perf_counter()
-    before, referred = int(asked.get("before", 0)), int(asked.get("referred", 0))
-    end = before + referred
-    wanted = responses_input.read_responses(body[end:])
-    previous, references = wanted.previous_response_id, wanted.references
-    if "before" not in asked and (previous is not None or references):
-        missing = {"previous": previous, "references": references}
-        return {"read": 0.0, "lengths": [0], **missing}, b""
-    made = responses_input.convert(wanted, body[:before], body[before:end])
+    wanted, made = _converted(asked, body)
+    if made is None:
+        return _missing(wanted), b""
     with named_as(made.params):
-        told, data = _chat(tokenizer, made.request, asked, began, enter)
-    echo = json_bytes(made.echo)
+        told, data = _chat(tokenizer, made.request, asked, began, enter, keeps=True)
+    own = {name: asked.get("sampling", {}).get(name) for name in ("temperature", "top_p")}
+    unsaid = {name: own[name] for name in own if getattr(wanted, name) is None}
+    echo = json_bytes(made.echo | {name: own for name, own in unsaid.items() if own is not None})
     told |= {
         "echo": len(echo),
         "store": wanted.store is not False,
@@ -85,37 +83,81 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
         "ignored": [
             *wanted.ignored,
             *(renamed(name, made.params) for name in told["ignored"]),
-            *(f"tools.{kind}" for kind in sorted({*made.ignored})),
         ],
+        "adapted": [renamed(name, made.params) for name in told["adapted"]],
     }
     return told, data + echo + b"\n".join(map(json_bytes, made.items))
 
 
+def _converted(
+    asked: Mapping[str, Any], body: bytes
+) -> tuple[ResponsesRequest, responses_input.Converted | None]:
+    """The request in *body*, which comes after items of earlier responses, and what it means; None
+    if such items are still needed."""
+    before, referred = int(asked.get("before", 0)), int(asked.get("referred", 0))
+    end = before + referred
+    wanted = responses_input.read_responses(body[end:])
+    if "before" not in asked and (wanted.previous_response_id is not None or wanted.references):
+        return wanted, None
+    return wanted, responses_input.convert(wanted, body[:before], body[before:end])
+
+
+def _missing(wanted: ResponsesRequest) -> dict[str, Any]:
+    """What a job tells that needs items of earlier responses for *wanted*."""
+    named = {"previous": wanted.previous_response_id, "references": wanted.references}
+    return {"read": 0.0, "lengths": [0], **named}
+
+
 def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
-    """The prompt of one of Anthropic's messages, as `chat` has it. An answer that may be longer
-    than the context gets what the context has, as Anthropic's API does it."""
+    """The prompt of one of Anthropic's messages, as `chat` has it."""
     enter(READ)
     began = time.perf_counter()
     wanted = anthropic_input.read_messages(body)
     request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
     with named_as(params):
-        told, data = _chat(tokenizer, request, asked, began, enter, fit=True)
+        told, data = _chat(tokenizer, request, asked, began, enter)
     told["ignored"] = [*wanted.ignored, *(renamed(name, params) for name in told["ignored"])]
     return told, data
 
 
 def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
-    """The number of tokens of a prompt of Anthropic's."""
+    """The number of tokens of a prompt of Anthropic's, as JSON."""
     enter(READ)
     wanted = whole_body(CountRequest, parse(body), MessagesRequest.model_fields)
     request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
+    told, tokens = _count(tokenizer, request, asked, params, enter)
+    told["ignored"] = [*wanted.ignored, *told["ignored"]]
+    return told, json_bytes({"input_tokens": tokens})
+
+
+def count_input(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The number of tokens of the prompt of a response, as JSON; the items of earlier responses
+    come as in `responses`."""
+    enter(READ)
+    wanted, made = _converted(asked, body)
+    if made is None:
+        return _missing(wanted), b""
+    told, tokens = _count(tokenizer, made.request, asked, made.params, enter)
+    told["ignored"] = [*wanted.ignored, *told["ignored"]]
+    return told, json_bytes({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+def _count(
+    tokenizer: Tokenizer,
+    request: ChatRequest,
+    asked: Mapping[str, Any],
+    params: Mapping[str, str],
+    enter: Enter,
+) -> tuple[dict[str, Any], int]:
+    """What is told of *request*, whose fields are *params* in the body, and its prompt's tokens."""
     with named_as(params):
         _check_model(request, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
         enter(TOKENISE)
-        ignored = [*wanted.ignored, *(renamed(name, params) for name in talk.ignored)]
-        return {"tokens": len(tokenise(tokenizer, talk).ids), "ignored": ignored}, b""
+        ignored = [renamed(name, params) for name in (*request.ignored, *talk.ignored)]
+        told = {"ignored": ignored, "adapted": [*talk.adapted]}
+        return told, len(tokenise(tokenizer, talk).ids)
 
 
 def _chat(
@@ -125,10 +167,10 @@ def _chat(
     began: float,
     enter: Enter,
     *,
-    fit: bool = False,
+    keeps: bool = False,
 ) -> Done:
     """The prompt of a conversation: its ids, then its tools as JSON. Its body has been read since
-    *began*. With *fit* the answer's limit is what the context has, where it would be more."""
+    *began*. Its answer *keeps* what it has sent even if that is streamed."""
     _check_model(request, asked)
     seconds = time.perf_counter() - began
     enter(RENDER)
@@ -139,18 +181,22 @@ def _chat(
     enter(TOKENISE)
     opening = tokenise(tokenizer, talk, request.add_special_tokens)
     ids = opening.ids if cut is None else opening.ids[-cut:]
-    room = asked["context"] - len(ids)
-    fitted = fit and request.limit is not None and 0 < room < request.limit
-    if fitted:
-        request.max_completion_tokens = room
     _check_room(len(ids), request.limit, asked["context"], "messages")
     _check_scores(len(ids), request)
+    adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
     enter(HOLD)
-    grammar = chat_grammar(tokenizer, request, talk, opening, asked.get("vocabulary", 0))
+    held = chat_grammar(
+        tokenizer,
+        request,
+        talk,
+        opening,
+        vocabulary=asked.get("vocabulary", 0),
+        context=asked["context"],
+    )
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
     told = {
-        "options": _options(request, ChatOptions),
+        "options": _options(request, ChatOptions, asked),
         "read": seconds,
         "lengths": [len(ids)],
         "predicted": len(predicted),
@@ -158,15 +204,16 @@ def _chat(
         "reasoning": opening.reasoning,
         "calling": opening.calling,
         # A form means every character of the answer.
-        "opens": not (grammar or _goes_on(request)),
-        "fitted": fitted,
-        "ignored": [*request.ignored, *talk.ignored],
+        "opens": not (held.grammar or _goes_on(request)),
+        "ignored": [*request.ignored, *talk.ignored, *held.ignored],
+        "adapted": [*talk.adapted, *adapted],
+        "functions": bool(request.functions),
         "in_words": talk.in_words,
         "plain": talk.plain,
-        "grammar": len(grammar),
+        "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
     }
-    return told, _packed([ids, predicted]) + grammar + tools
+    return told, _packed([ids, predicted]) + held.grammar + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -197,21 +244,23 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         prompts.append(ids)
         texts.append(text)
     _check_scores(sum(map(len, prompts)), request)
+    adapted = _check_likely(request, prompts, context)
     predicted = _predicted(tokenizer, request, context)
     enter(HOLD)
-    grammar = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
+    held = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
     told = {
-        "options": _options(request, CompletionOptions),
+        "options": _options(request, CompletionOptions, asked),
         "read": seconds,
         "lengths": [len(ids) for ids in prompts],
         "predicted": len(predicted),
         "texts": texts if request.echo else [],
-        "ignored": [*request.ignored],
+        "ignored": [*request.ignored, *held.ignored],
+        "adapted": adapted,
         "ends": sorted(ends),
-        "grammar": len(grammar),
+        "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
     }
-    return told, _packed([*prompts, predicted]) + grammar
+    return told, _packed([*prompts, predicted]) + held.grammar
 
 
 def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
@@ -220,12 +269,16 @@ def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: E
     enter(RENDER)
     if not asked["raw"]:
         try:
-            text = tokenizer.render([{"role": "user", "content": text}])
+            talk = tokenizer.guard_messages([{"role": "user", "content": text}])
+            text = tokenizer.render(talk)
         except ValueError as error:
             raise invalid(str(error)) from None
     _check_length(tokenizer, text, asked["context"], "prompt")
     enter(TOKENISE)
-    ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
+    try:
+        ids = tokenizer.encode(text) if asked["raw"] else tokenizer.encode_rendered(text)
+    except ValueError as error:
+        raise invalid(f"{error}.") from None
     _check_room(len(ids), asked["limit"], asked["context"], "prompt")
     return {"read": 0.0, "lengths": [len(ids)]}, _packed([ids])
 
@@ -248,6 +301,7 @@ JOBS: Final[Mapping[str, Work]] = {
     "responses": responses,
     "messages": messages,
     "count": count,
+    "count_input": count_input,
     "prompt": prompt,
     "call": call,
     "tokenize": tokenize,
@@ -308,9 +362,13 @@ def _predicted(
     return ids[:context] if context else ids
 
 
-def _options(request: ChatRequest | CompletionRequest, kind: type[Any]) -> dict[str, Any]:
+def _options(
+    request: ChatRequest | CompletionRequest, kind: type[Any], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options of *request*; how its answer is drawn as the model's makers say, where it does
+    not."""
     names = set(kind.model_fields) - FORMS
-    return request.model_dump(include=names, exclude_none=True)
+    return {**asked.get("sampling", {}), **request.model_dump(include=names, exclude_none=True)}
 
 
 def _packed(prompts: Iterable[list[int]]) -> bytes:
@@ -347,8 +405,42 @@ def _check_scores(tokens: int, request: ChatRequest | CompletionRequest) -> None
         )
 
 
+def _check_likely(
+    request: ChatRequest | CompletionRequest,
+    prompts: Sequence[Sequence[int]],
+    context: int,
+    *,
+    keeps: bool = False,
+) -> list[str]:
+    """Refuse a request whose answer would keep too many log probabilities until it is whole, after
+    *prompts* in *context* (0: not known). If it does not say how long it may be, it may be as long
+    as they allow. A stream has none of them, unless it *keeps* them. Returns the names of fields
+    that were changed."""
+    if request.alternatives is None or (request.stream and not keeps):
+        return []
+    each, choices = 1 + request.alternatives, len(prompts) * (request.n or 1)
+    most = MAX_LIKELY // (each * choices)
+    room = context - min(map(len, prompts)) if context else U32
+    if min(room, U32 if request.limit is None else request.limit) <= most:
+        return []
+    if request.limit is None:
+        request.max_tokens = most
+        if isinstance(request, ChatRequest):
+            request.max_completion_tokens = None
+        return ["max_tokens"]
+    named = isinstance(request, ChatRequest) and request.top_logprobs is not None
+    raise invalid(
+        f"The answer would have {min(room, request.limit) * each * choices} log probabilities: "
+        f"{each} for each of {min(room, request.limit)} tokens, for each of {choices} choices. At "
+        f"most {MAX_LIKELY} are kept for one answer: ask for fewer likeliest tokens, choices or "
+        "tokens, or stream the answer.",
+        "top_logprobs" if named else "logprobs",
+    )
+
+
 def _check_room(length: int, limit: int | None, context: int, param: str) -> None:
-    """Refuse a prompt that the scheduler would refuse, before the ids travel to the node."""
-    least = 1 if limit is None else limit
+    """Refuse a prompt that the scheduler would refuse, before the ids travel to the node. An answer
+    that may be longer than *context* gets what that has."""
+    least = 1 if limit != 0 else 0
     if context and length + least > context:
         raise from_refusal(ContextOverflow(length, least, context), param, 0)

@@ -26,6 +26,7 @@ from typing import Final
 import attrs
 import trio
 
+from sealring_trio.api.connections import Place
 from sealring_trio.api.tls_socket import TlsSocket
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
@@ -73,10 +74,10 @@ class Tls:
         """Seconds until the certificate expires; negative once it has."""
         return (self.pair.expires_ms - wall_ms()) / 1000
 
-    async def greet(self, sock: socket.socket) -> socket.socket | TlsSocket | None:
-        """The client at *sock* after the handshake: a `TlsSocket`; *sock* itself if the client does
-        not speak TLS; None if it has left, or took too long. Closes *sock* if it returns
-        neither."""
+    async def greet(self, sock: socket.socket, place: Place) -> socket.socket | TlsSocket | None:
+        """The client at *sock*, which has *place*, after the handshake: a `TlsSocket`; *sock*
+        itself if the client does not speak TLS; None if it has left, or took too long. Closes
+        *sock* if it returns neither."""
         sock.setblocking(False)
         done = False
         try:
@@ -86,8 +87,9 @@ class Tls:
                     done = True
                     return sock
                 if first:
+                    await place.turn()
                     secure = TlsSocket(sock, self.pair.context)
-                    done = await self._shake(secure)
+                    done = await self._shake(secure, place)
                     return secure if done else None
         except OSError as error:  # as all of OpenSSL's are
             log.debug("a TLS handshake failed: %s", error)
@@ -97,7 +99,7 @@ class Tls:
                 sock.close()
         return None
 
-    async def _shake(self, secure: TlsSocket) -> bool:
+    async def _shake(self, secure: TlsSocket, place: Place) -> bool:
         """Whether the handshake came to its end, and the client did not leave. Raises `OSError`."""
         over = False
         while not over:
@@ -106,6 +108,7 @@ class Tls:
                     return False
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(secure)
+                await place.turn()
                 continue
             try:
                 await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)

@@ -38,6 +38,11 @@ class TlsSocket:
         self._came = 0
         self._content = 0
 
+    @property
+    def pending(self) -> bool:
+        """Whether there may be content that the kernel has given already."""
+        return bool(self._in.pending or self._tls.pending())
+
     def fileno(self) -> int:
         """The socket's descriptor, to wait for it."""
         return self._socket.fileno()

@@ -25,21 +25,23 @@ Done = tuple[dict[str, Any], bytes]
 def tokenize(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
     """The ids of a text, or of a conversation's prompt."""
     enter(READ)
-    told = schema.parse(body)
+    sent = schema.parse(body)
+    told: dict[str, Any] = {}
     request: TokenizeChat | TokenizeText
-    if isinstance(told, dict) and told.get("messages") is not None:
-        request = schema.accepted(TokenizeChat, told)
+    if isinstance(sent, dict) and sent.get("messages") is not None:
+        request = schema.accepted(TokenizeChat, sent)
         _check_model(request.model, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
+        told = {"ignored": [*talk.ignored], "adapted": [*talk.adapted]}
         enter(TOKENISE)
         ids = tokenise(tokenizer, talk, request.add_special_tokens).ids
     else:
-        request = schema.validated(TokenizeText, told)
+        request = schema.validated(TokenizeText, sent)
         _check_model(request.model, asked)
         enter(TOKENISE)
         ids = tokenizer.encode(request.prompt, around=request.add_special_tokens is not False)
-    return {}, _json(
+    return told, _json(
         {
             "count": len(ids),
             "max_model_len": asked["context"] or None,

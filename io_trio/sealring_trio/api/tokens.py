@@ -1,4 +1,5 @@
-"""``POST /tokenize`` and ``POST /detokenize``: a text worker does them, within its limits."""
+"""``POST /tokenize`` and ``/detokenize``, and how many tokens a prompt has (``count_tokens``,
+``input_tokens``): a text worker does them, within its limits."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sealring_trio.api.errors import text_errors
+from sealring_trio.api.fields import headers_of
 from sealring_trio.api.gate import Caller
 from sealring_trio.api.head import ApiHead
+from sealring_trio.api.responses import earlier, with_items
 from sealring_trio.api.streaming import ClientGone, attended
 
 
@@ -25,17 +28,23 @@ class Tokens:
         """Answer one request."""
         caller: Caller = scope["state"]["visitor"]
         try:
-            body = await self._head.bodies.read(Request(scope, receive), caller.owner)
+            body = await self._head.bodies.read(Request(scope, receive), caller.account)
             data = await attended(receive, partial(self._ask, body, caller))
         except (ClientDisconnect, ClientGone):
             return
-        with self._head.holding(caller.owner, len(data)):
+        with self._head.holding(caller.account, len(data)):
             await Response(data, media_type="application/json")(scope, receive, send)
 
     async def _ask(self, body: bytes, caller: Caller) -> bytes:
-        generator = self._head.generator
+        head, generator = self._head, self._head.generator
         info = generator.runtime.node.engine_info
-        about = {"models": self._head.models, "context": info.context if info else 0}
+        about = {"models": head.models, "context": info.context if info else 0}
         with text_errors(caller.id):
-            _, data = await generator.texts.run(self._job, about, body, caller.owner)
+            told, data = await generator.texts.run(self._job, about, body, caller.account)
+            if "references" in told:
+                before, referred = earlier(head.responses, caller.owner, told)
+                body, sizes = with_items(body, before, referred)
+                run = generator.texts.run
+                told, data = await run(self._job, about | sizes, body, caller.account)
+        caller.told.update(headers_of(told))
         return data

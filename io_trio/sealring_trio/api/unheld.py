@@ -8,7 +8,7 @@ the table is told as llguidance has it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -23,8 +23,7 @@ _SIMPLER: Final = (
     "bounds of repetitions), or ask for the form in the prompt."
 )
 _OTHER: Final = (
-    "{what} cannot be held: {why}. An answer is held exactly or not at all; use what llguidance "
-    "supports, or ask for the form in the prompt."
+    "{what} cannot be held: {why}. Use what llguidance supports, or ask for the form in the prompt."
 )
 
 
@@ -40,13 +39,6 @@ _IN_REGEX: Final = r"(?:at 1\(\d+\): invalid regex .* \(in regex\): )?"
 _IN_START: Final = r"(?:\n +1 \| start: .*)?"  # the line that this server wrote around it
 
 _FAULTS: Final[Mapping[str, _Said]] = {
-    r"oneOf constraints are not supported.*": _Said(
-        "a oneOf whose parts overlap is not served; use anyOf"
-    ),
-    r"Unimplemented keys: \[(.*)\]": _Said(
-        "{0} is not served in a schema; leave it out, and ask for it in the prompt"
-    ),
-    r"Unknown format: (.*)": _Said("the format '{0}' is not served; leave it out, or use pattern"),
     r"Resource '(.*)' is not present in a registry.*": _Said(
         "it names '{0}', and nothing is fetched here; put what a $ref means into the schema's $defs"
     ),
@@ -81,6 +73,24 @@ def cannot_be_held(what: str, why: str) -> str:
     """The message for the form *what*, of which *why* was found."""
     said, words = _said(why)
     return said.form.format(what=what, why=words)
+
+
+def is_wrong(why: str) -> bool:
+    """Whether *why* says that the form itself is wrong, so that nothing could hold it."""
+    return _said(why)[0].form in (_SCHEMA, _REGEX)
+
+
+def left_out(warnings: Iterable[str]) -> list[str]:
+    """The keywords that *warnings* of llguidance's say are left out of a schema."""
+    found: list[str] = []
+    for warning in warnings:
+        if keys := re.fullmatch(r"Unimplemented keys: \[(.*)\]", warning):
+            found += re.findall(r'"([^"]*)"', keys[1])
+        elif warning.startswith("Unknown format: "):
+            found.append("format")
+        elif warning.startswith("oneOf "):
+            found.append("oneOf")
+    return found
 
 
 def in_words(why: str) -> str:

@@ -21,6 +21,9 @@ _MODERATES: Final = _TEXT.format("judges none")
 _STATE: Final = (
     "No files, threads or batches are kept here: send the conversation with each request."
 )
+_COMPACTS: Final = (
+    "Conversations are not compacted here: ask the model for a summary, and begin another with it."
+)
 _OLLAMA: Final = (
     "This is no Ollama server. Use the client's mode for OpenAI-compatible servers, with the base "
     "URL that ends with /v1."
@@ -39,6 +42,7 @@ UNSERVED: Final[Mapping[str, str]] = {
     "/v1/audio/{rest:path}": _TEXT.format("neither hears nor speaks"),
     "/v1/images/{rest:path}": _TEXT.format("makes no images"),
     "/v1/videos/{rest:path}": _TEXT.format("makes no videos"),
+    "/v1/responses/compact": _COMPACTS,
     "/v1/realtime": _TEXT.format("neither hears nor speaks"),
     "/v1/files/{rest:path}": _STATE,
     "/v1/files": _STATE,

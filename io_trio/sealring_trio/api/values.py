@@ -31,6 +31,10 @@ MAX_SCORED: Final = 1 << 17
 """Log probabilities of prompts in one answer: for each token its own and those of the likeliest
 ones. Memory: some 200 bytes for each."""
 
+MAX_LIKELY: Final = 800_000
+"""Log probabilities of the tokens of an answer that is kept until it is whole, over all choices: of
+each token its own and those of the likeliest ones. Memory: some 80 bytes for each."""
+
 MAX_STOPS: Final = 128
 MAX_STOP: Final = 1024
 MAX_STOP_TEXT: Final = 16 << 10

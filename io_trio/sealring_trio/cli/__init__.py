@@ -2,25 +2,28 @@
 
 Commands live in modules of their own that are imported when they run, so that ``--help`` is quick
 and a command that needs no model loads none. Exit codes: 0 it worked; 1 it was tried and failed; 2
-the command line or a file is wrong; 130 interrupted. A user's mistake gets a few lines on standard
-error (what happened, what to do), never a traceback.
+the command line or a file is wrong; 3 it was checked, and is not right; 130 interrupted. A user's
+mistake gets a few lines on standard error (what happened, what to do), never a traceback. With
+``--json`` it is an object on standard output too, in place of the result.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import takewhile
 from typing import Final
 
 import cyclopts
 from cyclopts.config import Env
 
 from sealring_trio.cli.help_pages import HelpPages
-from sealring_trio.cli.output import tell_error
+from sealring_trio.cli.output import JsonOutput, print_json, tell_error
 from sealring_trio.errors import OperationError, UserError
 
 ENVIRONMENT: Final = "SEALRING_"
@@ -41,6 +44,10 @@ Try it on this machine alone:
 Then on two machines: make a key on each (keygen), list both in a roster
 and sign it (roster), write a config for each and start them (up), and
 ask (generate). Every command explains itself: sealring COMMAND --help
+
+Exit codes: 0 it worked; 1 it could not be done; 2 the command line or a file
+is wrong; 3 it was checked, and is not right; 130 interrupted. With --json,
+an error is {"error": {"what", "advice", "exit_code"}} on standard output.
 """
 
 EPILOGUE: Final = "Options may be environment variables: {}SERVE_PORT for 'serve --port'."
@@ -150,6 +157,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run *arguments*, and return the exit code."""
+    JsonOutput.done = False
     try:
         _check_installed(next(iter(arguments), ""))
         code = build_app(next(iter(arguments), ""))(
@@ -162,9 +170,9 @@ def run(arguments: Sequence[str]) -> int:
     except cyclopts.CycloptsError as error:
         from sealring_trio.cli.mistakes import told  # noqa: PLC0415 - for mistakes alone
 
-        return _tell(told(error))
+        return _tell(told(error), arguments)
     except UserError as error:
-        return _tell(error)
+        return _tell(error, arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -194,6 +202,13 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: UserError) -> int:
+def _tell(error: UserError, arguments: Sequence[str] = ()) -> int:
+    """Say what *error* is; as JSON too, if *arguments* ask for that. Its exit code."""
     tell_error(error)
+    asked = "--json" in takewhile(lambda argument: argument != "--", arguments)
+    if asked and not JsonOutput.done:
+        told = {"what": error.what, "advice": error.advice, "exit_code": error.exit_code}
+        with contextlib.suppress(OSError):  # nobody reads it
+            print_json({"error": told})
+            sys.stdout.flush()
     return error.exit_code

@@ -21,7 +21,7 @@ from sealring_trio.cli.output import (
     told_guesses,
     visible,
 )
-from sealring_trio.errors import OperationError
+from sealring_trio.errors import FOUND_WRONG, OperationError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import (
     NO_TEMPLATE,
@@ -73,9 +73,9 @@ def demo(
     Makes throwaway keys and a signed roster, starts one node process per
     rank on loopback, each with its own layers of the model (or, with
     --strategy tp, with its share of every layer), streams the answer, and
-    then asks one plain mlx-lm process the same. Exit code 1 if the tokens
-    differ by more than rounding, or mlx-lm itself fails, so that nothing is
-    proved.
+    then asks one plain mlx-lm process the same. Exit code 3 if the tokens
+    differ by more than rounding; 1 if the ring cannot serve, or mlx-lm itself
+    fails, so that nothing is proved.
 
         sealring demo
         sealring demo --ranks 3 --prompt "Count to twenty."
@@ -157,7 +157,7 @@ def demo(
             "'sealring verify' compares token ids, without mlx-lm's tokenizer. A release of mlx-lm "
             "that has this model may do, or another conversion of it.",
         )
-    return 0 if report["identical"] or report["tie"] else 1
+    return 0 if report["identical"] or report["tie"] else FOUND_WRONG
 
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

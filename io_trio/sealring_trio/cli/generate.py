@@ -17,10 +17,10 @@ def generate(
     config: Path,
     prompt: Prompt,
     max_tokens: Positive = 256,
-    temperature: FromZero = 0.0,
-    top_p: TopP = 1.0,
-    top_k: Count = 0,
-    min_p: Fraction = 0.0,
+    temperature: FromZero | None = None,
+    top_p: TopP | None = None,
+    top_k: Count | None = None,
+    min_p: Fraction | None = None,
     seed: Seed | None = None,
     raw: bool = False,
     json: bool = False,
@@ -48,8 +48,9 @@ def generate(
     max_tokens
         The most tokens to give. 'run' has no such limit if it is left out.
     temperature
-        0 always takes the likeliest token, and is taken if left out, where
-        'run' and the API take 1; higher is more varied.
+        0 always takes the likeliest token; higher is more varied. If left
+        out, what the model's generation_config.json says, or else 0, where
+        'run' and the API take 1. The next three come from there, too.
     top_p
         Choose among the likeliest tokens that together have this probability.
     top_k
@@ -74,6 +75,7 @@ def generate(
         "top_p": top_p,
         "top_k": top_k,
         "min_p": min_p,
+        "repetition_penalty": None,
         "seed": seed,
     }
     text = ""

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from sealring_trio.errors import UserError
 
@@ -80,8 +80,15 @@ def progress() -> Iterator[Callable[[str], None]]:
     yield teller()
 
 
+class JsonOutput:
+    """What the present command has printed as JSON: one value at most, its result or its error."""
+
+    done: ClassVar[bool] = False
+
+
 def print_json(value: Any) -> None:
     """*value* as indented JSON on standard output, with what a terminal may obey escaped."""
+    JsonOutput.done = True
     text = json.dumps(value, indent=2, ensure_ascii=False)
     print(text.translate(_ESCAPED))
 
@@ -114,8 +121,9 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def told_costs(guess_ms: Mapping[str, float]) -> str:
-    """How long a token takes, by what was guessed; empty if nothing is known."""
-    return ", ".join(f"{ms} ms {way}" for way, ms in guess_ms.items())
+    """How long a token takes without guesses; empty if that is not known. What else there is, is
+    for programs (``--json``)."""
+    return f"{guess_ms['plain']} ms without guesses" if "plain" in guess_ms else ""
 
 
 def told_draft(draft: Mapping[str, Any] | None) -> str:

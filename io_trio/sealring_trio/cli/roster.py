@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 import cyclopts
@@ -12,7 +12,7 @@ from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 
-from sealring_trio.cli.output import print_json
+from sealring_trio.cli.output import print_json, progress
 from sealring_trio.cli.roster_output import print_roster, roster_facts
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
@@ -20,8 +20,8 @@ from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import is_there, replace_file
 from sealring_trio.files.roster_files import (
-    Draft,
     build_roster,
+    find_twins,
     format_time,
     make_draft,
     make_member,
@@ -148,7 +148,11 @@ def add(
     before = read_draft(draft)
     public_key = read_public_key(key)
     member = make_member(name, public_key, address, trust, attestation)
-    _refuse_twin(before, draft, name, member.public_key)
+    if twins := find_twins([*before.member, member]):
+        raise UserError(
+            f"{draft} cannot hold this node: {twins}",
+            "Every node has a name, a key and addresses of its own.",
+        )
     after = before.model_copy(update={"member": [*before.member, member]})
     write_draft(draft, after)
     rank = len(before.member)
@@ -157,16 +161,6 @@ def add(
         return
     print(f"{name} is rank {rank} of {draft} (node id {node_id(public_key).hex()})")
     print(f"\nNext: add the other nodes, then: sealring roster sign {draft} --key COORDINATOR.key")
-
-
-def _refuse_twin(draft: Draft, path: Path, name: str, key_hex: str) -> None:
-    for member in draft.member:
-        if member.public_key == key_hex:
-            raise UserError(
-                f"{path} already holds this key, as '{member.name}'", "Every node has its own key."
-            )
-        if member.name == name:
-            raise UserError(f"{path} already has a '{name}'", "Choose another name.")
 
 
 @app.command
@@ -301,7 +295,9 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     """Give a newer signed roster to the node that runs here.
 
     It is in force at once, and the node hands it on to all members: one node
-    of the ring is enough. Requests that run go on. For example:
+    of the ring is enough. Requests that run go on. If it makes another
+    member the head, give it to the present head: that lets its requests
+    finish first ('drain' in its config), and takes no new ones. For example:
 
         sealring roster install home.roster --config desk.toml
 
@@ -319,7 +315,11 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     """
     data = read_roster(roster).encode()
     socket = load_config(config).control_socket
-    done = next(iter(ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS)))
+    done: dict[str, Any] = {}
+    with progress() as tell:
+        for done in ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS):
+            if done["event"] == "waiting":
+                tell(done["text"])
     if json:
         print_json({"serial": done["serial"]})
         return

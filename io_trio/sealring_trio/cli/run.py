@@ -80,8 +80,9 @@ def run(
         The most tokens of the answer; as many as the context has room for if
         left out, and 256 with --raw.
     temperature
-        0 always takes the likeliest token; higher is more varied. 1 if left
-        out, as in the API.
+        0 always takes the likeliest token; higher is more varied. If left
+        out, as the model's generation_config.json has it, or else 1, as in
+        the API.
     top_p
         Choose among the likeliest tokens that together have this probability.
     seed

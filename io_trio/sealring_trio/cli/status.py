@@ -97,10 +97,11 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
-        ("version", facts["version"]),
+        ("version", f"{facts['version']}, build {facts['build']}"),
         ("state", _state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
         ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),
+        ("as the head", facts["head_fault"] and f"it could not serve: {facts['head_fault']}"),
         ("put out by", _outs(facts["peers"])),
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
@@ -162,7 +163,9 @@ def _members(members: dict[str, Any] | None) -> str:
 
 def _state(facts: dict[str, Any]) -> str:
     state = facts["state"]
-    if state == "serving" and facts["role"] == "rank":
+    if state == "serving" and facts["why"]:
+        state = "not serving"
+    elif state == "serving" and facts["role"] == "rank":
         state = "ready (the head's status says whether the ring serves)"
     return f"{state}, for {lasting(facts['state_s'])}"
 

@@ -13,7 +13,7 @@ from sealring_protocol.conformance.files import NoVectors, chosen, find_folder, 
 from sealring_protocol.conformance.kinds import KINDS
 
 from sealring_trio.cli.output import print_json, print_table
-from sealring_trio.errors import UserError
+from sealring_trio.errors import FOUND_WRONG, UserError
 
 app = cyclopts.App(
     name="vectors",
@@ -49,7 +49,7 @@ def check(
 
     Each input goes in whole. Streams also go in byte by byte, at random cuts,
     and cut off at every length; messages, rosters and sealed frames also cut
-    off at every length, and with a byte more. The exit code is 1 if any result
+    off at every length, and with a byte more. The exit code is 3 if any result
     differs.
 
         sealring vectors check
@@ -85,7 +85,7 @@ def check(
         )
     else:
         _show(place, done, seconds)
-    return int(bool(everything.failed))
+    return FOUND_WRONG if everything.failed else 0
 
 
 def _show(folder: Path, done: dict[str, report.Family], seconds: float) -> None:

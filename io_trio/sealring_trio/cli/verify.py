@@ -11,7 +11,7 @@ from typing import Annotated
 import cyclopts
 
 from sealring_trio.cli.output import print_json, print_table, teller
-from sealring_trio.errors import UserError
+from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.config import CollectivesName, StrategyName, load_config
 from sealring_trio.files.models import TINY, find_whole_for_command, find_whole_model
 from sealring_trio.local.control_client import ask
@@ -106,7 +106,7 @@ def verify(
         print_json(as_json(verified))
     else:
         _show(verified)
-    return 0 if verified.passed else 1
+    return 0 if verified.passed else FOUND_WRONG
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import signal
 import socket
 import subprocess
@@ -38,7 +37,7 @@ from sealring_protocol.table import Machine
 
 from sealring_trio.engine.states import ENGINE_TABLE, EngineEvent, EngineState
 from sealring_trio.net.wire import Wire
-from sealring_trio.processes.interpreter import run_module, signal_name
+from sealring_trio.processes.interpreter import child_environment, run_module, signal_name
 from sealring_trio.processes.secrecy import oom_kills
 from sealring_trio.processes.usage import Usage, read_usage
 
@@ -97,26 +96,30 @@ class Network:
 @attrs.frozen
 class EngineCommand:
     """How to start an engine: its *module*, its *arguments* without ``--fd``, and what its
-    environment has beside ours. It is *private* if it is to have a network of its own. *way* is
-    that in which it gives way to us (`launcher`)."""
+    environment has beside what it needs of ours. It is *private* if it is to have a network of its
+    own, and *alone* if it is to have none. *way* is that in which it gives way to us (`launcher`).
+    """
 
     module: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str] = attrs.field(factory=dict)
     private: bool = False
     way: str = "--give-way"
+    alone: bool = False
 
     def start(self, fd: int, network: Network | None = None) -> subprocess.Popen[bytes]:
         """A new process that has *fd* as its socket, in that *network*."""
         # Not through trio's worker threads: the kernel ties the child's life to the thread that
         # made it, and worker threads end when they are idle.
         launcher = run_module("sealring_trio.processes.launcher")
-        if network is not None:
+        if self.alone:
+            launcher.append("--alone")
+        elif network is not None:
             launcher += ["--network", network.way, str(network.fd), str(network.times)]
         return subprocess.Popen(
             [*launcher, self.way, self.module, "--fd", str(fd), *self.arguments],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **self.environment},
+            env=child_environment(self.environment),
             pass_fds=[fd] if network is None else [fd, network.fd],
             start_new_session=True,
         )

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 
 from sealring_model.errors import LoadError
 from sealring_model.loading import model_store
+from sealring_model.loading.foreign_json import HEADERS, bound_of
 from sealring_model.loading.model_folder import NEEDED_FILES
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import MAX_HEADER, read_entries
@@ -27,8 +28,8 @@ from sealring_trio.fetching.hub import Hub, Listing
 
 log = logging.getLogger("sealring.fetch")
 
-MAX_HEADERS: Final = 64 * 1024 * 1024
-"""Bytes of headers. Read into tables they take about ten times as many."""
+MAX_HEADERS: Final = bound_of(HEADERS)[0]
+"""Bytes of headers, at most."""
 
 _LONGEST_WAIT: Final = 60.0
 """Seconds that a server may ask a person to wait."""

@@ -11,7 +11,6 @@ and an answer that trickles is given up.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -22,10 +21,17 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import attrs
+from sealring_model.loading.foreign_json import (
+    HUB_LISTING,
+    ForeignFault,
+    bound_of,
+    parse_foreign,
+)
 from sealring_model.loading.partial_model import MAX_SIZE, Origin, WeightFile
 
 from sealring_trio.fetching.faults import FetchFault
@@ -42,8 +48,7 @@ MAX_SMALL: Final = 256 * 1024 * 1024
 """Bytes of configuration, tokenizer and manifest, at most. They are held in memory."""
 
 MAX_FILES: Final = 10_000
-MAX_LISTING: Final = 64 * 1024 * 1024
-"""Bytes of a listing."""
+"""Files of a listing that are fetched."""
 
 _CONNECT_SECONDS: Final = 10.0
 _SILENT_SECONDS: Final = 20.0
@@ -56,6 +61,7 @@ _SLOW_SECONDS: Final = 30.0
 _SLOW_BYTES: Final = 4096
 """Bytes that must come in `_SLOW_SECONDS`. A server that sends one now and then is never silent."""
 
+_MAX_REDIRECTS: Final = 10
 _LONGEST_WAIT: Final = 300.0
 _COMMIT: Final = re.compile("[0-9a-f]{40}")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
@@ -151,12 +157,12 @@ class Hub:
             for chunk in response.iter_raw():
                 text += chunk
                 pace.came(len(chunk))
-                if len(text) > MAX_LISTING:
-                    raise _unreadable(model)
+                if len(text) > bound_of(HUB_LISTING)[0]:
+                    break
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise _unreadable(model) from None
+            return parse_foreign(HUB_LISTING, text)
+        except ForeignFault as error:
+            raise _unreadable(model, f": {error}") from None
 
     def read(
         self,
@@ -205,7 +211,7 @@ class Hub:
             _check_status(response, file)
             known = origin.files.get(file)
             _check_range(response, file, begin, end, known.size if known is not None else None)
-            if response.history and _origin_of(str(response.url)) != _origin_of(address):
+            if _origin_of(str(response.url)) != _origin_of(place or address):
                 with self._places_lock:
                     self._places[address] = str(response.url)
             left, pace = end - begin, _Pace()
@@ -253,8 +259,8 @@ def _hash(told: object) -> str:
     return told if isinstance(told, str) and _SHA256.fullmatch(told) else ""
 
 
-def _unreadable(model: str) -> FetchFault:
-    return FetchFault(f"the hub's listing of {model} cannot be read", permanent=True)
+def _unreadable(model: str, why: str = "") -> FetchFault:
+    return FetchFault(f"the hub's listing of {model} cannot be read{why}", permanent=True)
 
 
 def _timeout() -> Any:
@@ -277,7 +283,7 @@ def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
         try:
             client = get_session()
             request = client.build_request("GET", address, headers=headers, timeout=_timeout())
-            begun.set_result(client.send(request, stream=True))
+            begun.set_result(_follow(client, request))
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             begun.set_exception(error)
 
@@ -298,6 +304,34 @@ def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
         yield response
     finally:
         response.close()
+
+
+def _follow(client: Any, request: Any) -> Any:
+    """What *client* gets for *request*, after redirections. Raises `FetchFault` if a hub in the
+    internet redirects to an address of this machine or its network, whose servers may trust it."""
+    import httpx2  # noqa: PLC0415
+
+    asked = request
+    for _ in range(_MAX_REDIRECTS):
+        response = client.send(request, stream=True, follow_redirects=False)
+        if (following := response.next_request) is None:
+            return response
+        response.close()
+        if _is_near(following.url.host) and not _is_near(asked.url.host):
+            text = f"{asked.url.host} redirects to {following.url.host}, which is in this network"
+            raise FetchFault(f"{text}; name a hub there in HF_ENDPOINT instead", permanent=True)
+        request = following
+    raise httpx2.TooManyRedirects("too many redirections", request=asked)
+
+
+def _is_near(host: str) -> bool:
+    """Whether *host* has an address that is not one of the internet. A name that this machine
+    cannot resolve, but a proxy may, has none."""
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
+        return not all(ip_address(each.partition("%")[0]).is_global for each in found)
+    except (OSError, ValueError):
+        return False
 
 
 def _close(begun: Future[Any]) -> None:

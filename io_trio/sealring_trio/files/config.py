@@ -27,6 +27,7 @@ BackendName = Literal["auto", "ring", "jaccl", "nccl"]
 HopDTypeName = Literal["model", "bf16"]
 SharingName = Literal["connection", "off", "everyone"]
 KeysName = Literal["everywhere", "beyond-loopback"]
+SamplingName = Literal["model", "api"]
 FetchName = Literal["hub", "members"]
 
 NO_API: Final = "off"
@@ -156,6 +157,13 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         description="origins besides its own whose pages may use the API: exact, with '*.' before "
         "the host, or with the host '*' for schemes of programs; '*' for any (head)",
         examples=['["https://chat.example.com", "app://obsidian.md", "vscode-webview://*"]'],
+    )
+    sampling: SamplingName = pydantic.Field(
+        default="model",
+        description="how answers are drawn where a request does not say: as the 'model' has it in "
+        "its generation_config.json, or as OpenAI's 'api' has it, at temperature 1 and without "
+        "cuts (head)",
+        examples=['"api"'],
     )
     tls_certificate: str | None = pydantic.Field(
         default=None,
@@ -310,6 +318,7 @@ class Config:
     api_keys: KeysName
     allowed_hosts: AllowedHosts
     allowed_origins: AllowedOrigins
+    sampling: SamplingName
     tls: tuple[Path, Path] | None
     timeout: float
     drain: float
@@ -368,6 +377,7 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
         api_keys=file.api_keys,
         allowed_hosts=AllowedHosts(tuple(file.allowed_hosts)),
         allowed_origins=AllowedOrigins(tuple(file.allowed_origins)),
+        sampling=file.sampling,
         tls=tls_files(path, file),
         timeout=file.timeout,
         drain=file.drain,

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-from sealring_model.draft.vocabulary import check_vocabulary
-from sealring_model.errors import LoadError
-from sealring_model.loading.model_folder import describe
 
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.models import find_model, find_whole_model, model_name
-from sealring_trio.processes.interpreter import run_module, signal_name
+from sealring_trio.processes.interpreter import child_environment, run_module, signal_name
 
 _MODULE: Final = "sealring_model.draft.memory"
 _LAUNCHER: Final = "sealring_trio.processes.launcher"
@@ -39,17 +36,14 @@ def find_draft(draft: str, model: Path, named: str, hub: Hub | None = None) -> D
     """The model *draft*, all of which is here then, which is to guess the tokens of the one in the
     folder *model*. *named* says where a person named it. Raises `UserError`, also when it cannot
     guess; if their vocabularies differ, no weights are fetched."""
-    folder = _found(draft, named, hub)
-    _check(folder, model)
+    found = _measured(_found(draft, named, hub), model)
     find_whole_model(draft, hub)
-    return _measured(folder, model)
+    return found
 
 
 def plan_draft(draft: str, model: Path) -> DraftModel:
     """As `find_draft`, without its weights."""
-    folder = _found(draft, OPTION, None)
-    _check(folder, model)
-    return _measured(folder, model)
+    return _measured(_found(draft, OPTION, None), model)
 
 
 def _found(draft: str, named: str, hub: Hub | None) -> Path:
@@ -60,21 +54,14 @@ def _found(draft: str, named: str, hub: Hub | None) -> Path:
     return find_model(draft, hub, draft=named)
 
 
-def _check(folder: Path, model: Path) -> None:
-    """Raise `UserError` if the vocabularies differ, or the draft model cannot be described."""
-    try:
-        describe(folder)  # first, for it looks which files are none
-        check_vocabulary(folder, model)
-    except LoadError as error:
-        raise _cannot_guess(folder, model, str(error)) from None
-
-
 def _measured(folder: Path, model: Path) -> DraftModel:
-    """The draft model in *folder*. Raises `UserError` if it cannot be built."""
+    """The draft model in *folder*. Raises `UserError` if it cannot be built, or its vocabulary is
+    not that of the one in the folder *model*."""
     try:
         done = subprocess.run(
-            run_module(_LAUNCHER, _MODULE, str(folder)),
+            run_module(_LAUNCHER, "--alone", _MODULE, str(folder), str(model)),
             check=False,
+            env=child_environment(),
             capture_output=True,
             stdin=subprocess.DEVNULL,
             encoding="utf-8",

@@ -16,7 +16,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.identity import SoftwareSigner
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import check_secret, is_there, read_file, write_new
+from sealring_trio.files.private_files import check_secret, decoded, is_there, read_file, write_new
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
@@ -53,7 +53,8 @@ def read_key(path: Path) -> SoftwareSigner:
         pem, status = read_file(path)
     except FileNotFoundError:
         raise UserError(
-            f"there is no private key at {path}", f"Make one: sealring keygen {path}"
+            f"there is no private key at {path}",
+            f"Check the path. Only a new node or a new cluster makes one: sealring keygen {path}",
         ) from None
     except OSError as error:
         raise UserError(
@@ -61,8 +62,8 @@ def read_key(path: Path) -> SoftwareSigner:
         ) from None
     check_secret(path, status, "private key")
     try:
-        return SoftwareSigner.from_pem(pem)
-    except LocalProtocolError:
+        return SoftwareSigner.from_pem(decoded(pem).encode())
+    except (LocalProtocolError, UnicodeDecodeError):
         raise UserError(
             f"{path} holds no P-256 private key in PEM without a password",
             f"Make one: sealring keygen {path}",
@@ -93,11 +94,13 @@ def read_public_key(value: str) -> bytes:
 
 def _read_line(path: Path) -> str:
     try:
-        text = read_file(path)[0].decode("ascii", errors="replace")
+        text = decoded(read_file(path)[0])
+    except UnicodeDecodeError:
+        return ""
     except OSError as error:
         raise UserError(
             f"cannot read the public key {path}: {error.strerror}",
-            "Give a .pub file that 'sealring keygen' made, or the key itself in hex.",
+            "Copy the .pub file from where 'sealring keygen' made it, or give the key in hex.",
         ) from None
     if "PRIVATE KEY" in text:
         raise UserError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sealring_model.errors import LoadError
 from sealring_model.loading.adapter import read_adapter
 from sealring_model.loading.model_folder import ModelInfo, describe, find
-from sealring_model.loading.model_store import stored_name
+from sealring_model.loading.model_store import known_commit, split_id, stored_name
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.text.tokens import Tokenizer, check_tokenizer
 from sealring_protocol.codec.local_messages import EngineInfo
@@ -54,18 +54,21 @@ def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
         from sealring_trio.fetching.finding import find_hub_model  # noqa: PLC0415 - takes 0.2 s
         from sealring_trio.fetching.hub import Hub  # noqa: PLC0415
 
+        _refuse_absent_folder(model)
         return find_hub_model(model, hub or Hub())
     except (LoadError, FetchFault) as error:
-        what, instead = "the model", ""
+        what, instead, fault = "the model", "", str(error)
+        if isinstance(error, FetchFault) and "@" not in model:
+            fault = f"there is no folder {model} here, and as a hub id: {fault}"
         if draft:
             what, instead = f"the draft model ({draft})", f" Or leave out {draft}."
         if isinstance(error, FetchFault) and not error.permanent:
             raise UserError(
-                f"cannot find {what}: {error}", f"{REACH_IT}, or give a folder.{instead}"
+                f"cannot find {what}: {fault}", f"{REACH_IT}, or give a folder.{instead}"
             ) from None
         meant = f"Did you mean '{TINY}'? " if get_close_matches(model, [TINY]) else ""
         raise UserError(
-            f"cannot find {what}: {error}",
+            f"cannot find {what}: {fault}",
             f"{meant}Give a folder with config.json and safetensors, a hub id, or '{TINY}'."
             f"{instead}",
         ) from None
@@ -141,6 +144,22 @@ def is_hub_id(model: str) -> bool:
         return False
 
 
+def _refuse_absent_folder(model: str) -> None:
+    """Raise `LoadError` if *model*, which has the form of a hub id, seems to be a folder that is
+    not there: the folder that it would be in is, and no such model of the hub's is known here."""
+    from sealring_trio.fetching.finding import in_hub_cache  # noqa: PLC0415 - as above
+
+    parent = Path(model).parent
+    if "@" in model or not parent.is_dir():
+        return
+    name, revision = split_id(model)
+    if known_commit(name, revision) is None and in_hub_cache(name, revision) is None:
+        raise LoadError(
+            f"there is no folder {model}, and {parent} is a folder here; if you mean the hub's "
+            f"model of that name, say {model}@main"
+        )
+
+
 def model_name(folder: Path) -> str:
     """What to call the model in *folder*: its hub id, ``tiny``, or the folder's own name."""
     from sealring_model.tiny import path  # noqa: PLC0415 - as above
@@ -167,10 +186,10 @@ def describe_model(folder: Path, adapter: Path | None = None) -> ModelInfo:
     try:
         return describe(folder, adapter)
     except LoadError as error:
-        advice = "Fetch it again."
+        advice = f"{error.cure[:1].upper()}{error.cure[1:]}." if error.cure else "Fetch it again."
         if not any(folder.glob("model*.safetensors")):
             advice = "Fetch it again, in the form of config.json and model*.safetensors."
-        raise UserError(f"cannot use the model in {folder}: {error}", advice) from None
+        raise UserError(f"cannot use the model in {folder}: {error.what}", advice) from None
 
 
 def structure(info: ModelInfo) -> Structure:

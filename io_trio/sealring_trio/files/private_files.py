@@ -7,6 +7,7 @@ when no new ones can be had.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -21,6 +22,9 @@ READABLE: Final = 0o077
 
 WRITABLE: Final = 0o022
 """What a mode must not have when only its owner may write."""
+
+GROUP_MAY_READ: Final = "SEALRING_GROUP_MAY_READ_KEYS"
+"""The variable that, as "1", has private keys accepted that their file's group may read."""
 
 MAX_FILE: Final = 1 << 20
 """Bytes of a file that `read_file` reads: a key, a roster, a config."""
@@ -72,13 +76,25 @@ def others_may(status: os.stat_result, mask: int) -> str:
 
 def check_secret(path: Path, status: os.stat_result, what: str) -> None:
     """Raise `UserError` if others than its owner may read *what* is in the file *path*. Whose it is
-    does not matter: a service manager may own what it hands to a node."""
+    does not matter: a service manager may own what it hands to a node. Its group may read it where
+    `GROUP_MAY_READ` is set, as an orchestrator hands out secrets (Kubernetes' fsGroup)."""
     mode = stat.S_IMODE(status.st_mode)
-    if mode & READABLE:
+    others = mode & READABLE
+    if os.environ.get(GROUP_MAY_READ) == "1" and status.st_uid in (0, os.geteuid()):
+        others &= ~stat.S_IRGRP
+    if others:
+        shared = f" If its group is meant to: {GROUP_MAY_READ}=1." if others == stat.S_IRGRP else ""
         raise UserError(
             f"others can read the {what} {path} (mode {mode:04o})",
-            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.",
+            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.{shared}",
         )
+
+
+def decoded(data: bytes) -> str:
+    """The text in *data*: UTF-8, or what begins with another mark of its encoding, which editors
+    and shells of Windows write. Raises `UnicodeDecodeError`."""
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return data.decode("utf-16" if data.startswith(marks) else "utf-8-sig")
 
 
 def is_there(path: Path) -> bool:

@@ -8,9 +8,11 @@ bytes are exactly what travels between nodes.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import pydantic
 from sealring_protocol.errors import SealringError
@@ -21,7 +23,7 @@ from sealring_protocol.security.roster import Member, Roster, SignedRoster
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import read_file, replace_file
 from sealring_trio.files.toml_file import read_toml
-from sealring_trio.files.units import parse_address
+from sealring_trio.files.units import is_unspecified, parse_address
 
 TRUST_NAMES: Final = {level.name.lower().replace("_", "-"): level for level in TrustLevel}
 NO_ATTESTATION: Final = "00" * 32
@@ -37,7 +39,12 @@ def _check_name(value: str) -> str:
 
 
 def _check_address(value: str) -> str:
-    parse_address(value)
+    host, _ = parse_address(value)
+    if is_unspecified(host):
+        raise ValueError(
+            f"'{value}' is every address of whoever reads it: a node may listen there, and no "
+            "other node reaches it so"
+        )
     if len(value.encode()) > MAX_ADDRESS:
         raise ValueError(f"an address has at most {MAX_ADDRESS} bytes")
     return value
@@ -99,6 +106,24 @@ class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
     member: list[DraftMember] = pydantic.Field(
         default=[], max_length=MAX_MEMBERS, description="the nodes, in rank order"
     )
+
+    @pydantic.model_validator(mode="after")
+    def _check_twins(self) -> Self:
+        if twins := find_twins(self.member):
+            raise ValueError(twins)
+        return self
+
+
+def find_twins(members: Sequence[DraftMember]) -> str:
+    """What two of *members* share that each has to have alone; empty if there are no such two."""
+    for first, second in itertools.combinations(members, 2):
+        if first.public_key == second.public_key:
+            return f"'{second.name}' has the key of '{first.name}'"
+        if first.name == second.name:
+            return f"there are two called '{first.name}'"
+        if shared := set(first.addresses) & set(second.addresses):
+            return f"'{second.name}' has an address of '{first.name}', {min(shared)}"
+    return ""
 
 
 def make_draft(
@@ -208,7 +233,8 @@ def read_roster(path: Path) -> SignedRoster:
     except OSError as error:
         raise UserError(
             f"cannot read the roster {path}: {error.strerror}",
-            "Make one: sealring roster new, add, sign.",
+            "Copy it from where it was signed, or from a node: its state folder has it as "
+            "adopted.roster. Only a new cluster begins with sealring roster new, add, sign.",
         ) from None
     try:
         return SignedRoster.decode(data)

@@ -15,13 +15,16 @@ from typing import Any, Final, TypeVar, get_args
 import pydantic
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import read_file
+from sealring_trio.files.private_files import decoded, read_file
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 Key = tuple[str | int, ...]
 
 _HEADER: Final = re.compile(r"\s*(\[\[?)\s*([\w.-]+)\s*\]\]?\s*(?:#.*)?")
 _ASSIGNMENT: Final = re.compile(r"\s*([\w-]+)\s*=")
+
+_WINDOWS_PATH: Final = re.compile(r'^[ \t]*[\w-]+[ \t]*=[ \t]*("[A-Za-z]:\\(?!\\))', re.MULTILINE)
+_CURLY: Final = re.compile("[\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb]")
 
 MAX_PARTS: Final = 64
 """Most parts of a dotted key. The time that `tomllib` takes for a key grows with the square of its
@@ -38,28 +41,40 @@ def read_toml(path: Path, model: type[M], kind: str) -> M:
     """
     text = read_text(path, kind)
     if long := _LONG_KEY.search(text):
-        line = text.count("\n", 0, long.start()) + 1
         raise UserError(
-            f"{path}, line {line}: a key of more than {MAX_PARTS} parts",
+            f"{path}, line {_line(text, long)}: a key of more than {MAX_PARTS} parts",
             "Leave out what is not a setting of this file.",
+        )
+    if found := _WINDOWS_PATH.search(text):
+        raise UserError(
+            f"{path}, line {_line(text, found)}: a path of Windows, whose backslashes mean other "
+            "characters in double quotes",
+            "Write it with /, as this system knows it (in WSL, C:\\models is /mnt/c/models).",
         )
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # the latter where it is nested too deep
-        raise UserError(
-            f"{path} is not valid TOML: {error}",
-            'Texts need quotes (name = "desk"), numbers and true/false none.',
-        ) from None
+        advice = 'Texts need quotes (name = "desk"), numbers and true/false none.'
+        if found := _CURLY.search(text):
+            advice = (
+                f"Line {_line(text, found)} has typographic quotes ({found[0]}), as editors "
+                "write them: use straight ones."
+            )
+        raise UserError(f"{path} is not valid TOML: {error}", advice) from None
     try:
         return model.model_validate(values)
     except pydantic.ValidationError as error:
         raise _explain(path, text, model, error) from None
 
 
+def _line(text: str, found: re.Match[str]) -> int:
+    return text.count("\n", 0, found.start(found.lastindex or 0)) + 1
+
+
 def read_text(path: Path, kind: str) -> str:
     """The text of *path*. Raises `UserError` when there is none to read."""
     try:
-        return read_file(path)[0].decode()
+        return decoded(read_file(path)[0])
     except FileNotFoundError:
         raise UserError(f"there is no {kind} at {path}", "Check the path.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -88,7 +103,8 @@ def _explain(
                 told.append(f"{path}: the key '{name}' is missing")
                 advice = f"Add it: {_example(model, key)}"
             case _:
-                told.append(f"{place}: '{name}': {fault['msg'].removeprefix('Value error, ')}")
+                where = f"{place}: '{name}'" if key else place
+                told.append(f"{where}: {fault['msg'].removeprefix('Value error, ')}")
     return UserError("\n".join(told), advice)
 
 

@@ -49,6 +49,14 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_unspecified(host: str) -> bool:
+    """Whether *host* stands for every address of a machine, as 0.0.0.0 does."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def is_loopback(host: str) -> bool:
     """Whether *host* is this machine and can be reached from no other."""
     if host == "localhost":

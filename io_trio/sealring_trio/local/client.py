@@ -18,7 +18,7 @@ import httpx2
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import DEFAULT_API
-from sealring_trio.files.private_files import check_secret, read_file
+from sealring_trio.files.private_files import check_secret, decoded, read_file
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
@@ -73,9 +73,9 @@ def read_api_key(path: Path) -> str:
     """The API key in the file *path*. Raises `UserError`."""
     try:
         data, status = read_file(path)
-        key = data.decode("ascii").strip()
+        key = decoded(data).strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UserError(
             f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
         ) from None

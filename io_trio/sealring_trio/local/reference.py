@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import select
 import subprocess
 import sys
@@ -32,7 +31,7 @@ import attrs
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.local.pace import joint_pace, pace
-from sealring_trio.processes.interpreter import run_module
+from sealring_trio.processes.interpreter import child_environment, run_module
 
 Split = Literal["pipeline", "tensor"]
 
@@ -189,7 +188,7 @@ def _children(
                 [*command, *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, **environment},
+                env=child_environment(environment),
             )
             stack.callback(_end, process)
             processes.append(process)

@@ -134,7 +134,7 @@ class Drafts:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                command = EngineCommand(MODULE, arguments, way="--give-way-to-all")
+                command = EngineCommand(MODULE, arguments, way="--give-way-to-all", alone=True)
                 process = command.start(theirs.fileno())
             except OSError:
                 ours.close()

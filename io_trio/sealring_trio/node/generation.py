@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,14 +22,17 @@ import attrs
 import trio
 from sealring_model.errors import LoadError, TextError
 from sealring_model.text.detokenizer import Detokenizer
+from sealring_model.text.eos import own_sampling as sampling_of
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import (
+    ContextOverflow,
     FinishReason,
     NotServed,
     Request,
     RequestDone,
+    RoomOverflow,
     ScoresOut,
     TokenOut,
 )
@@ -37,7 +40,7 @@ from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
 from sealring_protocol.diagnosis.words import lasting
 
 from sealring_trio.errors import OperationError, Withdrawn
-from sealring_trio.node.request_stream import Stream
+from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.trace import Trace, Tracer
 from sealring_trio.text.frames import Lost
@@ -91,6 +94,8 @@ class Piece:
         return "".join(self.texts)
 
 
+_SHUTS_DOWN: Final = "this node is shutting down"
+
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
 _TELL_SECONDS: Final = 2.0
@@ -116,8 +121,12 @@ class Answer:
         words: Detokenizer,
         stop: StopText,
         notes: tuple[Tracer, Trace],
+        *,
+        fitted: bool,
     ) -> None:
         self.uid = uid
+        self.fitted = fitted
+        """Whether it has less room than was asked for."""
         self._stream = stream
         self._finish = finish
         self._words = words
@@ -177,19 +186,25 @@ class Answer:
 
 class Generator:
     """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces. Without
-    *guesses* no token is guessed, whatever a request says."""
+    *guesses* no token is guessed, whatever a request says. Unless *own_sampling*, what the model's
+    makers say of drawing is left aside."""
 
-    def __init__(self, runtime: Runtime, model: Path, *, guesses: bool = True) -> None:
+    def __init__(
+        self, runtime: Runtime, model: Path, *, guesses: bool = True, own_sampling: bool = True
+    ) -> None:
         self.runtime = runtime
         self.model = model
+        self.sampling: Final = sampling_of(model) if own_sampling else {}
+        """How tokens are drawn where a request does not say, by the API's names."""
         self._guesses: Final = guesses
         self.tracer = Tracer()
-        self.draining = False  # what is new is refused
+        self._stopping = self._giving_way = ""  # why what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
         self._loading = trio.Lock()
         self.texts = TextWorkers(model)
         self._tokenizer: Tokenizer | None = None
         runtime.watchers.append(self.tracer.watch)
+        runtime.text_loading = lambda: self.loading
 
     async def tokenizer(self) -> Tokenizer:
         """The model's tokenizer, loaded once, in a thread. Raises `OperationError`."""
@@ -213,6 +228,8 @@ class Generator:
         """Load the tokenizer before the first request. If that fails, it is an obstacle."""
         with contextlib.suppress(OperationError):
             await self.tokenizer()
+            if self.serving:
+                log.info("the tokenizer is loaded")
 
     async def parse(
         self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace
@@ -227,6 +244,7 @@ class Generator:
         model = {
             "context": info.context if info is not None else 0,
             "vocabulary": info.vocabulary if info is not None else 0,
+            "sampling": self.sampling,
         }
         began = trio.current_time()
         told, data = await self.texts.run(job, {**model, **about}, body, owner)
@@ -240,8 +258,13 @@ class Generator:
         return parsed
 
     @contextlib.contextmanager
-    def answering(self, tokenizer: Tokenizer, job: Job, trace: Trace) -> Iterator[Answer]:
-        """Submit *job*, and give its answer. The row ends with the block at the latest.
+    def answering(
+        self, tokenizer: Tokenizer, job: Job, trace: Trace, counted: Counted | None = None
+    ) -> Iterator[Answer]:
+        """Submit *job*, and give its answer, the bytes of whose tokens are *counted* as the ring
+        gives them. The row ends with the block at the latest. A job that may become longer than
+        the context, or the ranks' memory, may become as long as they allow; its answer is
+        `Answer.fitted`.
 
         Raises `LocalProtocolError` if the job can never be done, or not now.
         """
@@ -251,7 +274,6 @@ class Generator:
             raise NotServed(trace.given_up)
         if trace.submitted is None:
             trace.submitted = trio.current_time()
-        trace.choices += 1
         request = Request(
             job.prompt,
             job.max_tokens,
@@ -265,7 +287,20 @@ class Generator:
             job.min_tokens,
         )
         runtime, tracer = self.runtime, self.tracer
-        uid, stream = runtime.submit(request, lambda uid: tracer.follow(uid, trace))
+
+        def known(uid: int) -> None:
+            trace.choices += 1
+            tracer.follow(uid, trace)
+
+        fitted = False
+        try:
+            uid, stream = runtime.submit(request, known, counted)
+        except (ContextOverflow, RoomOverflow):
+            if not job.max_tokens:
+                raise
+            fitted = True
+            request = attrs.evolve(request, max_tokens=None)
+            uid, stream = runtime.submit(request, known, counted)
         try:
             yield Answer(
                 uid,
@@ -274,6 +309,7 @@ class Generator:
                 tokenizer.stream(None if job.opens else job.prompt, special=job.special),
                 StopText(job.stop, shown=job.stop_shown),
                 (tracer, trace),
+                fitted=fitted,
             )
         finally:
             tracer.leave(uid)
@@ -290,7 +326,7 @@ class Generator:
     async def end(self, why: str) -> None:
         """Refuse new requests from now on, and end those under way: they failed because of *why*.
         Waits until their clients are told, for a moment at most."""
-        self.draining = True
+        self._stopping = _SHUTS_DOWN
         if live := self._unended():
             log.warning("ended: %s, because %s", _requests(len(live)), why)
         self._give_up(why)
@@ -309,15 +345,32 @@ class Generator:
             for uid in self.tracer.rows(trace):
                 self.runtime.give_up(uid, why)
 
-    async def drain(self, seconds: float, why: str) -> None:
-        """Refuse new requests, let those that run finish for *seconds*, and give up the rest,
-        because of *why*."""
-        self.draining = True
+    async def drain(self, seconds: float, why: str, own: str = _SHUTS_DOWN) -> None:
+        """Refuse new requests, for *own* (a clause about this node), let those that run finish for
+        *seconds*, and give up the rest, because of *why*."""
+        self._stopping = own
+        await self._finish(seconds, why)
+
+    @contextlib.asynccontextmanager
+    async def giving_way(self, seconds: float, why: str) -> AsyncIterator[None]:
+        """As `drain`, and take requests again after the block, in which a roster comes into force
+        that makes another member the head, as *why* says."""
+        self._giving_way = why
+        try:
+            await self._finish(seconds, why)
+            yield
+        finally:
+            self._giving_way = ""
+
+    async def _finish(self, seconds: float, why: str) -> None:
+        """Let the requests that run finish for *seconds*, and give up the rest, because of
+        *why*."""
         live = self._unended()
         if live:
             self._drain_ends = trio.current_time() + seconds
-            text = "finishing %s, for %g s at most; new ones are refused, and a second signal ends "
-            log.info(text + "what is under way", _requests(len(live)), seconds)
+            text = "%s: finishing %s, for %g s at most; new ones are refused"
+            second = ", and a second signal ends what is under way" if self._stopping else ""
+            log.info(text + second, self.refusal, _requests(len(live)), seconds)
         served = trio.current_time()
         with trio.move_on_after(seconds):
             while self._unended() and trio.current_time() < served + _DRAIN_DOWN:
@@ -340,13 +393,26 @@ class Generator:
         return self.texts.starting or not read
 
     @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return bool(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Why new requests are refused; empty if they are not."""
+        return self._stopping or self._giving_way
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether requests are refused because another member becomes the head."""
+        return bool(self._giving_way) and not self._stopping
+
+    @property
     def leaving(self) -> str:
         """Why the node stops taking requests and what it waits for, in words; empty if it does
         take them."""
-        if not self.draining:
-            return ""
-        text, live = "this node is shutting down", len(self._unended())
-        if live:
+        text, live = self.refusal, len(self._unended())
+        if text and live:
             left = max(0.0, self._drain_ends - trio.current_time())
             text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"
         return text

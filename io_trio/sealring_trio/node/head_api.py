@@ -14,6 +14,7 @@ import trio
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import Config
 from sealring_trio.node.generation import Generator
+from sealring_trio.node.setup import check_api
 
 if TYPE_CHECKING:
     from sealring_trio.api.server import ApiServer
@@ -74,7 +75,7 @@ class HeadApi:
 
     async def _serve(self, nursery: trio.Nursery) -> None:
         # Imports that only a node which serves the API pays for.
-        from sealring_trio.api.server import ApiServer, check_api  # noqa: PLC0415
+        from sealring_trio.api.server import ApiServer  # noqa: PLC0415
         from sealring_trio.dashboard.pages import routes  # noqa: PLC0415
 
         check_api(self._config)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 import pydantic
@@ -24,6 +25,7 @@ from sealring_trio.node.waiting import Waiting
 from sealring_trio.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
+Repetition = Annotated[float, pydantic.Field(gt=0, le=10, allow_inf_nan=False)]
 TopShare = Annotated[float, pydantic.Field(gt=0, le=1, allow_inf_nan=False)]
 _LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at why an answer does not go on."""
@@ -47,18 +49,28 @@ def _check_prompt(value: str) -> str:
 
 
 class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
-    """What a client of the control socket asks for; see `sealring generate --help`."""
+    """What a client of the control socket asks for; see `sealring generate --help`. How it is drawn
+    may be null: then as the model's makers say, if they do, or else as where it is left out."""
 
     do: str
     prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
     raw: bool = False
     max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
-    temperature: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = 0.0
-    top_p: TopShare = 1.0
-    top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] = 0
-    min_p: Share = 0.0
+    temperature: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = 0.0
+    top_p: TopShare | None = 1.0
+    top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] | None = 0
+    min_p: Share | None = 0.0
+    repetition_penalty: Repetition | None = 1.0
     seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
     guesses: tuple[Annotated[int, pydantic.Field(ge=0, le=U32)], ...] | None = None
+
+    def drawn(self, own: Mapping[str, float]) -> dict[str, float]:
+        """How tokens are drawn; *own* is what the model's makers say."""
+        greedy = GenerateRequest(do=self.do, prompt=self.prompt)
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        said = {name: getattr(self, name) for name in names}
+        unsaid = {name: own.get(name, getattr(greedy, name)) for name in names}
+        return {name: unsaid[name] if said[name] is None else said[name] for name in names}
 
 
 def read_request(fields: dict[str, Any]) -> GenerateRequest:
@@ -119,7 +131,7 @@ class Requests:
                 await self._generator.end(_cause_of(request))
                 await reply({"event": "done"})
             case "roster":
-                await self._runtime.install(_roster_of(request))
+                await self._install(_roster_of(request), reply)
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
             case other:
@@ -143,10 +155,30 @@ class Requests:
         finally:
             runtime.recorder = None
 
+    async def _install(self, roster: bytes, reply: Reply) -> None:
+        """Install *roster*, and tell what that waits for. Raises `UserError`."""
+        failed: list[UserError] = []
+
+        async def install(scope: trio.CancelScope) -> None:
+            try:
+                await self._runtime.install(roster)
+            except UserError as error:
+                failed.append(error)  # a nursery would wrap it
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(install, nursery.cancel_scope)
+            while True:
+                await trio.sleep(_LOOK_SECONDS)
+                if leaving := self._generator.leaving:
+                    await reply({"event": "waiting", "text": leaving})
+        if failed:
+            raise failed[0]
+
     def _check_head(self) -> None:
         self._check_rank()
         if self._generator.draining:
-            raise OperationError("this node is shutting down", "Start it again, and ask.")
+            raise OperationError(self._generator.leaving, "Ask once that is over.")
 
     def _check_rank(self) -> None:
         node = self._runtime.node
@@ -186,13 +218,15 @@ class Requests:
         prompt = await self._parse(asked, trace)
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
         try:
+            drawn = asked.drawn(generator.sampling)
             sampling = Row(
                 uid=0,
                 seed=seed,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                min_p=asked.min_p,
+                temperature=drawn["temperature"],
+                top_p=drawn["top_p"],
+                top_k=int(drawn["top_k"]),
+                min_p=drawn["min_p"],
+                repetition=drawn["repetition_penalty"],
             )
             job = Job(
                 prompt,

@@ -20,6 +20,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVarTuple
@@ -38,6 +39,7 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
+from sealring_protocol.control.head.epochs import RING_READY
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
@@ -54,6 +56,7 @@ from sealring_protocol.events import (
     StoreRoster,
 )
 from sealring_protocol.link import Link
+from sealring_protocol.links.roster_in_force import HeadFirst
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
@@ -64,7 +67,7 @@ from sealring_trio.collective.loopback import Loopback, PrivateLoopback, SharedL
 from sealring_trio.engine.supervisor import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, open_listeners
-from sealring_trio.node.request_stream import Stream
+from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.sockets import NodeSockets
 from sealring_trio.node.step_recorder import StepRecorder
 
@@ -111,6 +114,9 @@ class Runtime:
         self.weights_read = 0  # bytes, since the present engine began
         self.accepted = self.rejected = 0  # guessed tokens of the requests that are over
         self.engine_heard = -math.inf  # when the engine last said something
+        self.head_fault: Callable[[], str] = str  # what would keep it from serving as the head
+        self.giving_way: Callable[[str], AbstractAsyncContextManager[None]] | None = None
+        self._gives_way = False  # requests finish before a roster is in force
         self.placed: Callable[[Bootstrap], None] | None = None  # told of each order, before it goes
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
         self.recorder: StepRecorder | None = None  # while somebody profiles this node
@@ -119,6 +125,7 @@ class Runtime:
         self._trying = False  # the engine has read its weights, and runs them for the first time
         self._sharing = False  # it is told to load a share, which it does not run by itself
         self.textless = ""  # why the model's tokenizer cannot be used
+        self.text_loading: Callable[[], bool] = bool  # the tokenizer is not up yet
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._stopping = False
@@ -161,14 +168,16 @@ class Runtime:
 
     # -------------------------------------------------------------- requests
 
-    def submit(self, request: Request, known: Callable[[int], None]) -> tuple[int, Stream]:
-        """Give *request* to the head; its uid, and what comes of it. *known* is told the uid before
-        anything does.
+    def submit(
+        self, request: Request, known: Callable[[int], None], counted: Counted | None = None
+    ) -> tuple[int, Stream]:
+        """Give *request* to the head; its uid, and what comes of it, whose bytes are *counted*.
+        *known* is told the uid before anything does.
 
         Raises `LocalProtocolError` when it can never be done.
         """
         uid = self.node.submit(request, trio.current_time())
-        stream = self._streams[uid] = Stream()
+        stream = self._streams[uid] = Stream(counted)
         known(uid)
         if self.drafts is not None:
             self.drafts.begin(uid, request)
@@ -198,12 +207,19 @@ class Runtime:
 
     async def install(self, roster: bytes) -> None:
         """Have the signed *roster*, which the owner gives, in force here; peers get it from here.
+        If it makes another member the head, the requests here finish first.
 
         Raises `UserError` if it may not be, `OperationError` if it cannot be stored.
         """
         changed = self.roster_changed
         try:
             self.node.bring_roster(roster, wall_ms())
+        except HeadFirst as error:
+            raise UserError(
+                f"this roster cannot be installed here: {error}",
+                f"Install it at {self.node.roster.roster.members[0].name}, which lets its requests "
+                "finish; all members take it from there.",
+            ) from None
         except LocalProtocolError as error:
             serial = self.node.roster.roster.serial
             raise UserError(
@@ -211,9 +227,11 @@ class Runtime:
                 "Sign one that can: sealring roster renew, or roster sign.",
             ) from None
         self.carry_out_and_flush()
-        with trio.move_on_after(STORE_SECONDS) as waited:
-            await changed.wait()
-        if waited.cancelled_caught:
+        while not changed.is_set():
+            with trio.move_on_after(STORE_SECONDS):
+                await changed.wait()
+            if changed.is_set() or self._gives_way:
+                continue
             raise OperationError(
                 "the node could not store this roster, and goes on with the one it has",
                 "Its log says why (a full disk, say). Put that right, and install it again.",
@@ -240,6 +258,7 @@ class Runtime:
             next_start=self.engine.next_start,
             draining=draining,
             textless=self.textless,
+            text_loading=self.node.rank == 0 and self.text_loading(),
             trying=self._trying,
         )
 
@@ -316,6 +335,8 @@ class Runtime:
             case StepTiming() | RowOpened():
                 self._watched(event)
             case Note(level, text):
+                if text.startswith(RING_READY) and self.text_loading():
+                    text += ", and answers once the tokenizer is loaded"
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
             case RosterInForce():
@@ -366,14 +387,23 @@ class Runtime:
         self._nursery.start_soon(task, *arguments)
 
     async def _store_roster(self, link: int, data: bytes) -> None:
+        signed = SignedRoster.decode(data)
         try:
-            await trio.to_thread.run_sync(self._keep, SignedRoster.decode(data))
+            await trio.to_thread.run_sync(self._keep, signed)
         except (OSError, UserError, RuntimeError) as error:  # the last where there is no thread
             reason = getattr(error, "strerror", None) or getattr(error, "what", None) or error
             log.warning("cannot keep a newer roster, which a peer brought: %s", reason)
             self.enter(self.node.roster_not_stored, link)
-        else:
+            return
+        before, after = self.node.roster.roster.members[0], signed.roster.members[0]
+        if self.giving_way is None or self.node.rank or before.id == after.id:
             self.enter(self.node.roster_stored, link)
+            return
+        self._gives_way = True
+        why = f"roster {signed.roster.serial} makes {after.name} the head; ask there"
+        async with self.giving_way(why):
+            self.enter(self.node.roster_stored, link)
+        self._gives_way = False
 
     async def _keep_time(self) -> None:
         while True:

@@ -39,7 +39,8 @@ from sealring_trio.node.head_api import HeadApi
 from sealring_trio.node.model_source import source_for
 from sealring_trio.node.model_switch import ModelSwitch
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.setup import NodeSetup, prepare, renewed
+from sealring_trio.node.setup import NodeSetup, prepare, renewed, why_not_head
+from sealring_trio.node.versions import build_number
 from sealring_trio.processes.priority import ask_short_slice
 from sealring_trio.processes.secrecy import hide_memory
 
@@ -60,6 +61,7 @@ def build_runtime(
             roster=setup.roster,
             coordinator=setup.identity.coordinator,
             instance=setup.identity.instance,
+            build=build_number(),
             unpinned=setup.unpinned,
             trust_weights=config.trust_weights,
             suites=setup.identity.suites,
@@ -154,7 +156,14 @@ async def _live(
     source = source_for(config, setup.identity, lambda: runtime.node.roster)
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
-    generator = Generator(runtime, setup.model, guesses=config.guesses)
+    generator = Generator(
+        runtime,
+        setup.model,
+        guesses=config.guesses,
+        own_sampling=config.sampling == "model",
+    )
+    runtime.head_fault = partial(why_not_head, config, setup.model)
+    runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
         api = HeadApi(generator, config)
         await nursery.start(api.run)
@@ -204,6 +213,8 @@ def _tell_where(runtime: Runtime, config: Config) -> None:
     if rank:
         head = roster.members[0]
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
+        if fault := runtime.head_fault():
+            log.warning("if a roster made this rank the head, it could not serve: %s", fault)
 
 
 async def _until_over(
@@ -225,10 +236,11 @@ async def _until_over(
             await leave.wait()
             first.cancel_scope.cancel()
         nursery.start_soon(_stop_at_signal, signals, switch, nursery.cancel_scope)
-        changes = switch.next is not None
-        await generator.drain(
-            drain, "the head loads another model" if changes else "the head is shutting down"
-        )
+        if switch.next is not None:
+            own = "this node loads another model"
+            await generator.drain(drain, "the head loads another model", own)
+        else:
+            await generator.drain(drain, "the head is shutting down")
         await api.close()
         nursery.cancel_scope.cancel()
 

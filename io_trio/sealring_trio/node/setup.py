@@ -6,18 +6,22 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
+import socket
 import time
 from pathlib import Path
 
 import attrs
+import psutil  # type: ignore[import-untyped]
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster
 
+from sealring_trio.api.keys import KEY_FILE, read_keys
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub
@@ -27,6 +31,8 @@ from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.files.suites import SUITES
+from sealring_trio.files.tls_files import read_pair
+from sealring_trio.files.units import format_address, is_loopback, is_unspecified, parse_address
 from sealring_trio.node.model_source import OwnIdentity, find_for
 from sealring_trio.processes.namespace import ALLOW, why_not
 from sealring_trio.weights.finding import Pause
@@ -62,6 +68,7 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
             f"{config.roster}",
             "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
         )
+    _check_place(config, roster.roster, own)
     if len(roster.roster.members) > MAX_WORLD:
         raise UserError(
             f"the roster has {len(roster.roster.members)} members",
@@ -85,20 +92,71 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
 
 
+def _check_place(config: Config, roster: Roster, own: bytes) -> None:
+    """Raise `UserError` where the roster has another member than *own* at the address at which this
+    node listens: the keys of two machines are swapped, or a key was copied."""
+    host, port = config.listen
+    hosts = {host.lower()}
+    if is_unspecified(host):
+        found = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+        hosts = {socket.gethostname().lower(), *(each.address.partition("%")[0] for each in found)}
+    here = {
+        member.id: address
+        for member in roster.members
+        for address in member.addresses
+        if (parsed := parse_address(address))[0].lower() in hosts and parsed[1] == port
+    }
+    mine, other = roster.member(own), roster.member(next(iter(here), own))
+    if mine is None or other is None or own in here or not here:
+        return
+    raise UserError(
+        f"{config.path} has the key of '{mine.name}', and the roster has '{other.name}' at "
+        f"{here[other.id]}, where this node listens",
+        f"If this machine is '{other.name}', give it the key of '{other.name}' ('key' in the "
+        "config). If it is not, correct 'listen'; or, if the roster has the .pub files swapped, "
+        "correct the draft and sign it again.",
+    )
+
+
 def _prepare_head(config: Config, model: Path) -> DraftModel | None:
     """Check what a head alone needs. Its draft model; None if *config* names none.
     Raises `UserError`."""
     check_text(model)
-    if config.api is not None:
-        from sealring_trio.api.server import check_api  # noqa: PLC0415 - imports the HTTP stack
-
-        check_api(config)
+    check_api(config)
     if not has_chat_template(model):
         log.warning(NO_TEMPLATE)
     if config.draft is None:
         return None
     named = f"'draft' in {config.path}"
     return find_draft(config.draft, model, named, Hub(offline=config.offline))
+
+
+def check_api(config: Config) -> None:
+    """Raise `UserError` when the API would listen beyond loopback without a key, or cannot speak
+    the TLS that *config* asks for."""
+    if config.api is None:
+        return
+    if config.tls is not None:
+        read_pair(*config.tls)
+    if is_loopback(config.api[0]):
+        return
+    if not read_keys(config.state / KEY_FILE).keys:
+        raise UserError(
+            f"{config.path}: the API listens beyond loopback, at "
+            f"{format_address(*config.api)}, and there are no API keys",
+            f"Make one first: sealring apikey new NAME --config {config.path}",
+        )
+
+
+def why_not_head(config: Config, model: Path) -> str:
+    """What would keep the node of *config* from serving, if a roster made it the head, and what to
+    do; empty if nothing would."""
+    try:
+        check_text(model)
+        check_api(config)
+    except UserError as error:
+        return f"{error.what}. {error.advice}"
+    return ""
 
 
 def renewed(setup: NodeSetup) -> NodeSetup:

@@ -23,7 +23,7 @@ from sealring_trio.files.suites import SUITE_NAMES
 from sealring_trio.node.activations import told_seals
 from sealring_trio.node.expiry import left, seconds_left
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.versions import VERSION
+from sealring_trio.node.versions import VERSION, build_number
 
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
@@ -41,10 +41,12 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
     place = _place(standing, node.rank)
     return {
         "version": VERSION,
+        "build": f"{build_number():016x}",
         "rank": node.rank,
         "world": node.world,
         "role": "head" if node.rank == 0 else "rank",
         "name": roster.members[node.rank].name,
+        "head_fault": runtime.head_fault() if node.rank else "",
         **describe_roster(roster),
         "activations": told_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),

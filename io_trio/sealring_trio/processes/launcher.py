@@ -10,6 +10,9 @@ With ``--network WAY FD TIMES`` before all else it leaves the machine's network 
 - ``lead``: other members of its group, as many as TIMES, are let in; ``follow``: this is one of
   them. A member that cannot ends.
 
+With ``--alone`` in its place it leaves every network, and can gain no right by a set-user-id
+program, as far as the platform can forbid it; for a child that needs nobody but its parent.
+
 With ``--give-way`` before the module it lets its parent go first (`priority`), as engines do; with
 ``--give-way-to-all`` it gives way to every other program, as a draft model does.
 
@@ -41,12 +44,22 @@ from sealring_trio.processes.priority import give_way, give_way_to_all
 from sealring_trio.processes.secrecy import be_killed_first, hide_memory
 
 _PR_SET_PDEATHSIG: Final = 1
+_PR_SET_NO_NEW_PRIVS: Final = 38
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends. Does nothing but on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def be_alone() -> None:
+    """Leave every network, and gain no right any more, as far as the platform can forbid it; for a
+    process with one thread."""
+    with contextlib.suppress(NoNamespace):
+        enter()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def leave_network(way: str, to: socket.socket, times: int) -> None:
@@ -79,6 +92,9 @@ if __name__ == "__main__":
         except NoNamespace as error:
             sys.exit(f"sealring engine: {error}")
         sys.argv = sys.argv[4:]
+    elif sys.argv[0] == "--alone":
+        be_alone()
+        sys.argv = sys.argv[1:]
     die_with_parent()
     if sys.argv[0] in ("--give-way", "--give-way-to-all"):
         (give_way if sys.argv[0] == "--give-way" else give_way_to_all)()

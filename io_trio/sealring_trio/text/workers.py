@@ -77,7 +77,7 @@ class TextWorkers:
 
     def __init__(self, folder: Path) -> None:
         self._command = EngineCommand(
-            MODULE, ("--model", str(folder)), {"TOKENIZERS_PARALLELISM": "false"}
+            MODULE, ("--model", str(folder)), {"TOKENIZERS_PARALLELISM": "false"}, alone=True
         )
         self._nursery: trio.Nursery | None = None
         self._idle: list[_Worker] = []

@@ -15,7 +15,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_trio.errors import OperationError
-from sealring_trio.processes.interpreter import run_module
+from sealring_trio.processes.interpreter import child_environment, run_module
 from sealring_trio.verify.answers import Fingerprint, RingRow, unpacked
 
 _MODULE: Final = "sealring_model.verify.child"
@@ -75,7 +75,9 @@ def compute(
     options += ["--adapter", str(adapter)] if adapter is not None else []
     command = run_module("sealring_trio.processes.launcher", _MODULE, *options)
     found: dict[int, Expected] = {}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child_environment()
+    ) as child:
         try:
             _write(child, asked)
             for line in child.stdout or ():

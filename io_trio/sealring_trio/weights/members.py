@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import attrs
+from sealring_model.loading.foreign_json import MEMBER_LISTING, parse_foreign
 from sealring_model.loading.partial_model import MAX_SIZE
 from sealring_protocol.codec.messages import LISTING
 from sealring_protocol.limits import MAX_LAYERS
@@ -103,14 +103,14 @@ def listing_of(link: AskingLink) -> Listing:
 def read_listing(text: bytes) -> Listing:
     """The listing in *text*, without the files that may not be asked for. Raises `ValueError`."""
     try:
-        value = json.loads(text)
+        value = parse_foreign(MEMBER_LISTING, text)
         files, tensors, pins = value["files"], value["tensors"], value["pins"]
         found = Listing(
             {name: size for name, size in files.items() if _is_file(name, size)},
             {name: told for name, told in tensors.items() if _HASH.fullmatch(told)},
             tuple(int(pin) for pin in pins if _PIN.fullmatch(pin)),
         )
-    except (LookupError, TypeError, AttributeError, RecursionError):
+    except (LookupError, TypeError, AttributeError):
         raise ValueError("a listing of another form") from None
     if len(found.files) > MAX_FILES or len(found.pins) > MAX_LAYERS + 2:
         raise ValueError("a listing of too many files or pins")

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import attrs
 from sealring_model.errors import LoadError
+from sealring_model.loading.foreign_json import MEMBER_LISTING, bound_of
 from sealring_model.loading.model_folder import NEEDED_FILES, describe
 from sealring_model.loading.partial_model import OURS, PartialModel
 from sealring_model.loading.pins import pins_of
@@ -33,7 +34,7 @@ from sealring_protocol.limits import MAX_FILE_NAME
 LISTING_SECONDS: Final = 5.0
 """Seconds for which a listing counts in any case. To make one reads every header."""
 
-MAX_LISTING: Final = 32 * 1024 * 1024
+MAX_LISTING: Final = bound_of(MEMBER_LISTING)[0]
 """Bytes of a listing."""
 
 _WEIGHTS: Final = ".safetensors"
@@ -178,7 +179,7 @@ class SharedFiles:
                 continue
             sizes[name] = os.fstat(handle).st_size
             os.close(handle)
-        pins = pins_of(describe(self._folder))
+        pins = pins_of(describe(self._folder, trusted=True))
         value: dict[str, Any] = {
             "files": sizes,
             "pins": [str(pin) for pin in pins],

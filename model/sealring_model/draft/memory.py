@@ -1,9 +1,11 @@
 """What a draft model takes of the memory of a head, or why it cannot be built.
 
-    python -m sealring_model.draft.memory FOLDER
+    python -m sealring_model.draft.memory FOLDER MODEL
 
-prints the bytes, or says why there are none and ends with 1. Nodes and commands ask this process,
-since it builds the model: a node imports no MLX, and nobody ends by what a model's class does.
+prints the bytes, or says why there are none and ends with 1: also if the draft model in FOLDER has
+not the vocabulary of the MODEL that it is to guess for. Nodes and commands ask this process, since
+it builds the model and reads two vocabularies: a node imports no MLX, and nobody ends by what a
+model's class does.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from sealring_model.draft.vocabulary import check_vocabulary
 from sealring_model.errors import FORWARD_ERRORS, error_text
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, memory_budget
@@ -40,7 +43,10 @@ def main() -> int:
     """The command of the child process."""
     keep_kernels_private()
     try:
-        print(memory_of(describe(Path(sys.argv[1]))))
+        folder = Path(sys.argv[1])
+        info = describe(folder)  # first, for it looks which files are none
+        check_vocabulary(folder, Path(sys.argv[2]))
+        print(memory_of(info))
     except (OSError, *FORWARD_ERRORS) as error:
         print(error_text(error), file=sys.stderr)
         return 1

@@ -54,6 +54,7 @@ from sealring_model.errors import (
     failure_of,
 )
 from sealring_model.loading.assemble import LoadedStage
+from sealring_model.loading.kernel_cache import drop_unloadable
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.lookahead.graphs import Due
 from sealring_model.lookahead.lookahead import Lookahead
@@ -182,6 +183,7 @@ class Executor:
             except (SealringError, *FORWARD_ERRORS) as error:
                 # Nothing of this epoch is waited for again: a collective that has lost a member
                 # raises an error once or twice, and then never returns.
+                drop_unloadable(error)
                 self._failure = self._failure or failure_of(error, self._place.rank)
                 self._device_failure = self._failure
         return self._hidden_io.forward_failure(in_flight.message, self._device_failure)
@@ -218,6 +220,7 @@ class Executor:
 
     def _fail(self, error: Exception) -> Failure:
         self.end()
+        drop_unloadable(error)  # the next epoch compiles it again
         self._failure = failure = failure_of(error, self._place.rank)
         return failure
 

@@ -28,6 +28,7 @@ from sealring_protocol.codec.tensor import DType
 from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError, lacks_memory
 from sealring_model.loading.adapter import put_into
 from sealring_model.loading.formats import other_quantization
+from sealring_model.loading.kernel_cache import drop_unloadable
 from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader
@@ -89,6 +90,11 @@ def load_stage(
         took = (time.perf_counter_ns() - start) // 1000
         has_read(Loaded(reader.bytes_read, held_by(stage), took))
     try:
+        try:
+            return measured(info, stage, (first, last), reader.bytes_read, start)
+        except RuntimeError as error:  # MLX's
+            if not drop_unloadable(error):
+                raise
         return measured(info, stage, (first, last), reader.bytes_read, start)
     except LoadError:
         if name := reader.not_a_number():

@@ -4,19 +4,37 @@ On a CPU, MLX compiles C++ to shared libraries, on CUDA to PTX, in the folder fo
 under names that follow from the model. What is there already is loaded as it is. So whoever could
 write there first would have his code run by every engine of the machine, and under /tmp that is
 every local user.
+
+A file that a full disk or a loss of power has cut short would be loaded as it is, too, at each
+start: MLX raises an error, or the process dies where it runs what is not there. So such files are
+deleted before MLX computes, and one that MLX cannot load is deleted then.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import re
 import shutil
 import stat
+import struct
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
+_ELF: Final = struct.Struct("<16s24xQ10xHHH")
+"""The header of a shared library or a CUDA binary of 64 bits: where its table of sections begins,
+how long a row of it is, and how many there are. The table is at the file's end."""
+
+_UNLOADABLE: Final = re.compile(
+    r"could not load c\+\+ shared library|failed to load compiled function|ptx|kernel image|cubin",
+    re.IGNORECASE,
+)
+"""What MLX and CUDA say of a kernel file that they cannot load."""
+
+_TAIL: Final = 64
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -27,7 +45,45 @@ def keep_kernels_private() -> None:
     it is a temporary one of this process. To be called before MLX computes; it sets the
     environment's ``TMPDIR``, which MLX reads when it compiles first.
     """
-    os.environ["TMPDIR"] = str(_cached() or _temporary())
+    folder = _cached() or _temporary()
+    os.environ["TMPDIR"] = str(folder)
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            if file.is_file() and not _is_complete(file):
+                file.unlink()
+
+
+def drop_unloadable(error: Exception) -> bool:
+    """Delete the kernel file that MLX cannot load, if *error* says so, or all of this process's
+    folder if it does not say which. MLX compiles them again. False if nothing is deleted."""
+    kernels = Path(os.environ.get("TMPDIR", ""), "mlx")
+    if not _UNLOADABLE.search(str(error)) or not kernels.is_absolute() or not kernels.is_dir():
+        return False
+    if named := [file for file in kernels.rglob("*") if str(file) in str(error) and file.is_file()]:
+        for file in named:
+            file.unlink(missing_ok=True)
+        return True
+    shutil.rmtree(kernels, ignore_errors=True)
+    return not kernels.exists()
+
+
+def _is_complete(file: Path) -> bool:
+    """Whether the kernel in *file* is there up to its end, as far as its form tells."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(_ELF.size)
+        stream.seek(max(0, size - _TAIL))
+        end = stream.read()
+    if file.suffix == ".ptx" and not start.startswith(b"\x7fELF"):
+        return end.rstrip(b"\0\r\n\t ").endswith(b"}")
+    if file.suffix not in (".so", ".ptx", ".cubin"):
+        return True
+    if not start.startswith(b"\x7fELF\x02\x01"):
+        return any(start) and sys.platform != "linux"
+    if len(start) < _ELF.size:
+        return False
+    _, sections, width, count, _ = _ELF.unpack(start)
+    return sections + width * count <= size and any(end)
 
 
 def _cached() -> Path | None:

@@ -35,9 +35,9 @@ from sealring_model.loading.weights import (
     TensorEntry,
     header_lines,
     owner,
-    read_entries,
     read_json,
     read_manifest,
+    read_weights,
 )
 
 NEEDED_FILES: Final = (
@@ -69,6 +69,21 @@ _EXPERTS: Final = (
 """What configurations call the number of experts that a token takes in a layer. It is used for the
 split alone; where it is called otherwise, all of them count."""
 _ALL: Final = 1 << 31
+
+NO_LIMIT: Final = 1 << 31
+"""The context of a model whose configuration tells no limit of it."""
+
+_CONTEXT: Final = (
+    "model_max_length",  # Cohere's real one: its max_position_embeddings is a quarter, or less
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+)
+"""What configurations call the tokens that a row may have; the first that is a number counts."""
 
 _LAYERS: Final = (
     "num_hidden_layers",
@@ -214,7 +229,7 @@ def _check_files(folder: Path) -> None:
 
 def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> ModelInfo:
     _check_kind(folder, config)
-    entries = read_entries(folder)
+    entries, odd = read_weights(folder)
     manifest = read_manifest(folder)
     text = _text_config(config)
     embedding = _embedding(entries)
@@ -222,7 +237,7 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
     if count > MAX_LAYERS:
         raise LoadError(f"the model has {count} layers; the limit is {MAX_LAYERS}")
     sizes = _sizes(entries, count)
-    notes: list[str] = []
+    notes = [f"{folder}: {note}" for note in odd]
     known = hub_hashes({entry.file for entry in entries.values()})
     if manifest is None and not all(known.values()):
         notes.append(
@@ -234,6 +249,9 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
         notes.append(
             f"{WEIGHTS} beside the model is ignored; adapter = '{folder}' in the config uses it"
         )
+    context = _context(text)
+    if context == NO_LIMIT:
+        notes.append("config.json tells no length of the context: no limit of it is known")
     dtype = _hidden_dtype(config, text, entries)
     return ModelInfo(
         folder=folder,
@@ -244,7 +262,7 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
         hidden=_positive(text, _WIDTH, embedding[1]),
         vocabulary=_positive(text, ("vocab_size", "num_vocab"), embedding[0]),
         experts=next((n for name in _EXPERTS if isinstance(n := text.get(name), int)), _ALL),
-        context=_context(text),
+        context=context,
         trimmable=_trimmable(text),
         ends=sizes.pop(ENDS),
         layers=tuple(sizes[layer] for layer in range(count)),
@@ -309,8 +327,22 @@ def _last_layer(entries: dict[str, TensorEntry]) -> int:
 
 
 def _context(text: dict[str, Any]) -> int:
-    value = text.get("max_position_embeddings") or text.get("n_positions")
-    return value if isinstance(value, int) and 0 < value < 2**32 else 2**31
+    """The tokens that a row may have: the first number under one of `_CONTEXT`, or what YaRN makes
+    of the length that the model was trained with; `NO_LIMIT` if the configuration tells none."""
+    found = next((length for name in _CONTEXT if (length := _length(text.get(name)))), 0)
+    scaling = text.get("rope_scaling") or text.get("rope_parameters")
+    if isinstance(scaling, dict) and "yarn" in (scaling.get("rope_type"), scaling.get("type")):
+        factor, trained = scaling.get("factor"), scaling.get("original_max_position_embeddings")
+        if isinstance(factor, int | float) and isinstance(trained, int | float):
+            found = max(found, _length(factor * trained))
+    return found or NO_LIMIT
+
+
+def _length(value: object) -> int:
+    """*value* as a number of tokens; 0 if it is none. Some tools write it as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0
+    return int(value) if 1 <= value < NO_LIMIT else 0
 
 
 def _sizes(entries: dict[str, TensorEntry], count: int) -> dict[int, int]:

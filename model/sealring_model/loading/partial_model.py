@@ -29,6 +29,7 @@ import attrs
 
 from sealring_model.errors import LoadError, NotHereError
 from sealring_model.loading.byte_ranges import ByteRanges, Range
+from sealring_model.loading.foreign_json import LOG_LINE, parse_foreign
 from sealring_model.loading.weights import (
     TensorEntry,
     hash_tensor,
@@ -177,8 +178,8 @@ class PartialModel:
         whole = text.rfind(b"\n") + 1
         self._read += whole
         for line in text[:whole].splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                self._apply(json.loads(line))
+            with contextlib.suppress(ValueError):
+                self._apply(parse_foreign(LOG_LINE, line))
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Of the tensors *names*, those that are not here."""

@@ -31,6 +31,10 @@ _PIECES: Final = 64
 _OF_TENSOR: Final = 4
 """Pieces of one tensor, at most."""
 
+_ZEROS: Final = 0.3
+"""The share of a layer's matrices that may be zeros. A layer that was added to a model and is not
+trained yet (LLaMA Pro) has two of seven; of a file that was not fetched whole it is half or all."""
+
 _NUMBER: Final = re.compile("[0-9]+")
 """Tensors whose names differ in numbers alone are of one kind, as those of experts are."""
 
@@ -50,12 +54,12 @@ def pins_of(info: ModelInfo) -> tuple[int, ...]:
         parts.get(owner(name, count), []).append(info.entries[name])
     if partial is None:
         files = _files_pin(info.hub_hashes)
-        return files, *(_part_pin(found) for found in parts.values())
+        return files, *(_part_pin(found, info) for found in parts.values())
     files = _files_pin({name: file.sha256 for name, file in partial.origin.files.items()})
     told = partial.origin.pins if len(partial.origin.pins) == count + 2 else (0,) * (count + 2)
     here = (not partial.missing([entry.name for entry in found]) for found in parts.values())
     return files or told[0], *(
-        _part_pin(found) if complete else pin
+        _part_pin(found, info) if complete else pin
         for found, complete, pin in zip(parts.values(), here, told[1:], strict=True)
     )
 
@@ -68,14 +72,28 @@ def _files_pin(hashes: Mapping[str, str]) -> int:
     return _pin([b"sealring files 1\n", *lines])
 
 
-def _part_pin(entries: Sequence[TensorEntry]) -> int:
-    """The pin of the sample of *entries*, which are ordered by name."""
+def _part_pin(entries: Sequence[TensorEntry], info: ModelInfo) -> int:
+    """The pin of the sample of *entries*, which are ordered by name. Raises `LoadError` if too many
+    matrices are zeros in all of their sample, unless the user vouches for the weights."""
     chosen = _chosen(entries)
     content = [b"sealring sample 1\n"]
+    matrices, zeros = 0, []
     for entry in chosen:
         count = max(1, min(_OF_TENSOR, _PIECES // len(chosen)))
         content.append(f"{entry.name}\n".encode())
-        content += _read(entry, _places(entry.size, count))
+        pieces = list(_read(entry, _places(entry.size, count)))
+        content += pieces
+        if len(entry.shape) > 1 and entry.size:
+            matrices += 1
+            if not any(piece.strip(b"\0") for piece in pieces):
+                zeros.append(entry)
+    if len(zeros) > _ZEROS * matrices and not info.trusted:
+        first = zeros[0]
+        raise LoadError(
+            f"{first.name} in {first.file} is nothing but zeros, and so are {len(zeros)} of "
+            f"{matrices} matrices of its layer: a part of the file is missing",
+            f"fetch {first.file.name} again, or say trust_weights = true if it is so on purpose",
+        )
     return _pin(content)
 
 

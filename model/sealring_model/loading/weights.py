@@ -20,7 +20,7 @@ import re
 import stat
 import struct
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from io import BufferedReader
 from itertools import pairwise
 from pathlib import Path
@@ -29,13 +29,20 @@ from typing import Any, Final
 import attrs
 
 from sealring_model.errors import LoadError
+from sealring_model.loading.foreign_json import (
+    HEADER,
+    HEADERS,
+    ForeignFault,
+    bound_of,
+    check_foreign,
+    parse_foreign,
+    values_in,
+)
 
 MANIFEST: Final = "sealring.json"
-MAX_HEADER: Final = 100 * 1024 * 1024
-"""Bytes of a safetensors header; the format's own limit."""
-
-MAX_JSON: Final = 100 * 1024 * 1024
-"""Bytes of a JSON file (configuration, index or manifest), at most."""
+INDEX: Final = "model.safetensors.index.json"
+MAX_HEADER: Final = bound_of(HEADER)[0]
+"""Bytes of a safetensors header, at most. The format's own limit is 100 MB."""
 
 _MAX_DIMENSION: Final = 2**31 - 1
 """The largest that MLX supports."""
@@ -70,6 +77,14 @@ _FOREIGN: Final = re.compile(r"(?:^|\.)(?:vision|visual|audio|multi_modal|mtp|mm
 ENDS: Final = -1
 FOREIGN: Final = -2
 _PIECE: Final = 4 * 1024 * 1024
+_SAMPLES: Final = 256
+"""Tensors of two files that are compared, at most."""
+
+_SAMPLE: Final = 4096
+"""Bytes of each of them."""
+
+_TOLD: Final = 3
+"""Files that a fault names, at most."""
 
 
 @attrs.frozen
@@ -111,50 +126,134 @@ def tensors_of(names: Iterable[str], layers: int, first: int, last: int) -> dict
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of the checkpoint in *folder*, by name, from the headers alone.
 
-    Raises `LoadError` if there are no weights, a file of the index is missing, or a header does not
-    fit its file.
+    Raises `LoadError` if there are no weights, some are missing or there twice, or a header does
+    not fit its file.
     """
+    return read_weights(folder)[0]
+
+
+def read_weights(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
+    """As `read_entries`, and what is odd about the files, in words for people."""
     files = sorted(folder.glob("model*.safetensors"))
-    _check_index(folder, {file.name for file in files})
+    places = _read_index(folder)
+    found: dict[str, TensorEntry] = {}
+    twice: dict[tuple[Path, Path], list[tuple[TensorEntry, TensorEntry]]] = {}
+    size, values = bound_of(HEADERS)
+    for file in files:
+        text = _read_header(file)
+        size, values = size - len(text), values - values_in(text)
+        if size < 0 or values < 0:
+            raise LoadError(f"the headers of the weights in {folder} have too many values")
+        for entry in _entries(file, text):
+            other = found.setdefault(entry.name, entry)
+            if other is not entry:
+                twice.setdefault((other.file, file), []).append((other, entry))
+    if clashes := [pairs[0] for pairs in twice.values() if not _are_alike(pairs)]:
+        raise _given_twice(clashes, set(places.values()))
+    notes = [
+        f"{second.name} has the same tensors as {first.name}; one of them can go"
+        for first, second in twice
+    ]
+    if missing := _missing(places, {file.name for file in files}, found):
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
+        raise LoadError(
+            f"the model in {folder} is incomplete: {min(missing)}{more} missing, which {INDEX} "
+            "names",
+            "fetch it again",
+        )
     if not files:
         raise LoadError(f"no model*.safetensors in {folder}")
-    entries: dict[str, TensorEntry] = {}
-    for file in files:
-        for entry in _read_header(file):
-            if entry.name in entries:
-                raise LoadError(f"tensor {entry.name} is in two files of {folder}")
-            entries[entry.name] = entry
-    return dict(sorted(entries.items()))
+    if stale := sorted(set(places.values()) - {file.name for file in files}):
+        notes.append(f"{INDEX} names files that are not there, such as {stale[0]}, and is not used")
+    return dict(sorted(found.items())), notes
 
 
-def _check_index(folder: Path, present: set[str]) -> None:
-    index = folder / "model.safetensors.index.json"
+def _read_index(folder: Path) -> dict[str, str]:
+    """The file of each tensor by the index in *folder*; empty if there is none."""
+    index = folder / INDEX
     if not index.exists():
-        return
-    wanted = read_json(index).get("weight_map", {})
-    if not isinstance(wanted, dict) or not all(isinstance(n, str) for n in wanted.values()):
+        return {}
+    places = read_json(index).get("weight_map", {})
+    if not isinstance(places, dict) or not all(isinstance(n, str) for n in places.values()):
         raise LoadError(f"{index} has no map of tensors to files")
-    missing = sorted(set(wanted.values()) - present)
-    if missing:
-        raise LoadError(f"the model in {folder} is incomplete: {missing[0]} is missing")
+    return places
+
+
+def _missing(places: Mapping[str, str], present: set[str], found: Collection[str]) -> set[str]:
+    """The files of the index that are missing. An index that names none of the files which are
+    *present* is that of other files, and a file whose tensors are *found* elsewhere, or that a
+    language model does not use, is not missed: mlx-lm loads what is there."""
+    named = set(places.values())
+    if named <= present or (present and not named & present):
+        return set()
+    lacking = {place for name, place in places.items() if name not in found and _is_used(name)}
+    return lacking - present
+
+
+def _is_used(name: str) -> bool:
+    return _FOREIGN.search(name) is None
+
+
+def _are_alike(pairs: Sequence[tuple[TensorEntry, TensorEntry]]) -> bool:
+    """Whether tensors that are in two files are the same, as far as a sample tells. Zeros tell
+    nothing: a file that is still fetched has them where its tensors are to come."""
+    step = -(-len(pairs) // _SAMPLES)
+    same = all((one.dtype, one.shape) == (other.dtype, other.shape) for one, other in pairs)
+    pieces = [(_middle(one), _middle(other)) for one, other in pairs[::step]] if same else []
+    return any(any(one) for one, _ in pieces) and all(one == other for one, other in pieces)
+
+
+def _middle(entry: TensorEntry) -> bytes:
+    size = min(_SAMPLE, entry.size)
+    with open_file(entry.file) as stream:
+        return os.pread(stream.fileno(), size, entry.offset + (entry.size - size) // 2)
+
+
+def _given_twice(clashes: Sequence[tuple[TensorEntry, TensorEntry]], named: set[str]) -> LoadError:
+    """What to say of tensors that are in two files each, with other values. *named* are the files
+    of the index."""
+    one, other = clashes[0]
+    files = {entry.file.name for pair in clashes for entry in pair}
+    kept = files & named if files - named else set()
+    strays = sorted(files - (kept or {"model.safetensors"}))
+    moved = "one of the two"
+    if len(strays) < len(files):
+        moved = ", ".join(strays[:_TOLD]) + (" and their like" if len(strays) > _TOLD else "")
+    return LoadError(
+        f"the weights are there twice: {one.name} is in {one.file.name} and in {other.file.name}, "
+        "with other values, and mlx-lm would take the one or the other",
+        f"move {moved} out of the folder, for every model*.safetensors in it counts",
+    )
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in *file*. Raises `LoadError` if there is none."""
-    with open_file(file) as stream:
-        text = stream.read(MAX_JSON + 1)
-    if len(text) > MAX_JSON:
-        raise LoadError(f"{file} has more than {MAX_JSON >> 20} MiB")
-    refuse_pointer(file, text)
+    text = _read_bounded(file)
     try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise LoadError(f"{file} is not JSON: {error}") from None
-    except RecursionError:
-        raise LoadError(f"{file} is nested too deep") from None
+        value = parse_foreign(file.name, text)
+    except ForeignFault as error:
+        raise LoadError(f"{file} cannot be used: {error}") from None
     if not isinstance(value, dict):
         raise LoadError(f"{file} does not hold a JSON object")
     return value
+
+
+def check_json(file: Path) -> None:
+    """Raise `LoadError` if *file*, which a library is to parse, has more than its kind may have."""
+    try:
+        check_foreign(file.name, _read_bounded(file))
+    except ForeignFault as error:
+        raise LoadError(f"{file} cannot be used: {error}") from None
+
+
+def _read_bounded(file: Path) -> bytes:
+    """What is in *file*, or one byte more than its kind may have. Raises `LoadError`."""
+    with open_file(file) as stream:
+        # As much as is asked for is allocated at once.
+        size = os.fstat(stream.fileno()).st_size
+        text = stream.read(min(size, bound_of(file.name)[0]) + 1)
+    refuse_pointer(file, text)
+    return text
 
 
 def open_file(file: Path) -> BufferedReader:
@@ -179,7 +278,8 @@ def refuse_pointer(file: Path, start: bytes) -> None:
         )
 
 
-def _read_header(file: Path) -> list[TensorEntry]:
+def _read_header(file: Path) -> bytes:
+    """The JSON of the header of *file*. Raises `LoadError`."""
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         start = stream.read(8)
@@ -188,12 +288,19 @@ def _read_header(file: Path) -> list[TensorEntry]:
             refuse_pointer(file, start + stream.read(len(_POINTER)))
         if length > min(MAX_HEADER, size - 8):
             raise LoadError(f"{file} is no safetensors file, or is cut short")
-        text = stream.read(length)
+        return stream.read(length)
+
+
+def _entries(file: Path, text: bytes) -> list[TensorEntry]:
+    """The tensors of *file*, whose header is *text*. Raises `LoadError`."""
+    size, base = file.stat().st_size, 8 + len(text)
     try:
-        header = json.loads(text)
+        header = parse_foreign(HEADER, text)
         header.pop("__metadata__", None)
-        found = [_entry(file, name, fields, 8 + length, size) for name, fields in header.items()]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = [_entry(file, name, fields, base, size) for name, fields in header.items()]
+    except ForeignFault as error:
+        raise LoadError(f"the header of {file} cannot be used: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise LoadError(f"the header of {file} is malformed") from None
     # Many large tensors in one place would be hashed one by one, and fetched for each other.
     found.sort(key=lambda entry: (entry.offset, entry.size))

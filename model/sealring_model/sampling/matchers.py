@@ -7,9 +7,10 @@ of tensor parallelism other than the head's makes the same at the same time, and
 wait for it: there a step may wait for what such a rank takes longer.
 
 The tokenizer is made in that thread, too, before there is a row. Rows with equal grammars share
-what has been compiled, by copies. Nothing is made for a row that has gone meanwhile: its ROW_READY
-comes at once, so rows that come and go keep no other waiting. The tokenizers' libraries are
-imported in that thread: only engines that draw need them.
+what has been compiled, by copies; the head marks each with its owner, so no two owners have equal
+ones. Nothing is made for a row that has gone meanwhile: its ROW_READY comes at once, so rows that
+come and go keep no other waiting. The tokenizers' libraries are imported in that thread: only
+engines that draw need them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Token ids to text, piece by piece.
 
-Most tokenizers say in their ``tokenizer.json`` which bytes each token stands for: those of
-byte-level BPE, and those made like SentencePiece's with a token for each byte. Their text is those
-bytes, decoded as they come by Python's own decoder. For all others mlx-lm's naive detokenizer
-decodes the last line again with each token.
+The decoder of most tokenizers says which bytes each token stands for: those of byte-level BPE, and
+those made like SentencePiece's with a token for each byte. Their text is those bytes, decoded as
+they come by Python's own decoder. All others decode the last tokens again with each token, and hold
+back the end of their text as long as it may change.
 
 The text of an answer is what it adds to the text of its prompt: the prompt's last tokens are taken
 in first, and what comes after them is given out.
@@ -13,22 +13,32 @@ from __future__ import annotations
 
 import codecs
 import functools
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sealring_model.errors import TextError
 from sealring_model.loading.mlx_lm_import import without_mlx
 
-_SPM: Final = ["Replace", "ByteFallback", "Fuse"]
 _SPM_SPACE: Final = "\u2581"
+_SPM: Final = [
+    {"type": "Replace", "pattern": {"String": _SPM_SPACE}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_SPM_STRIP: Final = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _BYTE_NAME: Final = len("<0xFF>")
 
 _SEAM: Final = 8
 """Tokens at the end of a prompt that tell where its text is when the answer begins: a character
 has four bytes at most, and so as many tokens."""
+
+_WINDOW: Final = 64
+"""Tokens that are decoded again with each token, at most."""
+
+_TAIL: Final = 4
+"""Characters at the end that the next token may change: `` n't`` is the longest text from which
+decoders take a space."""
 
 
 class Detokenizer(ABC):
@@ -99,20 +109,49 @@ class ByteDetokenizer(Detokenizer):
         return text
 
 
-class NaiveDetokenizer(Detokenizer):
-    """Of any tokenizer, by *streaming*, which is mlx-lm's."""
+class WindowDetokenizer(Detokenizer):
+    """Of any tokenizer, which *decode*s."""
 
-    def __init__(self, streaming: Any, after: Sequence[int], silent: frozenset[int]) -> None:
-        super().__init__(after, silent)
-        self._streaming = streaming
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        after: Sequence[int],
+        silent: frozenset[int],
+    ) -> None:
+        super().__init__((), silent)
+        self._decode = decode
+        self._ids = [token for token in after[-_SEAM:] if token not in silent]
+        self._said = 0
+        """Characters of their text that have been given out, or are the prompt's."""
+        if self._ids:
+            self._said = len(decode(self._ids).rstrip("\N{REPLACEMENT CHARACTER}"))
 
     def _add(self, token: int) -> str:
-        self._streaming.add_token(token)
-        return str(self._streaming.last_segment)
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        ready = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+        space = text.find(" ", max(0, ready - _TAIL), ready)
+        piece = self._given(text, ready if space < 0 else space)
+        if len(self._ids) > _WINDOW and ready == len(text):
+            self._forget(text)
+        return piece
+
+    def _forget(self, text: str) -> None:
+        """Forget the tokens of *text* but for the last, from where a character begins."""
+        for count in range(_SEAM, 2 * _SEAM):
+            last = self._decode(self._ids[-count:])
+            said = self._said - len(text) + len(last)
+            if said >= 0 and text.endswith(last):
+                self._ids, self._said = self._ids[-count:], said
+                return
 
     def _finish(self) -> str:
-        self._streaming.finalize()
-        return str(self._streaming.last_segment)
+        text = self._decode(self._ids)
+        return self._given(text, len(text))
+
+    def _given(self, text: str, end: int) -> str:
+        start, self._said = self._said, max(self._said, end)
+        return text[start:end]
 
 
 def is_panic(error: BaseException) -> bool:
@@ -143,16 +182,13 @@ class TokenTable:
         return self._read(self._names[token]) if 0 <= token < len(self._names) else b""
 
     @classmethod
-    def of(cls, inner: Any, folder: Path) -> TokenTable | None:
-        """That of the tokenizer *inner* of *folder*; None if its decoder is of another kind."""
-        file = folder / "tokenizer.json"
-        if not file.exists():
-            return None
-        decoder = json.loads(file.read_text("utf-8")).get("decoder") or {}
-        steps = [step.get("type") for step in decoder.get("decoders", ())]
+    def of(cls, inner: Any, decoder: Mapping[str, Any]) -> TokenTable | None:
+        """That of the tokenizer *inner*, whose *decoder* is described; None if it is of another
+        kind."""
         if decoder.get("type") == "ByteLevel":
             return cls(inner, _byte_level, strips=False, trims=True)
-        if steps in (_SPM, [*_SPM, "Strip"]):
+        steps = decoder.get("decoders")
+        if steps in (_SPM, [*_SPM, _SPM_STRIP]):
             strips = steps != _SPM
             return cls(inner, _byte_fallback, strips=strips, trims=strips)
         return None

@@ -1,8 +1,10 @@
-"""Which tokens end an answer."""
+"""What a model's makers say of its answers: which tokens end them, and how they are drawn."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.weights import read_json
@@ -20,3 +22,33 @@ def eos_ids(folder: Path) -> frozenset[int]:
                 raise LoadError(f"{file} has {value} for eos_token_id, which are no token ids")
             return frozenset(value)
     return frozenset()
+
+
+_SETTINGS: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 2),
+    "top_p": (1e-6, 1),
+    "top_k": (0, (1 << 32) - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-6, 10),
+}
+"""What may be said of drawing, with the least and the most of it."""
+
+
+def own_sampling(folder: Path) -> dict[str, float]:
+    """How the makers of the model in *folder* have its answers drawn, by the names of the API; with
+    temperature 0 if not at random. What they do not say, or what makes no sense, is left out."""
+    file = folder / "generation_config.json"
+    try:
+        said = read_json(file) if file.exists() else {}
+    except LoadError:
+        return {}  # the tokenizer says so
+    found: dict[str, float] = {}
+    for name, (least, most) in _SETTINGS.items():
+        value = said.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if least <= value <= most:  # which NaN is not
+            found[name] = int(value) if name == "top_k" else float(value)
+    if said.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

@@ -56,6 +56,12 @@ def fault(tokenizer: LLTokenizer, grammar: str) -> str:
     return str(first.get_error()) or MaskTime().add(time.process_time() - began)
 
 
+def warnings(tokenizer: LLTokenizer, grammar: str) -> list[str]:
+    """What the library says of *grammar*, in which there is no fault."""
+    _, told = LLMatcher.validate_grammar_with_warnings(grammar, tokenizer, limits=LIMITS)
+    return list(told)
+
+
 def grammar_tokenizer(folder: Path, vocabulary: int) -> LLTokenizer:
     """The tokens of the model in *folder*, whose output has *vocabulary* numbers; those beyond the
     tokenizer's stand for nothing. Raises `LoadError`."""

@@ -19,24 +19,25 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import attrs
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.mlx_lm_import import without_mlx
-from sealring_model.loading.weights import open_file, read_json, refuse_pointer
+from sealring_model.loading.weights import check_json, read_json
 from sealring_model.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
-    NaiveDetokenizer,
     TokenTable,
+    WindowDetokenizer,
     byte_alphabet,
     is_panic,
 )
 from sealring_model.text.eos import eos_ids
 from sealring_model.text.fill_in import FillIn
+from sealring_model.text.marks import Marks, is_guarded, shortest
 from sealring_model.text.token_lengths import longest_token
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
@@ -51,8 +52,23 @@ _FAULTS: Final = (
 )
 """What code raises that takes a text for well-formed when it is not, or is nested too deep."""
 
+_READ: Final = (
+    "added_tokens.json",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+"""Files that transformers parses, whose sizes are looked at before."""
+
 _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 """Files that a tokenizer is made from where there is no tokenizer.json."""
+
+_TEMPLATE_FILE: Final = "chat_template.json"
+"""Has the chat template of models whose processor transformers loads, beside the tokenizer."""
 
 _TOLD: Final = "json_tools"
 """mlx-lm's name of the format that a model is told to use whose template has no tools."""
@@ -129,18 +145,18 @@ class Tokenizer:
             """How the model writes tool calls; None if its template has none."""
             self.calls: Final = self.tools or _format_called(_TOLD)
             """How it writes them once it has been told: in its own way, or in `_TOLD`."""
-            self._table: Final = TokenTable.of(inner, folder)
-            streaming = helpers.NaiveStreamingDetokenizer if self._table is None else _no_stream
+            self._table: Final = TokenTable.of(inner, (described or {}).get("decoder") or {})
             self._inner: Final[Any] = helpers.TokenizerWrapper(
-                inner, streaming, chat_template=template
+                inner, _no_stream, chat_template=template
             )
             self.eos: Final = eos_ids(folder) | frozenset(self._inner.eos_token_ids)
             """Ids that end an answer."""
             self.has_chat: Final = bool(self._inner.has_chat_template)
             own = inspect.signature(inner.apply_chat_template).parameters.keys()
-            self.reserved: Final = {"self", "messages", *own} - {"thinking", "enable_thinking"}
-            """Settings of `apply_chat_template` that callers may not pass, such as the template
-            itself."""
+            ours = inspect.signature(self.render).parameters.keys() - {"settings"}
+            self.reserved: Final = {"self", *ours, *own} - {"thinking", "enable_thinking"}
+            """Settings of `apply_chat_template` and of `render` that callers may not pass, such as
+            the template itself."""
             self.folder: Final = folder
             self.vocabulary: Final = len(self._inner)
             self.longest: Final = _longest(described)
@@ -155,6 +171,7 @@ class Tokenizer:
             # The first call sets the tokenizer's padding and truncation. Later calls change
             # nothing, so threads do not race.
             self.encode("")
+            self._marks: Final = Marks(inner)
         except LoadError:
             raise
         except BaseException as error:  # a bad file makes a library raise anything
@@ -193,15 +210,33 @@ class Tokenizer:
         if self._table is not None:
             return self._table[token]
         try:
-            return self.decode([token]).encode()
+            # Some decoders take the space away that the first of all texts has.
+            before = self.decode(self._anchor)
+            return self.decode([*self._anchor, token]).removeprefix(before).encode()
         except BaseException as error:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             return "\N{REPLACEMENT CHARACTER}".encode()
 
     def least(self, text: str) -> int:
-        """A lower bound on the tokens of *text*, found in constant time."""
-        return math.ceil(len(text) / self.longest)
+        """A lower bound on the tokens of *text*, found without encoding it."""
+        return math.ceil(shortest(text) / self.longest)
+
+    def guard(self, value: Any) -> Any:
+        """*value*, a tool or a setting, for `render`: the marks in its texts, which others wrote,
+        will be ordinary text. Raises `ValueError`."""
+        return self._marks.guard(value)
+
+    def guard_messages(self, messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """*messages* for `render`, as `guard` does it: but for their roles, and for the marks
+        around the thoughts that an answer of the model's begins with. Raises `ValueError`."""
+        guarded = []
+        for message in messages:
+            role, content = message["role"], message.get("content")
+            guarded.append(self._marks.guard(dict(message)) | {"role": role})
+            if role == "assistant" and isinstance(content, str):
+                guarded[-1]["content"] = self._marks.guard_answer(content, self.think)
+        return guarded
 
     def render(
         self,
@@ -216,6 +251,7 @@ class Tokenizer:
         only up to the end of the last message, or with *go_on* of its content, which goes on.
 
         *messages* have ``role`` and ``content``; *tools* and *settings* are for the chat template.
+        What others wrote in them has to pass `guard` before, or its marks become control tokens.
         A model without a template gets the contents as lines. Raises `ValueError` if the template
         refuses them. A template is the model's code: it reaches nothing of this process (jinja's
         immutable sandbox), but may take any time and memory. So a server calls this in a process
@@ -244,8 +280,12 @@ class Tokenizer:
 
     def encode_rendered(self, text: str, *, around: bool | None = None) -> list[int]:
         """The ids of a conversation's *text*, which has the special tokens from its template;
-        with *around* those of `encode` too."""
-        return self.encode(text, around=not self.has_chat if around is None else around)
+        with *around* those of `encode` too. Raises `ValueError` if the tokenizer cannot but make
+        control tokens of what others wrote."""
+        around = not self.has_chat if around is None else around
+        if is_guarded(text):
+            return self._marks.encode(text, around=around)
+        return self.encode(text, around=around)
 
     def chat(
         self,
@@ -253,8 +293,9 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         **settings: Any,
     ) -> list[int]:
-        """The ids of a conversation that `render` makes."""
-        return self.encode_rendered(self.render(messages, tools, **settings))
+        """The ids of a conversation that `render` makes of what others wrote."""
+        talk, told = self.guard_messages(messages), [self.guard(dict(tool)) for tool in tools]
+        return self.encode_rendered(self.render(talk, told, **self.guard(settings)))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to *prompt* begins inside the model's reasoning."""
@@ -268,7 +309,7 @@ class Tokenizer:
         where most tokenizers put one."""
         silent, table = frozenset() if special else self._silent, self._table
         if table is None:
-            return NaiveDetokenizer(self._inner.detokenizer, after or (), silent)
+            return WindowDetokenizer(self.decode, after or (), silent)
         if after is None:
             trim = table.trims
         else:
@@ -286,6 +327,11 @@ class Tokenizer:
         return "".join(map(stream.add, prompt))
 
     @functools.cached_property
+    def _anchor(self) -> list[int]:
+        """The tokens of a text that may stand before any token."""
+        return self.encode_part("a")
+
+    @functools.cached_property
     def _silent(self) -> frozenset[int]:
         """The special tokens, but for the marks that tell reasoning and tool calls apart."""
         marks = {*self.think, self.calls.start, self.calls.end}
@@ -298,10 +344,10 @@ class Tokenizer:
 def check_tokenizer(folder: Path) -> None:
     """Raise `LoadError` if the model in *folder* has no tokenizer, or one that is code to be run.
     Imports nothing."""
-    file = folder / "tokenizer.json"
-    if file.exists():
-        with open_file(file) as stream:
-            refuse_pointer(file, stream.read(64))
+    for name in _READ:
+        if (folder / name).is_file():
+            check_json(folder / name)
+    if (folder / "tokenizer.json").exists():
         return
     if code := _own_code(folder):
         raise LoadError(
@@ -317,7 +363,8 @@ def has_chat_template(folder: Path) -> bool:
 
     Raises `LoadError` if a file cannot be read.
     """
-    if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
+    names = ("chat_template.jinja", _TEMPLATE_FILE, "additional_chat_templates/*.jinja")
+    if any(any(folder.glob(name)) for name in names):
         return True
     file = folder / "tokenizer_config.json"
     told = read_json(file) if file.exists() else {}
@@ -335,7 +382,28 @@ def _own_code(folder: Path) -> str:
 
 def transformers_tokenizer(folder: Path) -> Any:
     """transformers' tokenizer of the model in *folder*, also where transformers refuses its
-    configuration, or its tokenizer is code and there is a tokenizer.json beside."""
+    configuration, or its tokenizer is code and there is a tokenizer.json beside; with the chat
+    template that transformers gives to the model's processor."""
+    inner = _loaded(folder)
+    file = folder / _TEMPLATE_FILE
+    if inner.chat_template is None and file.exists():
+        inner.chat_template = _template_of(read_json(file).get("chat_template"), file)
+    return inner
+
+
+def _template_of(told: Any, file: Path) -> str | dict[str, str]:
+    """The chat template that *file* has *told*, or several by name. Raises `LoadError`."""
+    if isinstance(told, str):
+        return told
+    if isinstance(told, list):
+        told = {each.get("name"): each.get("template") for each in told if isinstance(each, dict)}
+    texts = [*told, *told.values()] if isinstance(told, dict) else []
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise LoadError(f"{file} has no text, nor texts by name, for chat_template")
+    return dict(told)
+
+
+def _loaded(folder: Path) -> Any:
     import transformers  # noqa: PLC0415 - 1.3 s, only here
 
     check_tokenizer(folder)
@@ -388,7 +456,9 @@ def _template_text(inner: Any) -> str:
 
 
 def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
-    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(inner)
+    # mlx-lm looks at one template only; there may be several, such as one for tools.
+    shown = SimpleNamespace(chat_template=_template_text(inner), get_vocab=inner.get_vocab)
+    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(shown)
     return None if name is None else _format_called(name)
 
 
@@ -398,4 +468,4 @@ def _format_called(name: str) -> ToolFormat:
 
 
 def _no_stream(_inner: Any) -> None:
-    """In place of mlx-lm's detokenizer, where the table of tokens does without."""
+    """In place of mlx-lm's detokenizers, which may go back over what they gave out."""

@@ -238,6 +238,7 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("dtype", DTYPE),
         ("hidden", U32),
         ("room", U64),
+        ("build", U64),
         ("pins", _PINS),
     ),
     Prepared: (*_EPOCH, ("port", U16)),

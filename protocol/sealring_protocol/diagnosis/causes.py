@@ -25,13 +25,16 @@ class Cause(enum.Enum):
     ENGINE_DYING = "engine_dying"
     ENGINE_UNREADABLE = "engine_unreadable"
     NO_TOKENIZER = "no_tokenizer"
+    TOKENIZER_LOADING = "tokenizer_loading"
     NO_ADDRESS = "no_address"
     DIALING = "dialing"
     UNREACHABLE = "unreachable"
     SILENT = "silent"
+    ITSELF = "dialed_itself"
     NO_ANSWER = "no_answer"
     OTHER_MODEL = "other_model"
     MANIFEST = "manifest_on_one_side"
+    OTHER_BUILD = "other_build"
     OTHER_POLICY = "other_policy"
     SAME_KEY = "same_key"
     REFUSED = "refused"
@@ -49,7 +52,8 @@ class Cause(enum.Enum):
 
 
 ADVICE: Final[Mapping[Cause, str]] = {
-    Cause.DRAINING: "Start the node again once it has ended.",
+    Cause.DRAINING: "Ask again once the node has begun again; after a change of the head, ask the "
+    "new one.",
     Cause.STARVED: "See what else runs on that machine, and whether its container or service has a "
     "limit of processor time or memory.",
     Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
@@ -61,6 +65,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.ENGINE_DYING: "This node's log says what it died of.",
     Cause.NO_TOKENIZER: "Fetch the model again, or take another conversion of it, and start this "
     "node again.",
+    Cause.TOKENIZER_LOADING: "",
     Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
     Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
     Cause.DIALING: "",
@@ -68,11 +73,15 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.SILENT: "A node says nothing to whom it cannot verify. Its clock, its key, its "
     "coordinator or its cluster is another, and its log says which: compare 'date' and "
     "'sealring roster show ROSTER' on both machines.",
+    Cause.ITSELF: "The roster has that node's address wrong, or the keys of two machines are "
+    "swapped: compare 'sealring roster show ROSTER' with the key and the address of each machine.",
     Cause.NO_ANSWER: "Its process is stopped or hangs, its machine is overloaded, or another "
     "program listens there.",
     Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
     Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
     "the node again whose folder has changed.",
+    Cause.OTHER_BUILD: "Install the same release, or the same commit, on every machine, and start "
+    "the nodes again: 'sealring status --config CONFIG' shows the version and build of each.",
     Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
     Cause.SAME_KEY: "Two nodes run with one key: a machine was copied, say. Stop one of them, or "
     "give it a key of its own (sealring keygen, roster add).",
@@ -100,6 +109,7 @@ PERMANENT: Final = frozenset(
         Cause.NO_TOKENIZER,
         Cause.OTHER_MODEL,
         Cause.MANIFEST,
+        Cause.OTHER_BUILD,
         Cause.TOO_LITTLE_ROOM,
         Cause.NO_PLAN,
         Cause.UNSERVABLE,
@@ -134,13 +144,16 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.ENGINE_DYING: Hindrance.ENGINE,
     Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
     Cause.NO_TOKENIZER: None,
+    Cause.TOKENIZER_LOADING: None,
     Cause.NO_ADDRESS: Hindrance.ABSENT,
     Cause.DIALING: None,
     Cause.UNREACHABLE: Hindrance.ABSENT,
     Cause.SILENT: Hindrance.ABSENT,
+    Cause.ITSELF: Hindrance.ABSENT,
     Cause.NO_ANSWER: Hindrance.ABSENT,
     Cause.OTHER_MODEL: Hindrance.MODEL,
     Cause.MANIFEST: Hindrance.MODEL,
+    Cause.OTHER_BUILD: Hindrance.REFUSED,
     Cause.OTHER_POLICY: Hindrance.REFUSED,
     Cause.SAME_KEY: Hindrance.REFUSED,
     Cause.REFUSED: Hindrance.REFUSED,

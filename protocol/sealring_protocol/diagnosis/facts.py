@@ -121,7 +121,8 @@ class Facts:
     *wall_ms* is the time of day in milliseconds since 1970, or None if unknown. *next_start* is
     when the engine will be started again (monotonic seconds). *draining* is why the node takes no
     requests (empty if it does). *textless* is why the head can make no text of tokens (empty if it
-    can), which only whoever faces its clients knows. *unpinned* is `NodeConfig.unpinned`. *trying*
+    can), and *text_loading* whether it is still loading what does; only whoever faces its clients
+    knows these. *unpinned* is `NodeConfig.unpinned`. *trying*
     is whether its engine has read its weights, and runs its layers for the first time, as only
     whoever speaks with the engine knows. *own* is what the obstacles call this node. *progress* is
     what this rank and those linked with it last reported.
@@ -137,6 +138,7 @@ class Facts:
     next_start: float | None = None
     draining: str = ""
     textless: str = ""
+    text_loading: bool = False
     unpinned: bytes = b""
     own: str = "this node"
     starved: Sequence[Starved] = ()

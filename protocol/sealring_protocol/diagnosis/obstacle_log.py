@@ -33,6 +33,7 @@ MAX_TOLD: Final = 64
 
 _PASSING: Final = {
     Cause.DIALING,
+    Cause.TOKENIZER_LOADING,
     Cause.ENGINE_STARTING,
     Cause.PEER_ENGINE,
     Cause.LOADING,

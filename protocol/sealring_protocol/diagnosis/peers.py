@@ -39,6 +39,9 @@ STEADY_SECONDS: Final = 5.0
 NO_FAULT: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_READY}
 """Codes of links that ended without a fault."""
 
+ROSTER_CHANGED: Final = "the roster changed"
+"""The reason sent to members when a newer roster has other members, ranks or policies."""
+
 NO_MEMBER: Final = "no longer a member"
 """The reason sent to a peer that a newer roster has removed, with code `ROSTER_EXPIRED`."""
 
@@ -56,6 +59,7 @@ class Fault(enum.Enum):
 
     UNREACHABLE = "unreachable"  # the connection could not be opened
     SILENT = "silent"  # the peer ended the handshake without a word
+    ITSELF = "itself"  # this node answered its own dial
     MUTE = "mute"  # it accepted the connection, and the handshake timed out
     REFUSED_US = "refused us"  # the peer closed, and said why
     REFUSED = "refused"  # this node closed, because of what the peer is or did
@@ -100,15 +104,23 @@ class PeerState:
         """What keeps the link with *purpose* down; None if nothing is known, or the link stands.
 
         A stated refusal comes before a failed dial, since its reason says more; else the latest
-        wins.
+        wins. That the peer could not be reached is past once a link with it has come up, and once
+        it has another address.
         """
         since = self.up.get(purpose)
         if since is not None and now - since >= STEADY_SECONDS:
             return None
         known = [book[purpose] for book in (self.dialed, self.incoming) if purpose in book]
+        known = [trouble for trouble in known if not self._is_past(trouble)]
         if since is not None:  # up only since a moment: report a recent refusal
             known = [trouble for trouble in known if _telling(trouble, now)]
         return max(known, key=lambda t: (_telling(t, now), t.at), default=None)
+
+    def _is_past(self, trouble: Trouble) -> bool:
+        if trouble.fault not in (Fault.UNREACHABLE, Fault.SILENT, Fault.ITSELF, Fault.MUTE):
+            return False
+        moved = bool(trouble.address) and trouble.address not in self.addresses
+        return moved or trouble.at < max(self.up.values(), default=trouble.at)
 
 
 def _telling(trouble: Trouble, now: float) -> bool:
@@ -126,7 +138,16 @@ class PeerClosed(RemoteProtocolError):
         self.reason = reason
 
 
+class MetItself(RemoteProtocolError):
+    """This node answered its own dial."""
+
+    def __init__(self) -> None:
+        super().__init__("this node itself answers there")
+
+
 def _fault(error: SealringError, *, up: bool) -> Fault:
+    if isinstance(error, MetItself):
+        return Fault.ITSELF
     if isinstance(error, PeerClosed):
         return Fault.REFUSED_US
     if isinstance(error, ConnectionLost | PeerTimeout):
@@ -185,9 +206,13 @@ class PeerBook:
             self.failed(key, _fault(error, up=since is not None), reason, now, code)
 
     def again(self, key: PeerKey) -> bool:
-        """True if the latest trouble with *key* repeats the one before."""
-        trouble = self._troubles.get(key)
-        return trouble is not None and trouble.count > 1
+        """True if the latest trouble with *key* repeats the one before, or that of the links which
+        the other end dialed."""
+        trouble, other = self._troubles.get(key), self._troubles.get((*key[:2], not key[2]))
+        if trouble is None:
+            return False
+        same = other is not None and (other.fault, other.code) == (trouble.fault, trouble.code)
+        return same or trouble.count > 1
 
     def put_out(self, peer: bytes, own: Roster, dialer: Dialer, now: float) -> list[Note]:
         """*peer* seems to hold a newer roster than *own*, without this node. If it seemed so last

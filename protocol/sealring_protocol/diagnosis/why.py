@@ -14,7 +14,8 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
-from sealring_protocol.control.head.models import ONE_SIDED, one_sided, short
+from sealring_protocol.control.head.models import ONE_SIDED, OTHER_BUILD, one_sided, short
+from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import (
     ADVICE,
@@ -66,7 +67,12 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         found.append(_obstacle(Cause.DRAINING, facts.draining))
     if facts.textless:
         found.append(_obstacle(Cause.NO_TOKENIZER, facts.textless))
-    if facts.standing.phase is not Phase.SERVING:
+    if facts.text_loading:
+        what = f"{facts.own} is loading the tokenizer"
+        found.append(_obstacle(Cause.TOKENIZER_LOADING, what))
+    if facts.standing.phase is Phase.SERVING:
+        found += _link_before(facts, now)
+    else:
         found += _roster(facts, now)
         found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
         engine, ring = _engine(facts, now), _ring(facts, now)
@@ -243,6 +249,16 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
     return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
 
 
+def _link_before(facts: Facts, now: float) -> list[Obstacle]:
+    """What keeps the steps of the rank before from coming to a rank that has done its part."""
+    plan = facts.standing.plan
+    if not facts.rank or plan is None or plan.strategy is Strategy.TENSOR:
+        return []
+    link = _link(facts, facts.rank - 1, Purpose.STEP, now)
+    up = Purpose.STEP in facts.peers[facts.rank - 1].up
+    return [link] if link is not None and not up else []
+
+
 def _loading(facts: Facts, now: float) -> list[Obstacle]:
     standing, since = facts.standing, facts.standing.since
     cause, does = Cause.LOADING, "loads its layers"
@@ -323,6 +339,8 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
         case Fault.SILENT:
             cause, what = Cause.SILENT, f"{who}{at} ended the handshake without a word"
             what += _hint(facts, peer)
+        case Fault.ITSELF:
+            cause, what = Cause.ITSELF, f"{who} is not{at}: {trouble.reason}"
         case Fault.MUTE:
             cause = Cause.NO_ANSWER
             what = f"{who}{at} takes connections and does not answer"
@@ -331,10 +349,12 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             if cause is Cause.OTHER_MODEL and facts.unpinned and short(facts.unpinned) in reason:
                 reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
             cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
+            cause = Cause.OTHER_BUILD if reason.startswith(OTHER_BUILD) else cause
             cause = Cause.NOT_A_MEMBER if reason == NO_MEMBER else cause
             what = f"{who} refused {facts.own}: {reason}"
         case Fault.REFUSED:
             cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause
+            cause = Cause.OTHER_BUILD if trouble.reason.startswith(OTHER_BUILD) else cause
             what = f"{facts.own} refused {who}: {trouble.reason}"
         case Fault.BROKEN:
             cause, what = Cause.BROKEN, f"the link with {who} broke: {trouble.reason}"

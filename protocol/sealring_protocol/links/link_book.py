@@ -17,7 +17,14 @@ from sealring_protocol.codec.messages import Progress
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.epoch.deadlines import earliest
 from sealring_protocol.diagnosis.notes import Notes
-from sealring_protocol.diagnosis.peers import NO_FAULT, PeerBook, PeerState
+from sealring_protocol.diagnosis.peers import (
+    NO_FAULT,
+    ROSTER_CHANGED,
+    MetItself,
+    PeerBook,
+    PeerClosed,
+    PeerState,
+)
 from sealring_protocol.diagnosis.refusal_log import RefusalLog
 from sealring_protocol.errors import (
     CloseCode,
@@ -36,7 +43,7 @@ from sealring_protocol.links.keepalive import Patience
 from sealring_protocol.links.news import LinkDown, News
 from sealring_protocol.links.roster_in_force import CurrentRoster
 from sealring_protocol.security.admission import Admission
-from sealring_protocol.security.handshake import HandshakeConfig
+from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member
 
@@ -172,7 +179,7 @@ class LinkBook(abc.ABC):
         self._down(connection, LocalProtocolError(reason), now, code)
 
     def _shut(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
-        if connection.driven is not None and connection.up:
+        if connection.driven is not None and connection.driven.verified:
             connection.driven.close(code, reason)
         self._down(connection, LocalProtocolError(reason), now, code)
 
@@ -206,7 +213,12 @@ class LinkBook(abc.ABC):
             if connection.source:
                 self._say(self._turned_away(connection.source, error, now), now)
         elif told:
-            self.news.append(LinkDown(self._rank(key), key[1], str(error)))
+            level = Level.WARNING
+            if isinstance(error, PeerClosed) and error.reason == ROSTER_CHANGED:
+                level = Level.INFO
+            elif self._book.again((*key, connection.dialed)):
+                level = Level.DEBUG
+            self.news.append(LinkDown(self._rank(key), key[1], str(error), level))
         elif not connection.up:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
@@ -220,9 +232,19 @@ class LinkBook(abc.ABC):
     def _turned_away(self, source: str, error: SealringError, now: float) -> list[Note]:
         """The notes about a connection from *source* that ended with *error* before it was a
         link."""
+        if isinstance(error, InitForAnother) and (own := self._dial_with(error.tag)) is not None:
+            self._down(own, MetItself(), now)
+            return []
         if isinstance(error, ConnectionLost):  # not suspicious: members abandon dials, too
             return [Note(Level.DEBUG, f"a connection from {source} is over: {error}")]
         return self.refusals.refused(source, error, now)
+
+    def _dial_with(self, tag: bytes) -> Connection | None:
+        """The dial of this node whose INIT has *tag*."""
+        for connection in self._connections.values():
+            if connection.link is not None and connection.link.sent(tag):
+                return connection
+        return None
 
     def _forget(self, connection: Connection, key: Key, now: float) -> bool:
         """Remove a connection from the records. True if it was the link of its key."""

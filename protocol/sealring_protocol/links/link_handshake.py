@@ -159,6 +159,15 @@ class LinkHandshake:
         """Let the link last until *roster* expires. Both ends must keep their ranks in it."""
         self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
 
+    @property
+    def verified(self) -> bool:
+        """True from when the peer is verified until the link is over: it can be told why."""
+        return self._sealer is not None and self._error is None
+
+    def sent(self, tag: bytes) -> bool:
+        """True if this end has sent the INIT with *tag*, and waits for its answer."""
+        return isinstance(self._handshake, hs.Initiator) and self._handshake.sent(tag)
+
     def _outranked(self) -> bool:
         """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
         roster."""

@@ -42,6 +42,8 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster, SignedRoster
 
 _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
+_FINISHING: Final = "the head lets its requests finish before this roster is in force"
+HEAD_FIRST: Final = "the head is to have this roster first, for it makes another member the head"
 
 
 class LinkManager(LinkBook):
@@ -127,6 +129,7 @@ class LinkManager(LinkBook):
         """The connection of a `Dial` is open."""
         connection = self._connections.get(number)
         if connection is None or connection.key is None:
+            self.events.append(Hangup(number, b""))  # given up while it was being dialed
             return
         peer, purpose = connection.key
         connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
@@ -231,13 +234,26 @@ class LinkManager(LinkBook):
                 return
         self._due_is_known = False
 
+    def head_first(self, roster: Roster) -> bool:
+        """True if *roster* makes another member the head, and the present one, which is linked and
+        stays a member, is to have it first: it lets its requests finish."""
+        head = self.member(0)
+        other = roster.members[0].id != head.id and head.id in roster
+        return other and self._dialer.get((head.id, Purpose.CONTROL)) is not None
+
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began: store or refuse it."""
+        if not self.current_roster.is_in_force(roster) and self.head_first(roster.roster):
+            self._shut(connection, CloseCode.NOT_READY, HEAD_FIRST, now)
+            return
+        leads = self.rank == 0 and roster.roster.members[0].id != self.config.node_id
         match self.current_roster.came(connection.number, roster):
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
+                if leads:  # that waits for requests, longer than a handshake may take
+                    self._shut(connection, CloseCode.NOT_READY, _FINISHING, now)
             case Arrival.STALE:
-                self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
+                self._shut(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             case Arrival.KNOWN:
                 self._with(connection.number, now, lambda link: link.roster_stored(now))
 
@@ -282,7 +298,10 @@ class LinkManager(LinkBook):
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         assert link is not None  # noqa: S101  it is up
         if not self.current_roster.is_in_force(event.roster):
-            self._down(connection, LocalProtocolError(_OTHER_ROSTER), now, CloseCode.NOT_READY)
+            self._shut(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
+            return
+        if self._dialer.get(key) is not None:  # the peer has accepted both of two crossing dials
+            self._shut(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
             return
         rank = self._rank(key)
         self._release_admission(connection)

@@ -12,6 +12,7 @@ import attrs
 
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import Message
+from sealring_protocol.control.effects import Level
 from sealring_protocol.link import Link
 from sealring_protocol.link_events import Hop
 from sealring_protocol.security.roles import Purpose
@@ -38,9 +39,11 @@ class LinkUp(OfLink):
 
 @attrs.frozen
 class LinkDown(OfLink):
-    """The link with *purpose* to *rank* is gone, for *reason*."""
+    """The link with *purpose* to *rank* is gone, for *reason*. *level* is how to log that: INFO if
+    the peer has taken a newer roster, and DEBUG if it is as the last time."""
 
     reason: str
+    level: Level = Level.WARNING
 
 
 @attrs.frozen

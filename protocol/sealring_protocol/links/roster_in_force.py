@@ -21,6 +21,10 @@ from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.roster import SignedRoster, newer
 
 
+class HeadFirst(LocalProtocolError):
+    """The roster makes another member the head, and the present head is to have it first."""
+
+
 class Arrival(enum.Enum):
     """How a roster that arrived compares with the one in force."""
 
@@ -52,15 +56,12 @@ class CurrentRoster:
         self._storing = (number, roster)
         return Arrival.TO_STORE
 
-    def brought(self, data: bytes, wall_ms: int) -> bytes:
-        """The owner, not a peer, brings the signed roster *data*. It counts as connection 0, which
-        no peer has. Returns the bytes to store.
-
-        Raises `LocalProtocolError` with the reason if it may not replace the one in force.
-        """
+    def checked(self, data: bytes, wall_ms: int) -> SignedRoster:
+        """The signed roster *data*, which the owner brings. Raises `LocalProtocolError` with the
+        reason if it may not replace the one in force."""
         config = self.config
         try:
-            roster = newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
+            return newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
         except RosterExpired:
             raise LocalProtocolError("it has expired, by this machine's clock") from None
         except RosterConflict:
@@ -71,6 +72,12 @@ class CurrentRoster:
             elsewhere = "this node; a member that it holds can take it"
             reason = str(error).replace("both ends of this link", elsewhere)
             raise LocalProtocolError(reason) from None
+
+    def brought(self, data: bytes, wall_ms: int) -> bytes:
+        """The owner, not a peer, brings the signed roster *data*. It counts as connection 0, which
+        no peer has. Returns the bytes to store. Raises as `checked`, and `LocalProtocolError` if
+        another is being stored."""
+        roster = self.checked(data, wall_ms)
         if self.came(0, roster) is not Arrival.TO_STORE:
             raise LocalProtocolError("another roster is being stored; try again")
         return roster.encode()

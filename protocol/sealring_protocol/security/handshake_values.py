@@ -28,6 +28,14 @@ from sealring_protocol.security.schedule import (
 _U64: int = 1 << 64
 
 
+class InitForAnother(AuthenticationFailed):
+    """An INIT with *tag* came that is not for this node."""
+
+    def __init__(self, tag: bytes) -> None:
+        super().__init__("INIT is not for this node of this cluster")
+        self.tag = tag
+
+
 @attrs.frozen
 class TrafficSecrets:
     """The first traffic secrets of a link, 32 bytes each, for a key log that makes recorded frames

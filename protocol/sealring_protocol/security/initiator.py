@@ -134,6 +134,10 @@ class Initiator(Handshake[State, Event]):
         self._advance(Event.DIAL, stage)
         self._out.append(init)
 
+    def sent(self, tag: bytes) -> bool:
+        """True if the INIT with *tag* was sent, and waits for its answer."""
+        return isinstance(self._stage, WaitResp) and self._stage.init.endswith(tag)
+
     @fatal
     def receive(self, frame: Frame) -> None:
         """A handshake frame came. Raises `RemoteProtocolError` or a subclass."""

@@ -19,6 +19,7 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     RosterExpired,
 )
+from sealring_protocol.limits import CLOCK_STEP_MS
 from sealring_protocol.security.handshake_messages import (
     Claims,
     encode_fin_claims,
@@ -78,7 +79,7 @@ class Start:
         kem_private = MLKEM768PrivateKey.from_seed_bytes(self.entropy[32:])
         init = encode_init(
             admission_key(config.roster.roster.cluster, peer.public_key),
-            self.dial.wall_ms,
+            self.dial.wall_ms // CLOCK_STEP_MS * CLOCK_STEP_MS,
             suite_set(config.suites),
             x_private.public_key().public_bytes_raw(),
             kem_private.public_key().public_bytes_raw(),

@@ -44,6 +44,7 @@ from sealring_protocol.security.handshake_values import (
     EncapsulationRequested,
     Established,
     HandshakeConfig,
+    InitForAnother,
     Secrets,
     VerifiedPeer,
 )
@@ -108,7 +109,7 @@ class WaitInit:
 
     def _admit(self, init: Init) -> None:
         if not compare_digest(mac(self.config.admission, init.tagged), init.tag):
-            raise AuthenticationFailed("INIT is not for this node of this cluster")
+            raise InitForAnother(init.tag)
         skew = init.wall_ms - self.wall_ms
         if abs(skew) > MAX_CLOCK_SKEW_MS:
             side = "ahead of" if skew > 0 else "behind"

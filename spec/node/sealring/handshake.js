@@ -126,7 +126,8 @@ export function* initiate(link, node, { peer, purpose, entropy }) {
   const x = x25519(entropy.subarray(0, 32));
   const kem = kemKeys(entropy.subarray(32));
   const suites = node.suites.reduce((set, code) => set | (1 << code), 0);
-  const hello = { wall_ms: link.startMs, suites, x: x.publicKey, ek: kem.publicKey, tag: Buffer.alloc(32) };
+  const wallMs = link.startMs - (link.startMs % 10_000n); // it goes in the clear
+  const hello = { wall_ms: wallMs, suites, x: x.publicKey, ek: kem.publicKey, tag: Buffer.alloc(32) };
   const init = handshakeFrame(INIT, initCodec.write(hello));
   hmac(schedule.admissionKey(roster.cluster, responder), init.subarray(0, -32)).copy(init, init.length - 32);
   link.transmit(init);

@@ -65,7 +65,7 @@ const onePinEach = (pins, layers) =>
   must(pins.length === 0 || pins.length === layers + 2, "not a pin of the files, the ends and each layer");
 
 const hello = struct(
-  { model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64, pins },
+  { model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64, build: u64, pins },
   ({ pins, layers }) => onePinEach(pins, layers),
 );
 

@@ -279,7 +279,7 @@ export class Rank {
 
   #hello() {
     const { model, layers, dtype, hidden, room, pins } = /** @type {Message} */ (this.#info);
-    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room, pins };
+    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room, build: 0n, pins };
   }
 
   /**

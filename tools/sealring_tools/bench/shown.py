@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from sealring_trio.cli.output import print_facts, print_json, print_table
+from sealring_trio.errors import FOUND_WRONG
 
 if TYPE_CHECKING:
     from sealring_tools.bench.faults import Summary
@@ -129,9 +130,9 @@ def show_faults(found: list[Summary], json: bool) -> None:
 
 
 def report(results: list[Result], *, json: bool, check: bool) -> int:
-    """Print *results*; the exit code: 1 if one misses its limit and that is to be checked."""
+    """Print *results*; the exit code: 3 if one misses its limit and that is to be checked."""
     print_results(results, json)
-    return 1 if check and not all(result.holds for result in results) else 0
+    return FOUND_WRONG if check and not all(result.holds for result in results) else 0
 
 
 def print_results(results: list[Result], json: bool) -> None:

@@ -8,6 +8,7 @@ import cyclopts
 from sealring_tools.bench.fault_names import FAULTS, FaultName
 from sealring_tools.cli.bench_tensor import Count
 from sealring_trio.cli.output import print_json, teller
+from sealring_trio.errors import FOUND_WRONG
 from sealring_trio.files.models import TINY, find_whole_model
 
 
@@ -21,7 +22,7 @@ def soak(
     """Keep a ring busy for a long time, and see that nothing grows.
 
     Starts a ring and has clients ask, leave in the middle, cancel and err.
-    Prints the memory of every process as time goes by. Exit code 1 if memory
+    Prints the memory of every process as time goes by. Exit code 3 if memory
     grew, an answer changed, or a row, file, thread or task is left at the
     end.
 
@@ -48,7 +49,7 @@ def soak(
         print_json(describe(done))
     else:
         show_soak(done)
-    return 0 if done.passed else 1
+    return 0 if done.passed else FOUND_WRONG
 
 
 def faults(
@@ -63,7 +64,7 @@ def faults(
     """Break parts of a ring while it answers, and see what becomes of the answers.
 
     Two real nodes generate two texts at once, and at a random token something
-    is killed or frozen, raises, or goes away. Exit code 1 if a text came out
+    is killed or frozen, raises, or goes away. Exit code 3 if a text came out
     other than without the fault, if the head took more than 2 s to notice, or
     if a process or a request is left over.
 
@@ -94,4 +95,4 @@ def faults(
         found.append(summary)
         tell(f"{summary.fault}: {'passed' if summary.passed else 'FAILED'}")
     show_faults(found, json)
-    return 0 if all(summary.passed for summary in found) else 1
+    return 0 if all(summary.passed for summary in found) else FOUND_WRONG

@@ -8,7 +8,7 @@ import cyclopts
 from sealring_tools.bench.shown import describe_report, report, show_report
 from sealring_tools.cli.bench_tensor import Count, Counts
 from sealring_trio.cli.output import print_json, teller
-from sealring_trio.errors import UserError
+from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
 SizeName = Literal["tiny", "25m", "450m"]
@@ -47,7 +47,7 @@ def serve(
 
     Sends requests from several users at once, to a head that runs or to one
     that it starts (--start), and sets out by phase what the head's traces say
-    of them. Exit code 1 if a limit is broken.
+    of them. Exit code 3 if a limit is broken.
 
         sealring bench serve --start
         sealring bench serve --start --scenario all --check
@@ -152,4 +152,4 @@ def serve(
                 show_report(each)
     if json:
         print_json([describe_report(each) for each in reports])
-    return 0 if all(each.passed for each in reports) else 1
+    return 0 if all(each.passed for each in reports) else FOUND_WRONG

@@ -55,7 +55,9 @@ class Hello:
     caches.
 
     *pins* tell weights apart, see the specification (8.15): of the files' hashes, of the ends, and
-    of each layer; 0 for what it does not have, and none at all if it has looked at no weights."""
+    of each layer; 0 for what it does not have, and none at all if it has looked at no weights.
+
+    *build* names the program: two that are not 0 and differ may do the same step in other ways."""
 
     CODE: ClassVar = MessageCode.HELLO
     model: bytes
@@ -64,6 +66,7 @@ class Hello:
     hidden: int
     room: int
     pins: tuple[int, ...] = ()
+    build: int = 0
 
     def __attrs_post_init__(self) -> None:
         rule(len(self.pins) in (0, self.layers + 2), "a pin of the files, the ends and each layer")

@@ -299,7 +299,7 @@ class Follower:
 
     def _present(self) -> list[Effect]:
         engine = self._engine
-        said = engine.unreadable if engine.info is None else hello(engine.info)
+        said = engine.unreadable if engine.info is None else hello(engine.info, self._config.build)
         if said is None or self._state.state is FollowerState.NO_HEAD:
             return []
         return [Send(0, Purpose.CONTROL, said)]

@@ -17,7 +17,7 @@ class FollowerConfig:
     """A follower's place in the ring: its *rank*, and the *names* of all ranks by rank.
 
     With *trusted*, a collective may run outside of the sealed links. *inner_seal* and *tensor*
-    (whether tensor parallelism is allowed) come from the roster.
+    (whether tensor parallelism is allowed) come from the roster. *build* is `NodeConfig.build`.
     """
 
     rank: int
@@ -25,6 +25,7 @@ class FollowerConfig:
     inner_seal: bool = True
     trusted: bool = False
     tensor: bool = True
+    build: int = 0
 
     @property
     def world(self) -> int:

@@ -21,7 +21,7 @@ class HeadConfig:
 
     *bootstrap_seconds* limit the loading of an epoch; *group_seconds* limit how long a collective
     takes to come up once every rank has loaded. *patience* is `NodeConfig.patience`, in seconds.
-    *unpinned* and *trust_weights* are those of `NodeConfig`.
+    *build*, *unpinned* and *trust_weights* are those of `NodeConfig`.
     """
 
     instance: int
@@ -36,6 +36,7 @@ class HeadConfig:
     first_uid: int = 1
     unpinned: bytes = b""
     trust_weights: bool = False
+    build: int = 0
     last_epoch: int = 0  # that this node began, with another roster; the next one comes after it
 
 

@@ -48,6 +48,9 @@ from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.roles import Purpose
 
+RING_READY: Final = "the ring is ready"
+"""How the note begins that says so."""
+
 _PHASES: Final = {
     MembershipState.GATHERING: Phase.GATHERING,
     MembershipState.PREPARING: Phase.LOADING,
@@ -284,7 +287,7 @@ class Epochs:
         self._since = now
         self._failures.clear()
         how = "; tensor parallelism: every rank is given the tokens" if self.tensor else ""
-        return [Note(Level.INFO, f"the ring is ready: epoch {self.membership.epoch.counter}{how}")]
+        return [Note(Level.INFO, f"{RING_READY}: epoch {self.membership.epoch.counter}{how}")]
 
     # --------------------------------------------------------- engine, links
 

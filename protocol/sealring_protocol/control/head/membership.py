@@ -182,6 +182,7 @@ class Membership:
         return True
 
 
-def hello(info: EngineInfo) -> Hello:
-    """The HELLO of a rank whose engine sent *info*."""
-    return Hello(info.model, len(info.layers), info.dtype, info.hidden, info.room, info.pins)
+def hello(info: EngineInfo, build: int = 0) -> Hello:
+    """The HELLO of a rank that is of *build*, and whose engine sent *info*."""
+    about = info.dtype, info.hidden, info.room, info.pins, build
+    return Hello(info.model, len(info.layers), *about)

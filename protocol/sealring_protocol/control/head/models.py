@@ -1,4 +1,4 @@
-"""The error texts for nodes whose models differ, so that their owner knows what to do.
+"""The error texts for nodes whose models or builds differ, so that their owner knows what to do.
 
 A model's digest covers its manifest (``sealring.json``, the hashes of its weights). The same model
 with a manifest on one side only therefore has two digests. The side that can tell says so.
@@ -22,6 +22,10 @@ from sealring_protocol.security.roles import Purpose
 
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
 """The start of the reason if only the manifest differs."""
+
+
+OTHER_BUILD: Final = "they are not of one build of sealring: "
+"""The start of the reason if the two programs differ."""
 
 
 def short(digest: bytes) -> str:
@@ -55,6 +59,10 @@ def compare(
     """What the head, whose model is *info* (None while unknown), does about *rank*, which said
     *hello*: it ends the link if that has another model, or other weights than a rank that is
     *present*. It warns if such weights are to be trusted. None if all is the same."""
+    if rank and config.build and hello.build not in (0, config.build):
+        own, name = config.names[0], config.names[rank]
+        reason = f"{OTHER_BUILD}{name} is of {hello.build:016x}, {own} of {config.build:016x}"
+        return Shut(rank, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)
     if info is None:
         return None
     other = _why_other_model(config, info, rank, hello)

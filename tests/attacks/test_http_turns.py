@@ -1,0 +1,241 @@
+"""Clients whose bytes are much work: how much of it is done in one pass of the event loop, which
+carries the ring's links too. Work is counted, not timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from sealring_trio.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
+from sealring_trio.api.tls import Tls
+from trio.testing import wait_all_tasks_blocked
+
+from tests.api.certificates import write_pair
+from tests.attacks.doorway import CHUNKED, Door, door, get, hello, one, read, reply, rest
+
+MANY = 40
+POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+ONE_BYTE = b"1\r\nx\r\n"
+
+
+class Passes:
+    """Counts the passes of the event loop, as a link's task that always has something to do."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.work: Counter[int] = Counter()
+
+    async def run(self) -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+            self.count += 1
+
+    def did(self, work: int = 1) -> None:
+        """So much was done in this pass."""
+        self.work[self.count] += work
+
+    @property
+    def most(self) -> int:
+        """The most work of two passes that follow each other, for the count goes up in the middle
+        of a pass."""
+        return max(self.work[at] + self.work[at + 1] for at in list(self.work))
+
+
+@asynccontextmanager
+async def counted(app: Any, passes: Passes) -> AsyncIterator[Door]:
+    async with trio.open_nursery() as nursery, door(app, limit=2 * MANY) as served:
+        nursery.start_soon(passes.run)
+        yield served
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_pass_answers_one_request_of_many_connections() -> None:
+    passes = Passes()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passes.did()
+        await hello(scope, receive, send)
+
+    async with counted(app, passes) as served:
+        clients = [await served.connect() for _ in range(MANY)]
+        for stream in clients:
+            await stream.send_all(20 * get("/") + get("/", "Connection: close"))
+        for stream in clients:
+            got = await rest(stream)
+            assert got.count(b"HTTP/1.1 200 OK\r\n") == 21
+            await stream.aclose()
+    assert sum(passes.work.values()) == 21 * MANY
+    assert passes.most <= 4
+
+
+async def test_a_new_client_does_not_wait_for_all_that_keep_the_server_busy() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=2 * MANY) as served:
+        busy = [await served.connect() for _ in range(MANY)]
+        async with trio.open_nursery() as nursery:
+            for stream in busy:
+                nursery.start_soon(stream.send_all, 60 * get("/busy"))
+            while len(asked) < 10 * MANY:
+                await trio.lowlevel.checkpoint()
+            before = len(asked)
+            assert (await served.answer(get("/new", "Connection: close"))).endswith(b"GET /new")
+            # Ten or so passes take it from the client's socket to the server's app.
+            assert asked.index("/new") - before < MANY / 2
+            nursery.cancel_scope.cancel()
+        for stream in busy:
+            await stream.aclose()
+
+
+async def test_those_that_keep_the_server_busy_do_not_wait_for_all_new_ones() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=2 * MANY) as served:
+        known = await served.connect()
+        for _ in range(10):
+            await known.send_all(get("/"))
+            assert await one(known) == (200, b"GET /")
+        new = [await served.connect() for _ in range(MANY)]
+        await wait_all_tasks_blocked()
+        for stream in [*new, known]:  # all in one pass
+            os.write(stream.socket.fileno(), get("/known" if stream is known else "/new"))
+        for stream in [*new, known]:
+            await one(stream)
+            await stream.aclose()
+    assert asked.index("/known") - 10 < MANY / 2
+
+
+@pytest.mark.parametrize("fields", [MAX_FIELDS, MAX_FIELDS + 1])
+@pytest.mark.parametrize("end", ["\r\n", "\n"])
+async def test_the_fields_of_a_header_are_few(fields: int, end: str) -> None:
+    lines = ["GET /few HTTP/1.1", "Host: x", "Connection: close", *(fields - 2) * ["a:"], "", ""]
+    async with door() as served:
+        got = await served.answer(end.join(lines).encode())
+        head, _, body = got.partition(b"\r\n\r\n")
+        if fields > MAX_FIELDS:
+            assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+            assert str(MAX_FIELDS) in json.loads(body)["error"]["message"]
+        else:
+            assert body == b"GET /few"
+        await served.works()
+
+
+async def test_fields_are_counted_before_the_header_has_ended() -> None:
+    """Lines that go on with a field are as much work as fields are."""
+    async with door() as served:
+        for line in (b"a:\r\n", b" folded\r\n"):
+            got = await served.answer(b"GET / HTTP/1.1\r\nHost: x\r\n" + 3200 * line)
+            assert got.startswith(b"HTTP/1.1 431 ")
+        # Those of the next request do not count for this one.
+        got = await served.answer(MAX_FIELDS * get("/") + get("/", "Connection: close"))
+        assert got.count(b"HTTP/1.1 200 OK\r\n") == MAX_FIELDS + 1
+
+
+async def test_chunks_are_read_a_few_in_each_pass() -> None:
+    passes = Passes()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            passes.did(len(message["body"]))
+            size, more = size + len(message["body"]), message["more_body"]
+        await reply(send, str(size).encode())
+
+    async with counted(app, passes) as served:
+        clients = [await served.connect(POST + CHUNKED + b"\r\n") for _ in range(MANY)]
+        for stream in clients:
+            await stream.send_all(1000 * ONE_BYTE + b"0\r\n\r\n")
+        for stream in clients:
+            assert await one(stream) == (200, b"1000")
+            await stream.aclose()
+    assert passes.most <= 4 * MAX_CHUNKS
+
+
+WASTEFUL = {
+    "chunks of a byte": (ONE_BYTE * MAX_FRAMING, 400),
+    "extensions": ((b"1;" + b"e" * (MAX_READ - 10) + b"\r\nx\r\n") * 20, 400),
+    "a large extension": (b"1;" + b"e" * 3 * MAX_READ, 431),
+    "a large extension, and content": (b"1;" + b"e" * 3 * MAX_READ + b"\r\nx\r\n", 431),
+    "trailers": (b"1\r\nx\r\n0\r\n" + b"t:\r\n" * 3200 + b"\r\n", 431),
+    "trailers without an end": (b"1\r\nx\r\n0\r\n" + b"t:\r\n" * 3200, 431),
+}
+
+
+@pytest.mark.parametrize(("body", "status"), WASTEFUL.values(), ids=WASTEFUL)
+async def test_a_body_that_carries_next_to_nothing_is_cut_off(body: bytes, status: int) -> None:
+    taken = 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal taken
+        while (message := await receive())["type"] == "http.request":
+            taken += len(message["body"])
+            if not message["more_body"]:
+                await reply(send, b"whole")
+                return
+
+    async with door(app) as served:
+        got = await served.answer(POST + CHUNKED + b"\r\n" + body)
+        assert got.startswith(b"HTTP/1.1 %d " % status), got
+        said = json.loads(got.partition(b"\r\n\r\n")[2])["error"]["message"]
+        assert "chunk" in said.lower()
+        assert taken < MAX_FRAMING
+
+
+@pytest.mark.parametrize(("body", "status"), WASTEFUL.values(), ids=WASTEFUL)
+async def test_a_body_that_nobody_reads_is_not_read_for_long(body: bytes, status: int) -> None:
+    """It is thrown away as far as it has come, or the connection ends with the answer."""
+    async with door() as served:
+        got = await served.answer(POST + CHUNKED + b"\r\n" + body)
+        assert got.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in got.lower()
+        await served.works()
+
+
+async def test_small_chunks_that_carry_something_are_read() -> None:
+    """As `json.iterencode` writes them."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await reply(send, str(len(await read(receive) or b"")).encode())
+
+    async with door(app) as served, await served.connect() as stream:
+        body = 4000 * (b"6\r\n, 1234\r\n" + b"4\r\n, 12\r\n")
+        await stream.send_all(POST + CHUNKED + b"\r\n" + body + b"0\r\n\r\n")
+        assert await one(stream) == (200, b"40000")
+        await stream.send_all(POST + CHUNKED + b"\r\n20000\r\n" + bytes(1 << 17) + b"\r\n0\r\n\r\n")
+        assert await one(stream) == (200, str(1 << 17).encode())
+
+
+async def test_handshakes_take_turns(tmp_path: Path) -> None:
+    """Of many clients of TLS that begin at once, all are served."""
+    tls = Tls.read(*write_pair(tmp_path))
+    context = ssl.create_default_context(cafile=str(tls.certificate))
+    context.check_hostname = False
+    async with door(limit=2 * MANY, tls=tls) as served:
+
+        async def client() -> None:
+            plain = await served.connect()
+            stream = trio.SSLStream(plain, context, https_compatible=True)
+            await stream.send_all(get("/"))
+            assert await one(stream) == (200, b"GET /")
+            await stream.aclose()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(MANY):
+                nursery.start_soon(client)
