@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 from sealring_model.text.tokens import Tokenizer, ToolFormat
 
-from sealring_trio.api import told_tools
+from sealring_trio.api import told_tools, turns
 from sealring_trio.api.adapting import adapted
 from sealring_trio.api.conversation import Message, NamedTool
 from sealring_trio.api.errors import invalid, unsupported
@@ -62,14 +62,16 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     forced = bool(tools) and asked.tool_choice not in (None, "auto")
     settings, ignored = _settings(tokenizer, asked, forced=forced)
     messages = [_plain(message) for message in asked.messages]
-    in_words = tokenizer.tools is None
-    calls = PLAIN if in_words and forced else tokenizer.calls
+    in_words = tokenizer.in_words
+    calls = PLAIN if tokenizer.tools is None and forced else tokenizer.calls
     try:
         # From here on only the template and we write marks.
         messages, settings = tokenizer.guard_messages(messages), tokenizer.guard(settings)
         told = tokenizer.guard(tools)
-        if in_words:
+        if tokenizer.tools is None:
             messages = told_tools.in_words(messages, tokenizer.calls)
+        elif tokenizer.format is not None:
+            messages = turns.fitted(messages, tokenizer.format, told)
         if tools and in_words:
             write = partial(_told, tokenizer, told_tools.instructions(told, calls), settings)
         else:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from sealring_model.text.argument_types import value_kinds
+from sealring_model.text.readers import Elements
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import ContextOverflow
 
@@ -24,7 +26,7 @@ from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
 from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, renamed, unsupported
 from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
-from sealring_trio.api.messages import render, tokenise
+from sealring_trio.api.messages import Conversation, render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import (
@@ -201,6 +203,7 @@ def _chat(
         "lengths": [len(ids)],
         "predicted": len(predicted),
         "tools": len(tools),
+        "callable": _functions(talk),
         "reasoning": opening.reasoning,
         "calling": opening.calling,
         # A form means every character of the answer.
@@ -312,6 +315,17 @@ JOBS: Final[Mapping[str, Work]] = {
 def _check_model(request: Sampled, asked: Mapping[str, Any]) -> None:
     if request.model not in asked["models"]:
         raise no_model(request.model, asked["models"])
+
+
+def _functions(talk: Conversation) -> dict[str, Any]:
+    """The functions that an answer in *talk* may call, with the types of their arguments where the
+    model's calls do not say them."""
+    format = talk.calls.format
+    if format is None:
+        return {}
+    if isinstance(format.reader, Elements) or format.nested:
+        return value_kinds(talk.tools, nested=format.nested)
+    return {tool["function"]["name"]: {} for tool in talk.tools}
 
 
 def _goes_on(request: ChatRequest) -> bool:
