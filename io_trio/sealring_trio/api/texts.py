@@ -24,7 +24,7 @@ from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
 from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, renamed, unsupported
 from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
-from sealring_trio.api.messages import render, tokenise
+from sealring_trio.api.messages import branches, render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import (
@@ -185,6 +185,7 @@ def _chat(
     _check_scores(len(ids), request)
     adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
+    parted = branches(tokenizer, talk, opening) if asked.get("branches") and cut is None else []
     enter(HOLD)
     held = chat_grammar(
         tokenizer,
@@ -212,6 +213,7 @@ def _chat(
         "plain": talk.plain,
         "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
+        "branches": parted,
     }
     return told, _packed([ids, predicted]) + held.grammar + tools
 
