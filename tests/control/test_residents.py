@@ -461,6 +461,19 @@ def test_a_prompt_too_long_to_be_kept_drives_nothing_out():
     assert ring.opened[again] == 35
 
 
+def test_what_ends_close_before_a_branch_stands_for_it():
+    ring = uncut(prefixes=6)
+    for at in (1, 2, 3):
+        ring.submit((*LONG[:30], at, 301, 302), 9, branches=(31,))
+        ring.run()
+    for number in range(4):
+        ring.submit([400 + number] * 20, 2)
+        ring.run()
+    again = ring.submit((*LONG[:30], 3, 301, 5), 1, branches=(31,))
+    ring.run()
+    assert ring.opened[again] == 30
+
+
 def test_equal_beginnings_that_are_read_at_once_are_kept_once():
     ring = uncut(prefixes=16, chunk=10)
     for at in range(3):

@@ -118,16 +118,16 @@ class Prefixes:
         return False
 
     def pass_by(self, snapshot: Snapshot, branches: Collection[int]) -> set[int]:
-        """*snapshot* goes on from shorter ones: those that end at its request's *branches* count as
-        used now, and are returned. Others are dropped first from now on, unless they have served
-        several rows. Nothing, if caches can be cut: these are redundant."""
+        """*snapshot* goes on from shorter ones: those that end at its request's *branches*, or
+        close before, count as used now, and are returned. Others are dropped first from now on,
+        unless they have served several rows. Nothing, if caches can be cut: these are redundant."""
         named: set[int] = set()
         if self.cuttable:
             return named
         for old, common in self._common(snapshot.sharer, snapshot.tokens, snapshot.length):
             if common < old.length or old.length == snapshot.length:
                 continue
-            if old.length in branches:
+            if any(old.length <= branch < old.length + SHORTEST for branch in branches):
                 self._use(old)
                 named.add(old.handle)
             elif old.uses < 2:
