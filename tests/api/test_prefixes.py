@@ -208,6 +208,26 @@ def test_a_message_that_goes_on_has_no_opening(tokenizers: dict[str, Tokenizer])
     assert parts[-1].endswith("w02.")
 
 
+def test_a_prompt_that_the_client_rendered_parts_at_the_marks_of_ends(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["thoughts dropped"]
+    turns = ["<bos>", SYSTEM, "<eos><user>", TASK, "<assistant>", "w02.", "<eos>", "<user>w03."]
+    about = {"models": ["uncut"], "context": 0, "branches": True}
+
+    def parted(prompts: list[str]) -> ParsedRequest:
+        body = json.dumps({"model": "uncut", "prompt": prompts}).encode()
+        return ParsedRequest.of(*JOBS["completion"](tokenizer, about, body, str))
+
+    parsed = parted(["".join(turns)])
+    (prompt,) = parsed.prompts
+    first, last = parsed.branches
+    assert tokenizer.decode(prompt[:first]) == "<bos>" + SYSTEM + "<eos>"
+    assert tokenizer.decode(prompt[last:]) == "<user>w03."
+    assert parted(["".join(turns)] * 2).branches == ()
+    assert parted([TASK]).branches == ()
+
+
 def test_nothing_is_rendered_again_where_caches_can_be_cut(
     tokenizers: dict[str, Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,7 @@ def write_tokenizer(folder: Path, family: str) -> Path:
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": "<unk>",
+        **({"eos_token": "<eos>"} if "<eos>" in marks else {}),
         "clean_up_tokenization_spaces": False,
         "chat_template": template,
         "tool_parser_type": "json_tools",

@@ -177,8 +177,8 @@ def branches(tokenizer: Tokenizer, talk: Conversation, opening: Opening) -> list
         return []
     ids = opening.ids[: opening.rendered]
     users = [at for at, message in enumerate(talk.messages) if message["role"] == "user"]
-    parts = [talk.messages, *(talk.messages[: at + 1] for at in users[-1:])]
-    found = {_length_of(tokenizer, talk, part, ids) for part in parts}
+    ends = {len(talk.messages), *(at + 1 for at in users[-1:])}
+    found = {_length_of(tokenizer, talk, talk.messages[:end], ids) for end in ends}
     found.add(_head(tokenizer, talk, ids))
     return sorted(found - {0})
 

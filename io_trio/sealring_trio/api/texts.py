@@ -261,6 +261,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "ends": sorted(ends),
         "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
+        "branches": _turns(tokenizer, prompts) if asked.get("branches") else [],
     }
     return told, _packed([*prompts, predicted]) + held.grammar
 
@@ -349,6 +350,15 @@ def _encoder(
         return lead + fill_in.prompt(tokenizer.encode_part, prompt, suffix)
 
     return encode, fill_in.ends
+
+
+def _turns(tokenizer: Tokenizer, prompts: list[list[int]]) -> list[int]:
+    """Where a prompt that a client rendered itself is likely to be left by later ones: after its
+    first turn and its last, as far as the model's end marks show them. Nothing for several."""
+    if len(prompts) != 1:
+        return []
+    ends = [at + 1 for at, token in enumerate(prompts[0]) if token in tokenizer.eos]
+    return sorted({*ends[:1], *ends[-1:]})
 
 
 def _predicted(
