@@ -373,6 +373,19 @@ def test_where_a_second_prompt_leaves_the_first_a_third_begins():
         assert ring.opened[uid] == cached
 
 
+def test_what_two_prompts_share_outlives_what_came_of_them():
+    ring = uncut(prefixes=4)
+    for at in (1, 2):
+        ring.submit((*LONG[:30], *[at] * 30), 9)
+        ring.run()
+    ring.submit([400] * 40, 2)
+    ring.run()
+    for at in (3, 4):
+        uid = ring.submit((*LONG[:30], *[at] * 30), 9)
+        ring.run()
+        assert ring.opened[uid] == 30
+
+
 def test_a_long_prompt_is_kept_every_few_thousand_tokens():
     ring = uncut(prefixes=16, context=100_000)
     prompt = [n % 900 for n in range(20_000)]

@@ -197,7 +197,7 @@ class Generator:
         self.model = model
         self.sampling: Final = sampling_of(model) if own_sampling else {}
         """How tokens are drawn where a request does not say, by the API's names."""
-        self._guesses: Final = guesses
+        self.guesses: Final = guesses
         self.tracer = Tracer()
         self._stopping = self._giving_way = ""  # why what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
@@ -285,7 +285,7 @@ class Generator:
             job.owner,
             job.scope,
             job.prediction,
-            job.guesses if self._guesses else (),
+            job.guesses if self.guesses else (),
             job.scores,
             job.min_tokens,
             job.branches,

@@ -342,9 +342,9 @@ class RunningRows:
         most = row.scored if row.wants_scores else len(row.tokens) - 1
         row.handle, row.kept, common = self.prefixes.find(row.request.sharer, row.tokens, most)
         row.position = row.kept
-        row.stops = ()
+        row.branches, row.stops = (*row.request.branches, common), ()
         if self.config.prefixes and not (self.prefixes.cuttable or row.request.scores):
-            row.stops = stops(len(row.tokens) - 1, row.kept, (*row.request.branches, common))
+            row.stops = stops(len(row.tokens) - 1, row.kept, row.branches)
         if row.unread == 0:
             self.read(row)
             if not row.draws:
@@ -399,8 +399,8 @@ class RunningRows:
                 continue
             for handle in set(self.prefixes.within(snapshot)) - self._needed():
                 self._give_up(handle)
-            named = self.prefixes.pass_by(snapshot, row.request.branches)
-            if self._admits(snapshot, () if length in row.request.branches else named):
+            named = self.prefixes.pass_by(snapshot, row.branches)
+            if self._admits(snapshot, () if length in row.branches else named):
                 self.prefixes.add(snapshot)
                 saves.append(Save(row.uid, snapshot.handle))
         self._saving.clear()
