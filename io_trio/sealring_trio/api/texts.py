@@ -26,7 +26,7 @@ from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
 from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, renamed, unsupported
 from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
-from sealring_trio.api.messages import Conversation, render, tokenise
+from sealring_trio.api.messages import Conversation, branches, render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import (
@@ -187,6 +187,7 @@ def _chat(
     _check_scores(len(ids), request)
     adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
+    parted = branches(tokenizer, talk, opening) if asked.get("branches") and cut is None else []
     enter(HOLD)
     held = chat_grammar(
         tokenizer,
@@ -215,6 +216,7 @@ def _chat(
         "plain": talk.plain,
         "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
+        "branches": parted,
     }
     return told, _packed([ids, predicted]) + held.grammar + tools
 
@@ -262,6 +264,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "ends": sorted(ends),
         "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
+        "branches": _turns(tokenizer, prompts) if asked.get("branches") else [],
     }
     return told, _packed([*prompts, predicted]) + held.grammar
 
@@ -361,6 +364,15 @@ def _encoder(
         return lead + fill_in.prompt(tokenizer.encode_part, prompt, suffix)
 
     return encode, fill_in.ends
+
+
+def _turns(tokenizer: Tokenizer, prompts: list[list[int]]) -> list[int]:
+    """Where a prompt that a client rendered itself is likely to be left by later ones: after its
+    first turn and its last, as far as the model's end marks show them. Nothing for several."""
+    if len(prompts) != 1:
+        return []
+    ends = [at + 1 for at, token in enumerate(prompts[0]) if token in tokenizer.eos]
+    return sorted({*ends[:1], *ends[-1:]})
 
 
 def _predicted(
