@@ -15,6 +15,8 @@ import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from fuzz.corpora import inputs
 
+INSTRUMENTED = ["sealring_protocol", "sealring_model.text", "sealring_trio"]
+
 
 def write_seeds(folder: Path, name: str) -> None:
     """The target's inputs, one file each, beside what earlier runs have found."""
@@ -26,7 +28,9 @@ def write_seeds(folder: Path, name: str) -> None:
 def main() -> None:
     """Fuzz until libFuzzer ends the process."""
     name, corpus, *options = sys.argv[1:]
-    with atheris.instrument_imports(include=["sealring_protocol", "sealring_trio"]):
+    with atheris.instrument_imports(
+        include=["sealring_protocol", "sealring_model.text", "sealring_trio"]
+    ):
         target = importlib.import_module(f"fuzz.targets.{name}")
     if not any(option.startswith("-merge") for option in options):
         write_seeds(Path(corpus), name)

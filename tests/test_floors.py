@@ -127,7 +127,6 @@ PARSES_JSON = {
     "api/forms.py": "runs in a text worker",
     "api/messages.py": "runs in a text worker",
     "api/texts.py": "runs in a text worker",
-    "api/told_tools.py": "runs in a text worker",
     "text/process.py": "is the text worker",
     "text/workers.py": "reads what this node's own text workers say, bounded by their MAX_FRAME",
     "node/control.py": "reads a line of the same user, bounded by MAX_LINE",
@@ -138,6 +137,8 @@ PARSES_JSON = {
     "verify/yardstick.py": "is a command, which reads what its own child says",
     "loading/foreign_json.py": "is where the rest is parsed",
     "draft/frames.py": "is the draft model's process, which reads what its node says",
+    "text/argument_types.py": "reads one argument that the ring's own model took longer to write",
+    "text/readers.py": "reads a name or a text that the ring's own model took longer to write",
     "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",
     "verify/child.py": "reads what its own parent says",
 }

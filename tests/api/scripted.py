@@ -81,10 +81,11 @@ def build(folder: Path, scripts: Sequence[Sequence[str]] = SCRIPTS) -> Path:
 
 
 def _write_weights(folder: Path, size: int, hidden: int, follows: np.ndarray) -> None:
-    def zeros(*shape: int) -> np.ndarray:
-        return np.zeros(shape, np.float32)
+    def nearly_zero(*shape: int) -> np.ndarray:
+        """What adds nothing, and is no part of a file that is missing either."""
+        return np.full(shape, 1e-20, np.float32)
 
-    head = zeros(size, hidden)
+    head = np.zeros((size, hidden), np.float32)
     head[:, :size] = follows
     weights = {
         "model.embed_tokens.weight": np.eye(size, hidden, dtype=np.float32),
@@ -94,13 +95,13 @@ def _write_weights(folder: Path, size: int, hidden: int, follows: np.ndarray) ->
     for layer in range(2):
         name = f"model.layers.{layer}"
         weights |= {
-            f"{name}.self_attn.q_proj.weight": zeros(4, hidden),
-            f"{name}.self_attn.k_proj.weight": zeros(4, hidden),
-            f"{name}.self_attn.v_proj.weight": zeros(4, hidden),
-            f"{name}.self_attn.o_proj.weight": zeros(hidden, 4),
-            f"{name}.mlp.gate_proj.weight": zeros(4, hidden),
-            f"{name}.mlp.up_proj.weight": zeros(4, hidden),
-            f"{name}.mlp.down_proj.weight": zeros(hidden, 4),
+            f"{name}.self_attn.q_proj.weight": nearly_zero(4, hidden),
+            f"{name}.self_attn.k_proj.weight": nearly_zero(4, hidden),
+            f"{name}.self_attn.v_proj.weight": nearly_zero(4, hidden),
+            f"{name}.self_attn.o_proj.weight": nearly_zero(hidden, 4),
+            f"{name}.mlp.gate_proj.weight": nearly_zero(4, hidden),
+            f"{name}.mlp.up_proj.weight": nearly_zero(4, hidden),
+            f"{name}.mlp.down_proj.weight": nearly_zero(hidden, 4),
             f"{name}.input_layernorm.weight": np.ones(hidden, np.float32),
             f"{name}.post_attention_layernorm.weight": np.ones(hidden, np.float32),
         }

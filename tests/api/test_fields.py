@@ -333,7 +333,9 @@ def test_functions_of_older_clients(team: Served, tokenizer: Tokenizer) -> None:
     assert choice["finish_reason"] == "function_call"
     parts = [part[6:] for part in team.post(body | {"stream": True}).text.split("\n\n")[:-2]]
     chunks = [json.loads(part)["choices"][0] for part in parts]
-    assert [c["delta"]["function_call"] for c in chunks if "function_call" in c["delta"]] == [call]
+    deltas = [c["delta"]["function_call"] for c in chunks if "function_call" in c["delta"]]
+    assert [delta["name"] for delta in deltas if "name" in delta] == ["get_weather"]
+    assert "".join(delta["arguments"] for delta in deltas) == call["arguments"]
     assert chunks[-1]["finish_reason"] == "function_call"
     none = team.post(body | {"function_call": "none", "max_tokens": 2}).json()
     assert "function_call" not in none["choices"][0]["message"]

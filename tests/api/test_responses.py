@@ -9,7 +9,8 @@ import httpx2
 import openai
 import pytest
 from sealring_model import tiny
-from sealring_model.text.tokens import Tokenizer, ToolCall
+from sealring_model.text.readers import CallEnd, CallPart, CallStart
+from sealring_model.text.tokens import Tokenizer
 from sealring_trio.api import responses_store
 from sealring_trio.api.choices import Delta, Finish
 from sealring_trio.api.replies import About, json_bytes
@@ -416,10 +417,15 @@ def test_an_agent_s_turns_become_messages() -> None:
     assert made.names["mcp__get_weather"] == ("get_weather", "mcp", False)
     about = About("r", 0, "m", "f", Trace("r", "responses", "", began=0.0))
     shape = ResponseShape(about, Wanted(b"{}", made.names, False), None, None)
-    said = (
-        ToolCall("apply_patch", '{"input": "L"}', "3"),
-        ToolCall("apply_patch", "no JSON", "4"),
-        ToolCall("mcp__get_weather", "{}", "5"),
+    calls = [
+        ("apply_patch", '{"input": "L"}', "3"),
+        ("apply_patch", "no JSON", "4"),
+        ("mcp__get_weather", "{}", "5"),
+    ]
+    said = tuple(
+        part
+        for name, arguments, id in calls
+        for part in (CallStart(name, id), CallPart(arguments), CallEnd())
     )
     told = [
         json.loads(shape.event(event).split(b"data: ")[1])

@@ -7,8 +7,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sealring_model.text.readers import Content, Reasoning
 from sealring_model.text.tokens import ToolCall, ToolFormat
-from sealring_trio.api.parsing import MAX_CALL, AnswerText, CallText, Content, Part, Reasoning
+from sealring_trio.api.parsing import MAX_CALL, AnswerText, CallText, Part
 from sealring_trio.api.values import MAX_STOP
 from sealring_trio.text.stop_strings import StopText
 
@@ -148,7 +149,7 @@ def read_call(part: Part, tools: ToolFormat | None) -> list[Told]:
     try:
         return [*tools.parse(part.text, FUNCTIONS)]
     except ValueError:
-        return [Content(part.otherwise)]
+        return [part.otherwise]
 
 
 @pytest.mark.parametrize(("text", "tools", "begins", "parts"), ANSWERS.values(), ids=ANSWERS)
@@ -172,4 +173,7 @@ def test_a_call_has_so_many_characters_at_most(more: int) -> None:
     if more:
         assert joined(parts, TOOLS) == [Content(f"<call>{text}</call>That was it.")]
     else:
-        assert parts == [CallText(text, f"<call>{text}</call>"), Content("That was it.")]
+        assert parts == [
+            CallText(text, Content(f"<call>{text}</call>")),
+            Content("That was it."),
+        ]

@@ -330,6 +330,172 @@ def test_a_cancelled_row_leaves_no_snapshot():
     assert ring.scheduler.ledger.empty
 
 
+# ------------------------------------------- prefixes of caches that cannot be cut
+
+
+def uncut(**config):
+    return Ring(rank(config.pop("room", 1 << 30), trimmable=False), rank(), **config)
+
+
+def test_a_prompt_is_kept_where_its_request_says_that_others_leave_it():
+    ring = uncut(prefixes=8)
+    ring.submit(LONG, 5, branches=(20, 35))
+    steps = ring.run()
+    reads = [step.work for step in steps if isinstance(step.work, Prefill)]
+    assert [(work.position, work.count) for work in reads] == [(0, 20), (20, 15), (35, 4)]
+    for kept in (20, 35):
+        other = ring.submit((*LONG[:kept], 1, 2, 3, 4))
+        ring.run()
+        assert ring.opened[other] == kept
+
+
+def test_caches_that_can_be_cut_are_read_as_ever():
+    ring = Ring(rank(), prefixes=8)
+    ring.submit(LONG, 5, branches=(20, 35))
+    steps = ring.run()
+    assert [step.work for step in steps if isinstance(step.work, Prefill)] == [Prefill(1, 0, 39)]
+    assert ring.scheduler.snapshots == 1
+
+
+def test_branches_that_cannot_be_are_no_matter():
+    ring = uncut(prefixes=8)
+    uid = ring.submit(LONG, 5, branches=(0, 3, 39, 40, 1 << 31))
+    ring.run()
+    assert len(ring.tokens(uid)) == 5
+
+
+def test_where_a_second_prompt_leaves_the_first_a_third_begins():
+    """Nobody said so before: it shows as they are compared."""
+    ring = uncut(prefixes=8)
+    for at, cached in ((1, 0), (2, 0), (3, 30)):
+        uid = ring.submit((*LONG[:30], at, at, at, at))
+        ring.run()
+        assert ring.opened[uid] == cached
+
+
+def test_what_two_prompts_share_outlives_what_came_of_them():
+    ring = uncut(prefixes=4)
+    for at in (1, 2):
+        ring.submit((*LONG[:30], *[at] * 30), 9)
+        ring.run()
+    ring.submit([400] * 40, 2)
+    ring.run()
+    for at in (3, 4):
+        uid = ring.submit((*LONG[:30], *[at] * 30), 9)
+        ring.run()
+        assert ring.opened[uid] == 30
+
+
+def test_a_long_prompt_is_kept_every_few_thousand_tokens():
+    ring = uncut(prefixes=16, context=100_000)
+    prompt = [n % 900 for n in range(20_000)]
+    ring.submit(prompt)
+    ring.run()
+    edited = ring.submit([*prompt[:13_000], 950, *prompt[13_001:]])
+    ring.run()
+    assert ring.opened[edited] == 12_288
+    longer = ring.submit([n % 801 for n in range(80_000)])
+    ring.run()
+    assert len(ring.tokens(longer)) == 2
+    assert ring.scheduler.snapshots <= 16
+
+
+def agent(ring, turns, *, drops=False, owner="agent", start=500):
+    """A conversation whose each turn goes on from the last one: yields the tokens that a prompt has
+    in common with what was read before, and how many of them came from a snapshot. With *drops*
+    thoughts within an answer are dropped in the next turn."""
+    system = tuple(range(200))
+    talk, before = system, []
+    for turn in range(turns):
+        talk = (*talk, *(start + turn for _ in range(30)))
+        opening = (301, 302, 303)
+        uid = ring.submit(
+            (*talk, *opening),
+            12,
+            owner=owner,
+            branches=(len(system), len(talk)),
+        )
+        ring.run()
+        prompt = (*talk, *opening)
+        common = max((shared(prompt, other) for other in before), default=0)
+        yield common, ring.opened[uid]
+        answer = tuple(ring.tokens(uid))
+        before.append((*prompt, *answer[:-1]))
+        talk = (*talk, 301, *answer[6:]) if drops else (*prompt, *answer)
+
+
+def shared(one, other):
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("prefixes", [4, 16])
+def test_an_agent_reads_each_turn_only_what_is_new(drops, prefixes):
+    ring = uncut(prefixes=prefixes)
+    for common, cached in agent(ring, 10, drops=drops):
+        assert cached >= 0.9 * common
+
+
+def test_a_system_prompt_stays_however_long_the_conversation():
+    ring = uncut(prefixes=5)
+    list(agent(ring, 10, drops=True))
+    other = list(agent(ring, 1, start=800))
+    assert other == [(0, 200)]
+
+
+def test_what_a_conversation_has_passed_goes_before_what_others_left():
+    ring = uncut(prefixes=8)
+    list(agent(ring, 1, owner="first"))
+    list(agent(ring, 10, owner="second"))
+    again = ring.submit((*range(200), *(500 for _ in range(30)), 1, 2, 3), owner="first")
+    ring.run()
+    assert ring.opened[again] == 230
+
+
+def test_an_answer_that_finds_no_room_leaves_its_prompt_kept():
+    """The answer may come back otherwise; the prompt up to it does not."""
+    ring = uncut(prefixes=8, room=1400, prefix_share=0.4)
+    list(agent(ring, 1))
+    again = ring.submit((*range(200), *(500 for _ in range(30)), 1, 2, 3), owner="agent")
+    ring.run()
+    assert ring.opened[again] == 230
+
+
+def test_a_prompt_too_long_to_be_kept_drives_nothing_out():
+    ring = uncut(prefixes=8, room=8000, prefix_share=0.1, context=2000)
+    ring.submit(LONG, 5, branches=(20, 35))
+    ring.run()
+    ring.submit(range(1000), 5)
+    ring.submit(range(400, 1300), 5)
+    ring.run()
+    again = ring.submit((*LONG[:35], 1, 2))
+    ring.run()
+    assert ring.opened[again] == 35
+
+
+def test_what_ends_close_before_a_branch_stands_for_it():
+    ring = uncut(prefixes=6)
+    for at in (1, 2, 3):
+        ring.submit((*LONG[:30], at, 301, 302), 9, branches=(31,))
+        ring.run()
+    for number in range(4):
+        ring.submit([400 + number] * 20, 2)
+        ring.run()
+    again = ring.submit((*LONG[:30], 3, 301, 5), 1, branches=(31,))
+    ring.run()
+    assert ring.opened[again] == 30
+
+
+def test_equal_beginnings_that_are_read_at_once_are_kept_once():
+    ring = uncut(prefixes=16, chunk=10)
+    for at in range(3):
+        ring.submit((*LONG, at), 3, branches=(30,))
+    ring.run()
+    lengths = list(ring.scheduler.ledger.snaps.values())
+    assert lengths.count(30) == 1
+
+
 # ---------------------------------------------------------------------- chunks
 
 

@@ -358,16 +358,20 @@ def test_a_tool_is_called_and_its_result_goes_back(stage: Page) -> None:
 
 
 def test_what_the_head_refuses_is_said_in_its_place(stage: Page) -> None:
-    stage.locator("#settings-open").click()
-    stage.get_by_label("Most tokens").fill(str(scripted.CONTEXT))
-    stage.get_by_role("button", name="Save").click()
+    def set_tools(text: str) -> None:
+        stage.locator("#settings-open").click()
+        tools = stage.locator("#set-tools")
+        if not tools.is_visible():
+            stage.locator("#set-more summary").click()
+        tools.fill(text)
+        stage.get_by_role("button", name="Save").click()
+
+    set_tools('[{"type": "nonsense"}]')
     ask(stage, "fruit")
     trouble = stage.get_by_role("group", name="Why there is no answer")
-    expect(trouble).to_contain_text("maximum context length")
-    expect(trouble).to_contain_text("ask for fewer tokens in this conversation's settings")
-    stage.locator("#settings-open").click()
-    stage.get_by_label("Most tokens").fill("")
-    stage.get_by_role("button", name="Save").click()
+    expect(trouble).to_contain_text("tools")
+    expect(trouble).to_contain_text("Change the message or this conversation's settings")
+    set_tools("")
     trouble.get_by_role("button", name="Ask again").click()
     expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
     expect(trouble).to_be_hidden()

@@ -50,6 +50,7 @@ def test_targets_are_these() -> None:
         "scheduler",
         "lockstep",
         "admission",
+        "answers",
         "channels",
         "bodies",
         "configs",

@@ -149,6 +149,40 @@ def test_a_chat_of_many_turns_is_read_once_on_every_rank():
     assert read == 49 + 5 * 3
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_an_agents_turns_are_read_once_where_caches_cannot_be_cut_and_again_after_a_loss(world):
+    """Each turn drops the answer's opening and its thoughts. An engine is lost amid the sixth turn,
+    in the answer, and amid the ninth, in the prompt: what is read then is kept as it was before."""
+    cluster = Cluster(world, 1, scheduler=SchedulerConfig(prefixes=5, chunk=64), trimmable=False)
+    cluster.run_until(lambda: cluster.ready)
+    system = talk = tuple(range(300))
+    read = []
+    for turn in range(12):
+        talk = (*talk, *(400 + turn for _ in range(100)))
+        first = len(cluster.timings)
+        prompt = (*talk, 901, 902, 903)
+        uid = cluster.submit(Request(prompt, 20, branches=(len(system), len(talk))))
+        if turn == 5:
+            cluster.run_until(lambda uid=uid: len(cluster.tokens[uid]) > 5)
+            cluster.kill_engine(cluster.hosts[f"host{world - 1}"])
+        if turn == 8:
+            cluster.run_until(lambda first=first: len(cluster.timings) > first)
+            cluster.kill_engine(cluster.hosts["host0"])
+        cluster.run_until(lambda: cluster.all_done)
+        assert cluster.tokens[uid] == reference(prompt, 20, LAYERS)
+        works = [timing.work for timing in cluster.timings[first:]]
+        read.append(sum(work.count for work in works if isinstance(work, Prefill)))
+        talk = (*talk, 904, *cluster.tokens[uid][10:])
+    usual = 100 + 2 + 11  # the new turn, the opening, what is kept of the answer before
+    assert read[0] == len(system) + 102
+    assert [count for turn, count in enumerate(read) if turn not in (0, 5, 8)] == [usual] * 9
+    first = len(cluster.timings)
+    cluster.submit(Request((*system, *range(500, 530)), 5))  # another task
+    cluster.run_until(lambda: cluster.all_done)
+    works = [timing.work for timing in cluster.timings[first:]]
+    assert sum(work.count for work in works if isinstance(work, Prefill)) == 29
+
+
 def test_the_tightest_rank_decides_who_comes_in():
     """A row of 24 tokens takes 16 bytes a token on a rank with two layers; a group is copied."""
     scheduler = SchedulerConfig(groups=1, rows=8)

@@ -82,13 +82,14 @@ class Cluster:
         pins: dict[int, tuple[int, ...]] | None = None,
         trust_weights: bool = False,
         builds: dict[int, int] | None = None,
+        trimmable: bool = True,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
         ranks are so many times *slower*. The model's heads split over *splits* ranks; *sums* are
         microseconds that a sum and a token take in a collective; *unpinned* are the digests of
         models without their manifests, *pins* those of their weights, for a head that does not
-        *trust_weights*."""
+        *trust_weights*. Unless *trimmable*, no cache can be cut."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -102,6 +103,7 @@ class Cluster:
         self.pins = pins or {}
         self.trust_weights = trust_weights
         self.builds = builds or {}  # of the programs; 0 if left out
+        self.trimmable = trimmable
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -152,7 +154,12 @@ class Cluster:
             return
         index = int(host.name.removeprefix("host"))
         host.engine = FakeEngine(
-            info(model=self.models[index], splits=self.splits, pins=self.pins.get(index, ())),
+            info(
+                model=self.models[index],
+                trimmable=self.trimmable,
+                splits=self.splits,
+                pins=self.pins.get(index, ()),
+            ),
             room=self.rooms.get(index, 1 << 30),
         )
         host.inbox.clear()

@@ -18,8 +18,10 @@ from sealring_model.engine.hidden_io import HiddenIO
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.sampling import sampler_state
+from sealring_model.stage import caches
 from sealring_model.stage.layout import Layout
 from sealring_model.stage.stage import PartStage
+from sealring_model.stage.undo import Undo
 from sealring_model.stage.views import override_call
 
 VARIABLE: Final = "SEALRING_TEST_FAULT"
@@ -130,6 +132,37 @@ def wrong_ahead() -> None:
     original_run, PartStage.run = PartStage.run, run
 
 
+def wrong_far_on() -> None:
+    """What is read beyond position 700 comes out larger."""
+
+    def run(stage: PartStage, inputs: Sequence[mx.array], slots: Sequence[Any]) -> Any:
+        outputs = original(stage, inputs, slots)
+        held = max((getattr(slot, "_idx", slot.offset) for slot in slots), default=0)
+        if held <= 700:
+            return outputs
+        far = mx.arange(held - outputs[0].shape[1], held) >= 700
+        return tuple(mx.where(far[:, None], output * 1.1, output) for output in outputs)
+
+    original, PartStage.run = PartStage.run, run
+
+
+def cut_too_late() -> None:
+    """A snapshot that is cut keeps a token too many."""
+    original = caches._trim
+    caches._trim = lambda cache, excess: original(cache, excess - 1)
+
+
+def guesses_that_stay() -> None:
+    """Of the guesses that are taken back, one stays in the caches."""
+
+    def take_back(undo: Undo, batch: int, slots: Sequence[Any], count: int) -> None:
+        original(undo, batch, slots, count)
+        for slot in slots:
+            slot.offset += 1
+
+    original, Undo.take_back = Undo.take_back, take_back
+
+
 def silence() -> None:
     """It tells no fingerprints."""
     Fingerprints.messages = lambda _: ()
@@ -164,6 +197,9 @@ FAULTS: Final = {
         wrong_head,
         wrong_draw,
         wrong_ahead,
+        wrong_far_on,
+        cut_too_late,
+        guesses_that_stay,
         silence,
         emptiness,
     )

@@ -26,11 +26,16 @@ def test_a_running_ring_is_right(nodes: list[LocalNode]) -> None:
     assert told["bounds"] == [0, 4, 8]
     assert told["largest_batch"] > 1
     assert told["cached_tokens"] > 600
+    tried = told["tried"]
+    assert tried["longest"] > 1500
+    assert tried["continued"] > 600
+    assert tried["cut"] == 2 * 320
+    assert tried["taken_back"] > 0
     assert (told["first"], told["served"], told["silent"]) == (None, None, {})
     assert told["tokens"] > 100
     assert told["seed"] == 3
     assert max(place["largest"] for place in told["places"]) < 1e-3
-    assert "the ring runs 14 rows" in outcome.err
+    assert "the ring runs 20 rows" in outcome.err
 
 
 @pytest.mark.long
@@ -39,6 +44,7 @@ def test_it_is_told_in_words(nodes: list[LocalNode]) -> None:
     assert outcome.code == 0, outcome.err
     assert "layers 4 to 7" in " ".join(outcome.out.split())
     assert "right: " in outcome.out
+    assert "tried: rows of up to 1544 tokens; " in outcome.out
 
 
 @pytest.mark.long

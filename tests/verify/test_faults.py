@@ -24,6 +24,8 @@ PLANTED = [
     ("rounded_on_the_wire", 1, "hop", "the hop from rank 1 (rank1) to rank 0 (rank0)"),
     ("wrong_head", 0, "head", "rank 0 (rank0), the output head"),
     ("wrong_draw", 0, "draw", "rank 0 (rank0), the draw of tokens"),
+    ("wrong_far_on", 1, "layers", "rank 1 (rank1), layers 4 to 7"),
+    ("cut_too_late", 0, "layers", "rank 0 (rank0), layers 0 to 3"),
 ]
 
 
@@ -65,6 +67,16 @@ def test_a_fault_of_what_is_done_as_it_serves_alone_is_told() -> None:
     assert found.verdict.passed
     assert found.served is not None
     assert "the tokens as it serves" in difference_text(found.served, found.answers)
+
+
+@pytest.mark.long
+def test_a_guess_that_stays_in_the_caches_is_told() -> None:
+    """A checked epoch has no guesses."""
+    found = verified(tiny.path(), fault=(1, "guesses_that_stay"))
+    assert found.tried.taken_back > 0
+    assert not found.passed
+    assert found.verdict.passed
+    assert found.served is not None
 
 
 @pytest.mark.long

@@ -184,6 +184,17 @@ def test_log_probabilities_that_are_no_numbers_are_wrong_wherever_they_are() -> 
     assert judge(*drawn_otherwise(masked, values=(-0.5, -math.inf)), BF16).passed
 
 
+def test_a_token_without_log_probabilities_is_compared_alone() -> None:
+    """Of a row that may read guesses ahead none are known."""
+    assert judge(*drawn_otherwise(Drawn(5, None, (), ()), values=()), F32).passed
+    tie = drawn_otherwise(Drawn(6, None, (), ()), values=())
+    assert judge(*tie, F32).ties == 1
+    assert judge(*tie, F32).passed
+    wrong = drawn_otherwise(Drawn(6, None, (), ()), values=(), chosen=-2.5)
+    found = first(judge(*wrong, F32))
+    assert "token 6 was drawn, and 5 is likelier by 2 nats" in difference_text(found, wrong[0])
+
+
 @pytest.mark.parametrize(("tolerance", "off"), [(F32, 1e-3), (BF16, 5e-2)])
 def test_what_is_within_the_tolerance_is_none(tolerance: Tolerance, off: float) -> None:
     assert judged(spoilt(0.9 * off, rank=1, given=True), tolerance).first.place.what == "hop"

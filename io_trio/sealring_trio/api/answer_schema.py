@@ -138,10 +138,21 @@ class ChatAnswer(Told):
     prompt_logprobs: PromptScores | None = None
 
 
-class CallDelta(ToolCall):
-    """A call, whole; *index* is its number among those of the message."""
+class FunctionDelta(Told):
+    """What is called; *arguments* are more of the JSON text that was sent before."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CallDelta(Told):
+    """More of a call; *index* is its number among those of the message. Its id and name come
+    first."""
 
     index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
 
 
 class MessageDelta(Told):
@@ -152,7 +163,7 @@ class MessageDelta(Told):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[CallDelta] | None = None
-    function_call: CalledFunction | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(Told):

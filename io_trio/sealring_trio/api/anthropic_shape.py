@@ -6,11 +6,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pydantic_core import from_json
-from sealring_model.text.tokens import ToolCall
+from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 
 from sealring_trio.api.choices import Delta, Finish
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.parsing import Content, Reasoning
 from sealring_trio.api.replies import About, json_bytes
 from sealring_trio.node.trace import Trace
 
@@ -36,7 +35,9 @@ class MessageShape:
         self._begun = 0
         self._blocks: list[Body] = []
         self._open = ""  # the field of the last block that is being filled
+        self._block: Body = {}  # as it began
         self._text = bytearray()  # what it has
+        self._sent = False  # whether the arguments of a call are sent as they come
         self._finish = Finish("stop")
         self.silence = self.event({"type": "ping"})
 
@@ -54,8 +55,12 @@ class MessageShape:
                     events += self._write("text", text)
                 case Reasoning(text):
                     events += self._write("thinking", text)
-                case ToolCall():
+                case CallStart():
                     events += self._close() + self._use(part)
+                case CallPart(text):
+                    events += self._used(text)
+                case CallEnd():
+                    events += self._close()
         if delta.finish is not None:
             self._finish = delta.finish
             events += self._close()
@@ -110,11 +115,8 @@ class MessageShape:
             events = self._close()
             block = {"type": kind, kind: "", **({"signature": ""} if kind == "thinking" else {})}
             events.append(self._begin(block))
-            self._open = kind
-        if not self._streamed:
-            said = text.encode()
-            self._text += said
-            self.kept += len(said)
+            self._open, self._block = kind, {"type": kind}
+        self._add(text)
         return [*events, self._fill({"type": f"{kind}_delta", kind: text})]
 
     def _close(self) -> list[Body]:
@@ -122,25 +124,51 @@ class MessageShape:
         if not self._open:
             return []
         kind = self._open
-        block: Body = {"type": kind, kind: self._text.decode()}
-        events = []
+        block, text = {**self._block}, self._text.decode()
+        events: list[Body] = []
+        if kind == "input":
+            block[kind] = _object(text)
+            if not self._sent:
+                events = self._filled(json_bytes(block[kind]).decode())
+        else:
+            block[kind] = text
         if kind == "thinking":
             block["signature"] = _UNSIGNED
             events.append(self._fill({"type": "signature_delta", "signature": _UNSIGNED}))
         self._keep(block)
-        self._open, self._text = "", bytearray()
+        self._open, self._text, self._sent = "", bytearray(), False
         return [*events, self._end()]
 
-    def _use(self, call: ToolCall) -> list[Body]:
-        """The events of *call*, a block that is complete at once."""
-        given = _object(call.arguments)
+    def _use(self, call: CallStart) -> list[Body]:
+        """The event of *call*, a block that its arguments fill."""
+        self._open = "input"
         block: Body = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        begun = self._begin(block)
-        text = json_bytes(given)
-        delta = {"type": "input_json_delta", "partial_json": text.decode()}
-        self._keep({**block, "input": given})
-        self.kept += 0 if self._streamed else len(text)
-        return [begun, self._fill(delta), self._end()]
+        self._block = block
+        return [self._begin(block)]
+
+    def _used(self, text: str) -> list[Body]:
+        """The events of more *text* of a call's arguments. What is no object is put into one when
+        it is whole."""
+        if self._sent:
+            self._add(text)
+            return self._filled(text)
+        self._text += text.encode()
+        whole = self._text.decode()
+        if not whole.lstrip().startswith("{"):
+            return []
+        self._sent, self._text = True, bytearray()
+        self._add(whole)
+        return self._filled(whole)
+
+    def _add(self, text: str) -> None:
+        """Keep *text* of the block, unless it is streamed."""
+        if not self._streamed:
+            said = text.encode()
+            self._text += said
+            self.kept += len(said)
+
+    def _filled(self, text: str) -> list[Body]:
+        return [self._fill({"type": "input_json_delta", "partial_json": text})]
 
     def _begin(self, block: Body) -> Body:
         self._begun += 1

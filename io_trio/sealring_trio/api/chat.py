@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
-from sealring_model.text.tokens import ToolCall
+from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta
-from sealring_trio.api.parsing import Content, Reasoning
 from sealring_trio.api.replies import (
     Chunks,
     Envelope,
@@ -33,12 +32,15 @@ class _Message:
     called: bytearray = attrs.field(factory=bytearray)
     logprobs: bytearray = attrs.field(factory=bytearray)
     calls: int = 0
+    call: CallStart | None = None  # that is being written
+    arguments: bytearray = attrs.field(factory=bytearray)  # of it
     finish: str = ""
 
     @property
     def size(self) -> int:
         """Bytes that it has."""
-        return sum(map(len, (self.content, self.reasoning, self.called, self.logprobs)))
+        made = (self.content, self.reasoning, self.called, self.arguments, self.logprobs)
+        return sum(map(len, made))
 
 
 class ChatShape(Chunks):
@@ -74,7 +76,7 @@ class ChatShape(Chunks):
         if self._scores is not None:
             self.kept += sum(map(self._scores.add, delta.scores))
         told: dict[str, Any] = {}
-        calls: list[dict[str, Any]] = []
+        before = message.size
         for part in delta.said:
             match part:
                 case Content(text):
@@ -82,23 +84,24 @@ class ChatShape(Chunks):
                 case Reasoning(text):
                     thought = told.get("reasoning_content", "") + text
                     told["reasoning_content"] = told["reasoning"] = thought
-                case ToolCall():
-                    calls.append(_call(part))
-        if calls:
-            first = message.calls
-            listed = [{"index": at, **call} for at, call in enumerate(calls, first)]
-            told |= {"function_call": calls[0]["function"]} if self._old else {"tool_calls": listed}
-            message.calls += len(calls)
+                case CallStart():
+                    message.call = part
+                    self._add_call(told, {"index": message.calls, **_call(part, "")})
+                    message.calls += 1
+                case CallPart(text):
+                    message.arguments += text.encode() if self.keeps else b""
+                    more = {"index": message.calls - 1, "function": {"arguments": text}}
+                    self._add_call(told, more)
+                case CallEnd():
+                    self._end_call(message)
         logprobs = self._logprobs(delta.tokens)
         if delta.finish is not None:
             message.finish = delta.finish.reason
             if self._old and message.finish == "tool_calls":
                 message.finish = "function_call"
         if self.keeps:
-            before = message.size
             message.content += told.get("content", "").encode()
             message.reasoning += told.get("reasoning_content", "").encode()
-            add_json(message.called, [each["function"] for each in calls] if self._old else calls)
             add_json(message.logprobs, logprobs)
             self.kept += message.size - before
         return _choice(
@@ -134,6 +137,29 @@ class ChatShape(Chunks):
             yield from (b'{"content":[', made.logprobs, b'],"refusal":null}')
         yield b',"finish_reason":%b}' % json_bytes(made.finish)
 
+    def _add_call(self, told: dict[str, Any], more: dict[str, Any]) -> None:
+        """Add *more* of a call to the delta *told*."""
+        if self._old:
+            calls = (
+                [{"index": 0, "function": told["function_call"]}] if "function_call" in told else []
+            )
+            more = {**more, "index": 0}
+        else:
+            calls = told.setdefault("tool_calls", [])
+        if calls and calls[-1]["index"] == more["index"]:
+            calls[-1]["function"]["arguments"] += more["function"]["arguments"]
+        elif self._old:
+            told["function_call"] = more["function"]
+        else:
+            calls.append(more)
+
+    def _end_call(self, message: _Message) -> None:
+        """Keep the call that *message* ends with, unless it was streamed."""
+        if self.keeps and message.call is not None:
+            call = _call(message.call, message.arguments.decode())
+            add_json(message.called, [call["function"] if self._old else call])
+        message.call, message.arguments = None, bytearray()
+
     def _logprobs(self, tokens: Sequence[TokenOut]) -> list[dict[str, Any]]:
         return [] if self._most is None else chat_logprobs(tokens, self._bytes_of, self._most)
 
@@ -147,6 +173,6 @@ def _choice(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
+def _call(call: CallStart, arguments: str) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -10,18 +10,20 @@ from collections.abc import Awaitable, Callable
 from itertools import zip_longest
 
 import attrs
+from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 from sealring_model.text.tokens import ToolCall
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
 
-from sealring_trio.api.parsing import AnswerText, CallText, Content, Part, Reasoning
+from sealring_trio.api.parsing import AnswerText, CallText, Part
 from sealring_trio.node.generation import Piece
 
 ReadCall = Callable[[str], Awaitable[list[ToolCall]]]
 """The tool calls in what a model wrote between the marks of one; none if it is no call."""
 
-Said = Reasoning | Content | ToolCall
-"""What a model says: it thinks, it writes, or it calls a tool, always with an id."""
+Said = Reasoning | Content | CallStart | CallPart | CallEnd
+"""What a model says: it thinks, it writes, or it calls a tool, always with an id. Of a call its
+arguments follow, part by part, and its end."""
 
 
 @attrs.frozen
@@ -64,12 +66,13 @@ class Choice:
         self._untold: list[TokenOut] = []  # tokens of text that is still held back
         self._thought = 0  # of them
         self._calls = 0
+        self._more = False  # has come after the one call that there may be
 
     @property
     def complete(self) -> bool:
         """Whether nothing more may come, whatever the model would add: it may have one tool call
-        only, and has it."""
-        return self._single_call and self._calls > 0
+        only, and has it up to the mark that closes it."""
+        return self._single_call and self._calls > 0 and (self._more or not self._text.calls)
 
     async def take(self, piece: Piece) -> Delta | None:
         """What *piece* adds; None if nothing of it can be told yet."""
@@ -101,17 +104,30 @@ class Choice:
     async def _said(self, parts: list[Part]) -> list[Said]:
         said: list[Said] = []
         for part in parts:
-            if self.complete:
+            if self._single_call and self._calls:
+                self._more = True
                 break
-            if not isinstance(part, CallText):
-                said.append(part)
-            elif calls := await self._read_call(part.text):
-                said += [_named(call) for call in (calls[:1] if self._single_call else calls)]
-                self._calls += len(calls)
-            else:
-                said.append(Content(part.otherwise))
+            match part:
+                case CallText(text, otherwise):
+                    calls = await self._read_call(text)
+                    said += self._calls_of(calls) if calls else [otherwise]
+                case CallStart():
+                    said.append(_named(part))
+                case CallEnd():
+                    self._calls += 1
+                    said.append(part)
+                case _:
+                    said.append(part)
+        return said
+
+    def _calls_of(self, calls: list[ToolCall]) -> list[Said]:
+        """*calls* that were read whole."""
+        said: list[Said] = []
+        for call in calls[:1] if self._single_call else calls:
+            said += [_named(CallStart(call.name, call.id)), CallPart(call.arguments), CallEnd()]
+            self._calls += 1
         return said
 
 
-def _named(call: ToolCall) -> ToolCall:
+def _named(call: CallStart) -> CallStart:
     return call if call.id else attrs.evolve(call, id=f"call_{secrets.token_hex(12)}")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
+from sealring_model.text.readers import Content
 
 from sealring_trio.api.choices import Delta
-from sealring_trio.api.parsing import Content
 from sealring_trio.api.replies import (
     Chunks,
     Columns,

@@ -100,8 +100,10 @@ class ChatKind:
                 AnswerText(
                     tokenizer.think,
                     (PLAIN if plain else tokenizer.calls) if tools else None,
+                    told["callable"],
                     reasoning=told["reasoning"],
                     calling=told["calling"],
+                    whole=tokenizer.whole,
                 ),
                 calls.read,
                 single_call=asked.parallel_tool_calls is False,

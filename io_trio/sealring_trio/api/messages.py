@@ -9,14 +9,15 @@ a call in its format; `holding` holds what follows to its form.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
-from typing import Any
+from itertools import islice, takewhile
+from typing import Any, Final
 
 import attrs
 from sealring_model.text.tokens import Tokenizer, ToolFormat
 
-from sealring_trio.api import told_tools
+from sealring_trio.api import told_tools, turns
 from sealring_trio.api.adapting import adapted
 from sealring_trio.api.conversation import Message, NamedTool
 from sealring_trio.api.errors import invalid, unsupported
@@ -29,7 +30,7 @@ from sealring_trio.api.told_tools import PLAIN
 class Conversation:
     """A prompt's *text*, and the *tools* that its answer may call, as the template got them, or
     *in_words*. They are called as *calls* has it. If *forced*, the answer must call one. Fields
-    that are *ignored* had no effect."""
+    that are *ignored* had no effect. The template got *messages*."""
 
     text: str
     tools: list[dict[str, Any]]
@@ -38,6 +39,10 @@ class Conversation:
     in_words: bool = False
     ignored: tuple[str, ...] = ()
     adapted: tuple[str, ...] = ()
+    messages: list[dict[str, Any]] = attrs.field(factory=list)
+    render_only: Callable[[list[dict[str, Any]]], str] | None = None
+    """Renders other messages with the same tools and settings, without the answer's opening. Raises
+    `ValueError`."""
 
     @property
     def plain(self) -> bool:
@@ -47,11 +52,13 @@ class Conversation:
 
 @attrs.frozen
 class Opening:
-    """A prompt's *ids*, and where its answer begins: within the *reasoning*, or a tool call."""
+    """A prompt's *ids*, and where its answer begins: within the *reasoning*, or a tool call. The
+    first *rendered* ones are the template's."""
 
     ids: list[int]
     reasoning: bool
     calling: bool
+    rendered: int = 0
 
 
 def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
@@ -62,22 +69,32 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     forced = bool(tools) and asked.tool_choice not in (None, "auto")
     settings, ignored = _settings(tokenizer, asked, forced=forced)
     messages = [_plain(message) for message in asked.messages]
-    in_words = tokenizer.tools is None
-    calls = PLAIN if in_words and forced else tokenizer.calls
+    in_words = tokenizer.in_words
+    calls = PLAIN if tokenizer.tools is None and forced else tokenizer.calls
     try:
         # From here on only the template and we write marks.
         messages, settings = tokenizer.guard_messages(messages), tokenizer.guard(settings)
         told = tokenizer.guard(tools)
-        if in_words:
+        if tokenizer.tools is None:
             messages = told_tools.in_words(messages, tokenizer.calls)
+        elif tokenizer.format is not None:
+            messages = turns.fitted(messages, tokenizer.format, told)
         if tools and in_words:
-            write = partial(_told, tokenizer, told_tools.instructions(told, calls), settings)
+            write = partial(_told, tokenizer, told_tools.instructions(told, calls))
         else:
-            write = partial(tokenizer.render, tools=told, **settings)
-        text, changes = adapted(messages, write)
+            write = partial(_rendered, tokenizer, told)
+        given: list[dict[str, Any]] = []
+
+        def write_noted(those: list[dict[str, Any]]) -> str:
+            given[:] = those
+            return write(settings, those)
+
+        text, changes = adapted(messages, write_noted)
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
-    return Conversation(text, tools, forced, calls, bool(tools) and in_words, ignored, changes)
+    only = partial(write, settings | {"begin_answer": False, "go_on": False})
+    told_so = bool(tools) and in_words
+    return Conversation(text, tools, forced, calls, told_so, ignored, changes, given, only)
 
 
 def _settings(
@@ -121,6 +138,16 @@ def _told(
         return tokenizer.render(told_tools.with_user(messages, told), **settings)
 
 
+def _rendered(
+    tokenizer: Tokenizer,
+    tools: list[dict[str, Any]],
+    settings: dict[str, Any],
+    messages: list[dict[str, Any]],
+) -> str:
+    """The text of *messages* and *tools*. Raises `ValueError`."""
+    return tokenizer.render(messages, tools, **settings)
+
+
 def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
     """*talk* as ids, with special tokens *around* it if that is said. A forced tool call is
     begun. Raises `ApiError` for a text that can only be control tokens."""
@@ -128,12 +155,76 @@ def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = Non
         ids = tokenizer.encode_rendered(talk.text, around=around)
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
-    reasoning = tokenizer.opens_thinking(ids)
+    reasoning, rendered = tokenizer.opens_thinking(ids), len(ids)
     if talk.forced:
         opening = (tokenizer.think[1] if reasoning else "") + talk.calls.start
         ids += tokenizer.encode_part(opening) if opening else []
         reasoning = False
-    return Opening(ids, reasoning, talk.forced)
+    return Opening(ids, reasoning, talk.forced, rendered)
+
+
+_NEAR: Final = 16
+"""Tokens within which a turn's own marks stand before what is said in it."""
+
+
+def branches(tokenizer: Tokenizer, talk: Conversation, opening: Opening) -> list[int]:
+    """Lengths of *opening*'s ids, of *talk*, at which a later prompt is likely to go another way:
+    after the system prompt and the tools, after the user's last turn, and before the answer's
+    opening, which a template may render otherwise in the next turn.
+
+    They are found by rendering parts of the conversation. Those that the template refuses are left
+    out, and so are those that are no boundaries of tokens.
+    """
+    if talk.render_only is None:
+        return []
+    ids = opening.ids[: opening.rendered]
+    users = [at for at, message in enumerate(talk.messages) if message["role"] == "user"]
+    ends = {len(talk.messages), *(at + 1 for at in users[-1:])}
+    found = {_length_of(tokenizer, talk, talk.messages[:end], ids) for end in ends}
+    found.add(_head(tokenizer, talk, ids))
+    return sorted(found - {0})
+
+
+def _length_of(
+    tokenizer: Tokenizer, talk: Conversation, part: list[dict[str, Any]], ids: Sequence[int]
+) -> int:
+    """How many of *ids*, of *talk*, are its *part*; 0 if that cannot be said. What comes after it
+    is made tokens by itself, for most often that is short."""
+    assert talk.render_only is not None  # noqa: S101  the caller has checked it
+    try:
+        text = talk.render_only(part)
+    except ValueError:
+        return 0
+    if not talk.text.startswith(text):
+        return 0
+    rest = []
+    if len(text) < len(talk.text):
+        rest = tokenizer.encode_rendered(talk.text[len(text) :], around=False)
+    length = len(ids) - len(rest)
+    return length if length > 0 and list(ids[length:]) == rest else 0
+
+
+def _head(tokenizer: Tokenizer, talk: Conversation, ids: Sequence[int]) -> int:
+    """How many of *ids*, of *talk*, another conversation with the same system prompt and the same
+    tools has, too."""
+    assert talk.render_only is not None  # noqa: S101  the caller has checked it
+    others = (at for at, message in enumerate(talk.messages) if message["role"] != "system")
+    first = next(others, None)
+    if first is None:
+        return 0
+    content = "1" if str(talk.messages[first]["content"]).startswith("0") else "0"
+    try:
+        text = talk.render_only([*talk.messages[:first], {"role": "user", "content": content}])
+    except ValueError:
+        return 0
+    pairs = zip(ids, tokenizer.encode_rendered(text), strict=False)
+    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Back to where a special token parts the text: what another message begins with might change
+    # the tokens just before it.
+    for at in range(length, max(0, length - _NEAR), -1):
+        if not tokenizer.special.isdisjoint(ids[at - 1 : at + 1]):
+            return at
+    return length
 
 
 def asked_tools(asked: ChatRequest) -> list[dict[str, Any]]:

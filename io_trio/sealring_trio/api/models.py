@@ -54,7 +54,7 @@ async def _capabilities(head: ApiHead) -> dict[str, Any] | None:
         "chat": True,
         "completion": True,
         # in-words: the template has none, and the model may not keep to what it is told
-        "tools": "template" if tokenizer.tools is not None else "in-words",
+        "tools": "in-words" if tokenizer.in_words else "template",
         "reasoning": bool(tokenizer.think[0]),
         "reasoning_effort": tokenizer.takes("reasoning_effort"),
         "fill_in_the_middle": tokenizer.fill_in is not None,

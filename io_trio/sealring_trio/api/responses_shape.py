@@ -8,6 +8,7 @@ summary where a client asked for one: there is no other summary of it here.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,12 +16,11 @@ from typing import Any, Final
 
 import attrs
 from pydantic_core import from_json
-from sealring_model.text.tokens import ToolCall
+from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 from sealring_protocol.control.scheduler.requests import TokenOut
 
 from sealring_trio.api.choices import Delta, Finish
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.parsing import Content, Reasoning
 from sealring_trio.api.replies import (
     KEEPALIVE,
     About,
@@ -35,6 +35,14 @@ Body = dict[str, Any]
 Keep = Callable[[bytes, tuple[bytes, ...]], None]
 """Keeps a response, given as JSON, and the items of its output."""
 
+_INPUT: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_UNQUOTED: Final = re.compile(
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|'
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"
+)
+"""Whole characters of a JSON string."""
+
+_CALLED: Final = {"input": "custom_tool_call_input", "arguments": "function_call_arguments"}
 _FAILED: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
@@ -49,12 +57,50 @@ class Wanted:
     summary: bool
 
 
+class _Called:
+    """The arguments of a call as they are streamed. Those of a *custom* tool hold a text, which is
+    what it is given."""
+
+    def __init__(self, *, custom: bool) -> None:
+        self.custom = custom
+        self._sent = ""
+        self._rest = ""  # of a custom tool's arguments
+        self._within = False  # the text
+
+    def add(self, text: str) -> str:
+        """What is to be sent of more *text*."""
+        if not self.custom:
+            return text
+        self._rest += text
+        if not self._within:
+            if (begun := _INPUT.match(self._rest)) is None:
+                return ""
+            self._within, self._rest = True, self._rest[begun.end() :]
+        if (run := _UNQUOTED.match(self._rest)) is None:
+            return ""
+        try:
+            told = str(from_json(f'"{run[0]}"'))
+        except ValueError:
+            return ""
+        self._rest = self._rest[run.end() :]
+        self._sent += told
+        return told
+
+    def end(self, whole: str) -> str:
+        """What of the *whole* text has not been sent."""
+        if not self.custom or not whole.startswith(self._sent):
+            return ""
+        return whole[len(self._sent) :]
+
+
 @attrs.define
 class _Open:
     """The item that is being filled: its *body* as it was added, its text so far as UTF-8, and the
-    log probabilities as JSON without brackets."""
+    log probabilities as JSON without brackets. Of a call *called* says what has been sent of
+    that."""
 
     body: Body
+    called: _Called | None = None
     text: bytearray = attrs.field(factory=bytearray)
     logprobs: bytearray = attrs.field(factory=bytearray)
 
@@ -107,6 +153,8 @@ class ResponseShape:
         events: list[Body | _Event] = []
         self._thought += delta.thought
         tokens = delta.tokens[delta.thought :]
+        if delta.finish is not None:
+            self._finish = delta.finish
         for part in delta.said:
             match part:
                 case Content(text):
@@ -114,10 +162,13 @@ class ResponseShape:
                     tokens = ()
                 case Reasoning(text):
                     events += self._write("reasoning", text, ())
-                case ToolCall():
+                case CallStart():
                     events += self._close() + self._call(part)
+                case CallPart(text):
+                    events += self._called(text)
+                case CallEnd():
+                    events += self._close()
         if delta.finish is not None:
-            self._finish = delta.finish
             if self._open is None and not self._done:
                 events += self._write("message", "", tokens)
             events += self._close()
@@ -242,6 +293,8 @@ class ResponseShape:
         item, self._open = self._open, None
         if item is None:
             return []
+        if item.called is not None:
+            return self._close_call(item, item.called)
         kind = item.body["type"]
         text = item.text.decode()
         part = self._part(kind, text, item.logprobs)
@@ -261,28 +314,54 @@ class ResponseShape:
         self._done.append(made)
         return events
 
-    def _call(self, call: ToolCall) -> list[Body | _Event]:
-        """The events of *call*, an item that is complete at once."""
+    def _call(self, call: CallStart) -> list[Body | _Event]:
+        """The event of *call*, an item that its arguments fill."""
         name, namespace, custom = self._wanted.names.get(call.name, (call.name, "", False))
-        kind, field = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
-        given = _input(call.arguments) if custom else call.arguments
+        kind = "custom_tool_call" if custom else "function_call"
         body: Body = {"id": _name("ctc" if custom else "fc"), "type": kind, "status": "in_progress"}
         body |= {
             "call_id": call.id,
             "name": name,
             **({"namespace": namespace} if namespace else {}),
+            _field(body): "",
         }
-        part = f"response.{'custom_tool_call_input' if custom else 'function_call_arguments'}"
+        self._open = _Open(body, _Called(custom=bool(custom)))
+        return [self._of_item("response.output_item.added", body)]
+
+    def _called(self, text: str) -> list[Body | _Event]:
+        """The events of more *text* of a call's arguments."""
+        item = self._open
+        if item is None or item.called is None:
+            return []
+        said = text.encode()
+        item.text += said
+        self.kept += len(said)
+        return self._of_call(item, item.called.add(text))
+
+    def _of_call(self, item: _Open, more: str) -> list[Body | _Event]:
+        """The event of *more* of what the call *item* is given."""
+        kind = f"response.{_CALLED[_field(item.body)]}.delta"
+        place = {"item_id": item.body["id"], "output_index": len(self._done)}
+        return [{"type": kind, **place, "delta": more}] if more else []
+
+    def _close_call(self, item: _Open, called: _Called) -> list[Body | _Event]:
+        """The events of the call *item* at its end."""
+        given = item.text.decode()
+        if called.custom:
+            given = _input(given)
+        field = _field(item.body)
+        body = {**item.body, "status": "completed", field: given}
+        if self._finish.reason == "length":
+            body["status"] = "incomplete"
         place = {"item_id": body["id"], "output_index": len(self._done)}
-        done = json_bytes({**body, "status": "completed", field: given})
-        events: list[Body | _Event] = [
-            self._of_item("response.output_item.added", {**body, field: ""}),
-            {"type": f"{part}.delta", **place, "delta": given},
-            {"type": f"{part}.done", **place, **({} if custom else {"name": name}), field: given},
+        name = {} if called.custom else {"name": body["name"]}
+        done = json_bytes(body)
+        events = self._of_call(item, called.end(given))
+        events += [
+            {"type": f"response.{_CALLED[field]}.done", **place, **name, field: given},
             self._done_event(done),
         ]
         self._done.append(done)
-        self.kept += len(done)
         return events
 
     def _done_event(self, item: bytes) -> _Event:
@@ -296,6 +375,11 @@ class ResponseShape:
         index = "summary_index" if "summary" in kind else "content_index"
         place = {"item_id": item.body["id"], "output_index": len(self._done), index: 0}
         return {"type": kind, **place, **more}
+
+
+def _field(body: Body) -> str:
+    """The field of a call's *body* that has what it is given."""
+    return "input" if body["type"] == "custom_tool_call" else "arguments"
 
 
 def _name(prefix: str) -> str:

@@ -56,6 +56,7 @@ def jobs(
                 special=asked.skip_special_tokens is not True,
                 opens=parsed.opens,
                 min_tokens=asked.min_tokens or 0,
+                branches=parsed.branches,
             )
 
 

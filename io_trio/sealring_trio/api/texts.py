@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+from sealring_model.text.argument_types import value_kinds
+from sealring_model.text.readers import Elements
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import ContextOverflow
 
@@ -24,7 +26,7 @@ from sealring_trio.api.anthropic_body import CountRequest, MessagesRequest
 from sealring_trio.api.errors import from_refusal, invalid, named_as, no_model, renamed, unsupported
 from sealring_trio.api.held_schema import FORMS
 from sealring_trio.api.holding import bad_sequences, chat_grammar, completion_grammar
-from sealring_trio.api.messages import render, tokenise
+from sealring_trio.api.messages import Conversation, branches, render, tokenise
 from sealring_trio.api.replies import json_bytes
 from sealring_trio.api.responses_body import ResponsesRequest
 from sealring_trio.api.schema import (
@@ -185,6 +187,7 @@ def _chat(
     _check_scores(len(ids), request)
     adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
+    parted = branches(tokenizer, talk, opening) if asked.get("branches") and cut is None else []
     enter(HOLD)
     held = chat_grammar(
         tokenizer,
@@ -201,6 +204,7 @@ def _chat(
         "lengths": [len(ids)],
         "predicted": len(predicted),
         "tools": len(tools),
+        "callable": _functions(talk),
         "reasoning": opening.reasoning,
         "calling": opening.calling,
         # A form means every character of the answer.
@@ -212,6 +216,7 @@ def _chat(
         "plain": talk.plain,
         "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
+        "branches": parted,
     }
     return told, _packed([ids, predicted]) + held.grammar + tools
 
@@ -259,6 +264,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "ends": sorted(ends),
         "grammar": len(held.grammar),
         "bad": bad_sequences(tokenizer, request),
+        "branches": _turns(tokenizer, prompts) if asked.get("branches") else [],
     }
     return told, _packed([*prompts, predicted]) + held.grammar
 
@@ -314,6 +320,17 @@ def _check_model(request: Sampled, asked: Mapping[str, Any]) -> None:
         raise no_model(request.model, asked["models"])
 
 
+def _functions(talk: Conversation) -> dict[str, Any]:
+    """The functions that an answer in *talk* may call, with the types of their arguments where the
+    model's calls do not say them."""
+    format = talk.calls.format
+    if format is None:
+        return {}
+    if isinstance(format.reader, Elements) or format.nested:
+        return value_kinds(talk.tools, nested=format.nested)
+    return {tool["function"]["name"]: {} for tool in talk.tools}
+
+
 def _goes_on(request: ChatRequest) -> bool:
     """Whether the answer goes on with a message of the prompt."""
     return bool(request.continue_final_message) or request.add_generation_prompt is False
@@ -347,6 +364,15 @@ def _encoder(
         return lead + fill_in.prompt(tokenizer.encode_part, prompt, suffix)
 
     return encode, fill_in.ends
+
+
+def _turns(tokenizer: Tokenizer, prompts: list[list[int]]) -> list[int]:
+    """Where a prompt that a client rendered itself is likely to be left by later ones: after its
+    first turn and its last, as far as the model's end marks show them. Nothing for several."""
+    if len(prompts) != 1:
+        return []
+    ends = [at + 1 for at, token in enumerate(prompts[0]) if token in tokenizer.eos]
+    return sorted({*ends[:1], *ends[-1:]})
 
 
 def _predicted(

@@ -12,16 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from sealring_model.text import formats
 from sealring_model.text.tokens import ToolFormat
 
 Plain = dict[str, Any]
 
 
-def _read_plain(text: str, _: Any) -> Any:
-    return json.loads(text)
-
-
-PLAIN: Final = ToolFormat("", "", "plain", _read_plain)
+PLAIN: Final = ToolFormat.of(formats.PLAIN)
 """How a model that is told of tools writes a call where it must: the answer, which is held to that
 form (`tool_forms`), is nothing else."""
 
@@ -29,11 +26,13 @@ form (`tool_forms`), is nothing else."""
 def instructions(tools: Sequence[Mapping[str, Any]], calls: ToolFormat) -> str:
     """What a model is told of *tools*, to be called as *calls* has it."""
     lines = "\n".join(_json(tool["function"]) for tool in tools)
-    example = _json({"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}})
+    example = calls.start + _json({"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}) + calls.end
+    if calls.format is not None and calls.format.written:
+        example = calls.format.written
     return (
         f"You may call these functions, each described by a line of JSON:\n{lines}\n"
         f"To call one, answer with a line like this and nothing after it:\n"
-        f"{calls.start}{example}{calls.end}"
+        f"{example}"
     )
 
 

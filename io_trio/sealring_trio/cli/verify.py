@@ -48,8 +48,11 @@ def verify(
     """Check that a ring answers rightly, or find the rank that first goes wrong.
 
     Has the ring continue rows of random tokens: one of a single token, one
-    longer than a chunk (and than a sliding window), so many short ones that
-    batches form, which join and leave at different steps, and second turns.
+    longer than a chunk (and than a sliding window), one of 1,536 tokens, so
+    many short ones that batches form, which join and leave at different steps,
+    second turns of whole rows and of half a row, and a row with guesses of its
+    tokens, of which some are wrong. What was tried is printed: no position
+    beyond the longest row is.
     One mlx-lm process on this machine then computes the same. It compares
     every token with its log probabilities and, in an epoch that is begun for
     it, numbers that every rank tells of what it computed at each position,
@@ -159,9 +162,10 @@ def _show(verified: Verified) -> None:
             for station in verdict.stations
         ],
     )
+    print(f"\ntried: {verified.tried.text}")
     if verified.passed:
         rounding = f", {verdict.ties} of them ties" if verdict.ties else ""
-        print(f"\nright: {verdict.tokens} tokens and all numbers{rounding}")
+        print(f"right: {verdict.tokens} tokens and all numbers{rounding}")
         return
     for rank, steps in verdict.silent.items():
         print(f"\nrank {rank} ({answers.names[rank]}) told no numbers of {steps} steps")

@@ -59,8 +59,8 @@ class Job:
     (the model's own end and *stop_tokens* never are). Its text goes on with the prompt's, unless it
     *opens* a text of its own. Requests of one *owner* take turns with
     those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
-    what the answer is likely to be, and *scores* asks how likely the prompt was (`Request`). It has
-    at least *min_tokens*."""
+    what the answer is likely to be, *branches* where later prompts leave this one, and *scores*
+    asks how likely the prompt was (`Request`). It has at least *min_tokens*."""
 
     prompt: tuple[int, ...]
     max_tokens: int | None
@@ -77,6 +77,7 @@ class Job:
     special: bool = True
     opens: bool = False
     min_tokens: int = 0
+    branches: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -196,7 +197,7 @@ class Generator:
         self.model = model
         self.sampling: Final = sampling_of(model) if own_sampling else {}
         """How tokens are drawn where a request does not say, by the API's names."""
-        self._guesses: Final = guesses
+        self.guesses: Final = guesses
         self.tracer = Tracer()
         self._stopping = self._giving_way = ""  # why what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
@@ -245,6 +246,8 @@ class Generator:
             "context": info.context if info is not None else 0,
             "vocabulary": info.vocabulary if info is not None else 0,
             "sampling": self.sampling,
+            # Other caches are cut where a later prompt leaves them, wherever that is.
+            "branches": info is not None and not info.trimmable,
         }
         began = trio.current_time()
         told, data = await self.texts.run(job, {**model, **about}, body, owner)
@@ -282,9 +285,10 @@ class Generator:
             job.owner,
             job.scope,
             job.prediction,
-            job.guesses if self._guesses else (),
+            job.guesses if self.guesses else (),
             job.scores,
             job.min_tokens,
+            job.branches,
         )
         runtime, tracer = self.runtime, self.tracer
 

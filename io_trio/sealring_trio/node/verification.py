@@ -9,8 +9,8 @@ to read. One verification runs at a time.
 
 Events, each a line: ``waiting`` with the reason whenever the ring does not serve; ``ring`` once;
 ``row`` with a row's number and uid; ``cached`` with the tokens that came from a snapshot;
-``token``; ``left`` when a row is over; ``step`` and ``numbers`` of a checked epoch; and ``done``.
-Rows of others are null in a ``step``.
+``token``; ``left`` when a row is over, with how many of its guesses were wrong; ``step`` and
+``numbers`` of a checked epoch; and ``done``. Rows of others are null in a ``step``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 import attrs
 import pydantic
 import trio
-from sealring_protocol.codec.messages import Checked, Row
+from sealring_protocol.codec.messages import NO_LOGPROBS, Checked, Row
 from sealring_protocol.codec.tensor import Tensor
 from sealring_protocol.control.effects import StepChecked, StepTiming, StepToCheck
 from sealring_protocol.control.scheduler.requests import (
@@ -62,14 +62,20 @@ Number = Annotated[int, pydantic.Field(ge=0, lt=1 << 32)]
 
 class AskedRow(pydantic.BaseModel, extra="forbid", frozen=True):
     """Continue *prompt* by *tokens*. With *continues* it follows what that earlier row read and
-    gave. It begins once row ``after[0]`` has given ``after[1]`` tokens, and is withdrawn after
-    *leaves* of its own."""
+    gave, of which with *cut* only so many tokens. It begins once row ``after[0]`` has given
+    ``after[1]`` tokens, *alone* once all rows before it are over, and is withdrawn after *leaves*
+    of its own. What row *guesses* gave are guesses of its tokens, of which each third is wrong.
+    Without *logprobs* its tokens are told alone: such a row may read guesses ahead."""
 
     prompt: Annotated[list[Number], pydantic.Field(min_length=1)]
     tokens: Annotated[int, pydantic.Field(ge=1, le=4096)]
     continues: Number | None = None
+    cut: Number | None = None
     after: tuple[Number, Number] | None = None
+    alone: bool = False
     leaves: Number | None = None
+    guesses: Number | None = None
+    logprobs: bool = True
 
 
 class VerifyRequest(pydantic.BaseModel, extra="forbid", frozen=True):
@@ -100,6 +106,11 @@ class _Running:
         while len(self.tokens) < tokens and not self.over:
             await self.moved.wait()
 
+    async def ended(self) -> None:
+        """Wait until it is over."""
+        while not self.over:
+            await self.moved.wait()
+
 
 def read_request(fields: dict[str, Any]) -> VerifyRequest:
     """*fields* as a request. Raises `UserError` that names the field."""
@@ -110,7 +121,7 @@ def read_request(fields: dict[str, Any]) -> VerifyRequest:
         name = ".".join(map(str, fault["loc"]))
         raise UserError(f"{name}: {fault['msg']}", "See: sealring verify --help") from None
     for at, row in enumerate(asked.rows):
-        named = [row.continues, row.after[0] if row.after else None]
+        named = [row.continues, row.after[0] if row.after else None, row.guesses]
         if any(number is not None and number >= at for number in named):
             raise UserError(f"row {at} waits for one that is not before it", "Change the order.")
     return asked
@@ -228,11 +239,13 @@ class Verification:
             if asked.continues is not None:
                 before = self._rows[asked.continues]
                 await before.reached(before.asked.tokens)
-                row.prompt = (*before.prompt, *before.tokens, *asked.prompt)
+                row.prompt = (*[*before.prompt, *before.tokens][: asked.cut], *asked.prompt)
             else:
                 row.prompt = tuple(asked.prompt)
             if asked.after is not None:
                 await self._rows[asked.after[0]].reached(asked.after[1])
+            for before in self._rows[:number] if asked.alone else ():
+                await before.ended()
             await self._answered(number, row)
         except UserError as error:
             self._end(error)
@@ -242,8 +255,15 @@ class Verification:
 
     async def _answered(self, number: int, row: _Running) -> None:
         runtime, asked = self._runtime, row.asked
-        sampling = Row(uid=0, logprobs=MAX_LOGPROBS)
-        request = Request(row.prompt, asked.tokens, frozenset(), sampling, scope=self._scope)
+        sampling = Row(uid=0, logprobs=MAX_LOGPROBS if asked.logprobs else NO_LOGPROBS)
+        request = Request(
+            row.prompt,
+            asked.tokens,
+            frozenset(),
+            sampling,
+            scope=self._scope,
+            guesses=self._guesses(asked),
+        )
 
         def known(uid: int) -> None:
             self._numbers[uid] = number
@@ -269,6 +289,17 @@ class Verification:
         finally:
             runtime.forget(uid)
 
+    def _guesses(self, asked: AskedRow) -> tuple[int, ...] | None:
+        """The guesses of a row; None if it looks some up itself."""
+        if not self._generator.guesses:
+            return ()
+        if asked.guesses is None:
+            return None
+        info = self._runtime.node.engine_info
+        most = info.vocabulary if info is not None else 1
+        tokens = enumerate(self._rows[asked.guesses].tokens)
+        return tuple((token + 1) % most if at % 3 == 1 else token for at, token in tokens)
+
     def _token(self, number: int, row: _Running, token: int, position: int, told: Any) -> None:
         row.tokens.append(token)
         event = {"event": "token", "row": number, "token": token, "position": position}
@@ -283,7 +314,7 @@ class Verification:
                 f"the ring gave up on row {number}: {done.message or done.reason.value}",
                 "The head's log says more.",
             )
-        self._tell({"event": "left", "row": number, "reason": "length"})
+        self._tell({"event": "left", "row": number, "reason": "length", "wrong": done.rejected})
 
     # ---------------------------------------------------------- fingerprints
 

@@ -12,6 +12,9 @@ import attrs
 ID: Final = "I"
 """The type code of an array of token ids."""
 
+_BRANCHES: Final = 8
+"""Branches of a prompt: each may have its cache kept."""
+
 
 @attrs.frozen
 class ParsedRequest:
@@ -19,7 +22,7 @@ class ParsedRequest:
     *prediction* (what the answer is likely to contain) as ids, the *grammar* that holds the answer,
     the *bad* token sequences, the *rest*, bytes that the node passes on unread, and the ids that
     are *ends* of this answer beside the model's own. The answer *opens* a text of its own, or goes
-    on with the prompt's."""
+    on with the prompt's. *branches* are as `Request` has them."""
 
     told: Mapping[str, Any]
     prompts: list[tuple[int, ...]]
@@ -29,6 +32,7 @@ class ParsedRequest:
     grammar: bytes = b""
     bad: tuple[tuple[int, ...], ...] = ()
     opens: bool = False
+    branches: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
@@ -50,4 +54,5 @@ class ParsedRequest:
         bad = tuple(tuple(map(int, part)) for part in told.get("bad", ()))
         held = data[size:grammar]
         opens = bool(told.get("opens", False))
-        return cls(told, prompts, prediction, data[grammar:], more, held, bad, opens)
+        branches = tuple(map(int, told.get("branches", ())))[:_BRANCHES]
+        return cls(told, prompts, prediction, data[grammar:], more, held, bad, opens, branches)

@@ -21,22 +21,24 @@ Ask = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
 
 @attrs.frozen
 class Drawn:
-    """A *token* that the ring drew: its log probability (*chosen*), and those of the *ids* that the
-    ring found likeliest."""
+    """A *token* that the ring drew: its log probability (*chosen*; None if that was not asked for),
+    and those of the *ids* that the ring found likeliest."""
 
     token: int
-    chosen: float
+    chosen: float | None
     ids: tuple[int, ...]
     values: tuple[float, ...]
 
 
 @attrs.define
 class RingRow:
-    """A row as the ring ran it; the first *cached* tokens of its *prompt* came from a snapshot."""
+    """A row as the ring ran it; the first *cached* tokens of its *prompt* came from a snapshot, and
+    so many guesses were *wrong* and taken back."""
 
     prompt: tuple[int, ...] = ()
     drawn: list[Drawn] = attrs.field(factory=list)
     cached: int = 0
+    wrong: int = 0
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -126,6 +128,8 @@ def run_rows(
                 answers.rows[event["row"]].cached = event["tokens"]
             case "token":
                 answers.rows[event["row"]].drawn.append(_drawn(event))
+            case "left":
+                answers.rows[event["row"]].wrong = event.get("wrong", 0)
             case "step":
                 steps[event["epoch"], event["n"]] = event["rows"], event["tokens"]
                 due.begins(event, answers)
@@ -142,7 +146,8 @@ def run_rows(
 
 
 def _drawn(event: dict[str, Any]) -> Drawn:
-    return Drawn(event["token"], event["chosen"], tuple(event["ids"]), tuple(event["values"]))
+    ids, values = tuple(event.get("ids", ())), tuple(event.get("values", ()))
+    return Drawn(event["token"], event.get("chosen"), ids, values)
 
 
 def _claims(

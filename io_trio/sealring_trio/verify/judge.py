@@ -256,9 +256,10 @@ def draws_of(place: Place, rows: Sequence[RingRow]) -> Station:
     for number, row in enumerate(rows):
         for at, drawn in enumerate(row.drawn):
             size, words = 0.0, ""
+            chosen = math.inf if drawn.chosen is None else drawn.chosen
             for value, token in zip(drawn.values, drawn.ids, strict=True):
-                if value - drawn.chosen > size:  # what is no number is seen in the scores
-                    size = value - drawn.chosen
+                if value - chosen > size:  # what is no number is seen in the scores
+                    size = value - chosen
                     words = _likelier(drawn.token, token, size)
             position = len(row.prompt) + at
             station.add(Difference(place, 0, number, position, 0, size, 0.0, words), 0.0)
@@ -285,6 +286,8 @@ def _score(drawn: Drawn, score: Score) -> tuple[float, str]:
     """By how many nats the token is less likely here than another, or its log probabilities are
     off; and that in words."""
     gap = score.best_value - score.chosen
+    if drawn.chosen is None:
+        return gap, _likelier(drawn.token, score.best, gap)
     pairs = zip((drawn.chosen, *drawn.values), (score.chosen, *score.values), strict=True)
     size = max(_apart(one, other) for one, other in pairs)
     if drawn.token != score.best and not gap < size:

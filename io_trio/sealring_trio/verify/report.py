@@ -47,6 +47,35 @@ class Options:
 
 
 @attrs.frozen
+class Tried:
+    """What a verification has tried: a *longest* row of so many tokens; rows that began with so
+    many tokens of a snapshot (*continued*), or of one that they left midway (*cut*); and so many
+    guesses that were wrong and *taken_back*."""
+
+    longest: int
+    continued: int
+    cut: int
+    taken_back: int
+
+    @property
+    def text(self) -> str:
+        """For people, with what was not tried."""
+        parts = [
+            f"rows of up to {self.longest} tokens",
+            f"{self.continued} tokens of caches that rows left"
+            if self.continued
+            else "no cache that a row left",
+            f"{self.cut} tokens of caches that were left midway"
+            if self.cut
+            else "no cache that was left midway",
+            f"{self.taken_back} wrong guesses that were taken back"
+            if self.taken_back
+            else "no wrong guess (the ring guesses nothing here)",
+        ]
+        return "; ".join(parts)
+
+
+@attrs.frozen
 class Verified:
     """The outcome: the *verdict* of the checked run, what first went wrong as it serves (*served*),
     and the *answers* of the checked run."""
@@ -56,6 +85,7 @@ class Verified:
     answers: RingAnswers
     seed: int
     by_stage: bool
+    tried: Tried
 
     @property
     def passed(self) -> bool:
@@ -118,7 +148,14 @@ def verify(ask: Ask, model: Path, options: Options, tell: Callable[[str], None])
     place = Place(0, 0, "served")
     wrong = draws_of(place, served.rows).wrong()
     wrong += scores_of(place, served.rows, expected, tolerance).wrong()
-    return Verified(verdict, wrong[0] if wrong else None, checked, seed, by_stage)
+    cut = [row.cut is not None for row in rows]
+    tried = Tried(
+        max(len(row.tokens) for row in checked.rows),
+        sum(row.cached for row, is_cut in zip(checked.rows, cut, strict=True) if not is_cut),
+        sum(row.cached for row, is_cut in zip(checked.rows, cut, strict=True) if is_cut),
+        sum(row.wrong for row in served.rows),
+    )
+    return Verified(verdict, wrong[0] if wrong else None, checked, seed, by_stage, tried)
 
 
 # -------------------------------------------------------------------------- in words
@@ -166,6 +203,7 @@ def as_json(verified: Verified) -> dict[str, Any]:
         "rows": len(answers.rows),
         "largest_batch": answers.batches,
         "cached_tokens": sum(row.cached for row in answers.rows),
+        "tried": attrs.asdict(verified.tried),
         "tokens": verdict.tokens,
         "ties": verdict.ties,
         "seed": verified.seed,

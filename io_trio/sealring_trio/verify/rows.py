@@ -2,8 +2,10 @@
 
 Prompts are random token ids: they reach every embedding, need no tokenizer, and no cache has them.
 One row alone reads a prompt of several chunks, and beyond a sliding window where the model has one.
-Then so many short rows that batches form, which rows join at different steps and leave; then a
-second turn of a row that begins with what the first left in the caches.
+Then so many short rows that batches form, which rows join at different steps and leave; then second
+turns of rows that begin with what the first left in the caches, all of it or a part. A longer row
+reaches later positions. At last a row is asked again, alone, with guesses of its tokens, of which
+some are wrong and have to be taken back.
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ import attrs
 _CHUNK: Final = 512
 """Tokens of the largest prefill chunk."""
 
+_LONGEST: Final = 3 * _CHUNK
+"""Tokens of the longest prompt."""
+
+_MOST: Final = 50
+"""Short rows, at most: a verification has 64 rows."""
+
 _TOKENS: Final = 8
 _THOROUGH: Final = 4
 """A thorough verification has so many times as much of everything."""
@@ -29,8 +37,12 @@ class PlannedRow:
     prompt: tuple[int, ...]
     tokens: int
     continues: int | None = None
+    cut: int | None = None
     after: tuple[int, int] | None = None
+    alone: bool = False
     leaves: int | None = None
+    guesses: int | None = None
+    logprobs: bool = True
 
     def asked(self) -> dict[str, Any]:
         """Its fields for the control socket."""
@@ -64,13 +76,20 @@ def plan_rows(
     ]
     # A ring has two groups a rank: with so many rows each group has a batch.
     first = len(rows)
-    for number in range(4 * ranks + 2):
+    for number in range(min(4 * ranks + 2, _MOST)):
         size = draw.randrange(2, 48)
         after = (first + number - 1, 1) if number % 3 == 2 else (1, 1)
         leaves = 3 if number % 4 == 1 else None
         rows.append(PlannedRow(ids(size), tokens + number % 3, after=after, leaves=leaves))
     rows.append(PlannedRow(ids(5), tokens, continues=0))
     rows.append(PlannedRow(ids(9), tokens, continues=1))
-    if thorough:
-        rows.append(PlannedRow(ids(4 * _CHUNK), 4 * tokens, after=(first, 1)))
-    return rows
+    rows.append(PlannedRow(ids(_LONGEST * scale), tokens, after=(first, 1)))
+    # Where caches cannot be cut, the first of these has its cache kept as it leaves the other row.
+    half, longest = len(rows[1].prompt) // 2, len(rows) - 1
+    for number in range(2):
+        behind = (len(rows) - 1, tokens) if number else None
+        rows.append(PlannedRow(ids(9), tokens, continues=longest, cut=half, after=behind))
+    short = PlannedRow(ids(20), 4 * tokens, after=(1, 1))
+    rows.append(short)
+    again = attrs.evolve(short, after=None, alone=True, guesses=len(rows) - 1)
+    return [*rows, again, attrs.evolve(again, logprobs=False)]

@@ -1,8 +1,8 @@
 """Text to token ids and back, for the process that faces clients.
 
-The tokenizer is the model's own, through transformers; `detokenizer` streams its text. The parsers
-of tool calls are mlx-lm's: each model writes its calls in a format of its own, between two marks,
-and mlx-lm tells the format from the chat template.
+The tokenizer is the model's own, through transformers; `detokenizer` streams its text. Each model
+writes its thoughts and calls in a format of its own: `formats` has those that are read here, and
+mlx-lm has parsers for others.
 
 Importing this module costs nothing; making the first `Tokenizer` imports transformers (1.3 s). A
 `Tokenizer` may be used from several threads. Templates and parsers are other people's code, which a
@@ -27,6 +27,7 @@ import attrs
 from sealring_model.errors import LoadError
 from sealring_model.loading.mlx_lm_import import without_mlx
 from sealring_model.loading.weights import check_json, read_json
+from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -37,7 +38,16 @@ from sealring_model.text.detokenizer import (
 )
 from sealring_model.text.eos import eos_ids
 from sealring_model.text.fill_in import FillIn
+from sealring_model.text.formats import (
+    CHANNEL,
+    TOLD,
+    CallFormat,
+    call_format,
+    format_named,
+    thought_marks,
+)
 from sealring_model.text.marks import Marks, is_guarded, shortest
+from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
 from sealring_model.text.token_lengths import longest_token
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
@@ -70,29 +80,36 @@ _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 _TEMPLATE_FILE: Final = "chat_template.json"
 """Has the chat template of models whose processor transformers loads, beside the tokenizer."""
 
-_TOLD: Final = "json_tools"
-"""mlx-lm's name of the format that a model is told to use whose template has no tools."""
-
 _TAIL: Final = 16
 """Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
 
 
 @attrs.frozen
 class ToolFormat:
-    """How a model writes a tool call: the marks around it, and a parser for the text between.
+    """How a model writes a tool call: the marks around it, and what reads the text between: the
+    reader of *format*, as the text comes, or else a parser of mlx-lm's.
 
-    An empty *end* means that a call lasts to the end of the answer. *name* is mlx-lm's for the
-    format.
+    An empty *end* means that a call lasts to the end of the answer. *name* is that of the format.
     """
 
     start: str
     end: str
     name: str
-    _read: Callable[[str, Any], Any] = attrs.field(repr=False)
+    _read: Callable[[str, Any], Any] | None = attrs.field(default=None, repr=False)
+    format: CallFormat | None = attrs.field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, format: CallFormat) -> ToolFormat:
+        """Calls in *format*."""
+        return cls(format.start, format.end, format.name, None, format)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
         """The calls in *text* of functions among *tools*. Raises `ValueError` if there are none, or
         of others."""
+        if self.format is not None:
+            return _calls_read(self.format, text, tools)
+        if self._read is None:
+            raise ValueError("no parser")
         try:
             read = self._read(text, list(tools))
             calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
@@ -112,6 +129,30 @@ class ToolCall:
     name: str
     arguments: str
     id: str = ""
+
+
+def _calls_read(
+    format: CallFormat, text: str, tools: Sequence[Mapping[str, Any]]
+) -> list[ToolCall]:
+    """The calls in *text*, which is all of a call in *format*. Raises `ValueError`."""
+    if format.reader is None:
+        raise ValueError("no reader")
+    kinds = value_kinds(tools, nested=format.nested)
+    reading = Reading(format.reader, kinds, format.start, format.end)
+    calls: list[ToolCall] = []
+    parts: list[str] = []
+    for part in reading.add(text) + reading.end():
+        match part:
+            case CallStart(name, id):
+                calls.append(ToolCall(name, "", id))
+                parts = []
+            case CallPart(more):
+                parts.append(more)
+            case CallEnd():
+                calls[-1] = attrs.evolve(calls[-1], arguments="".join(parts))
+    if not calls:
+        raise ValueError("no call of a tool that there is")
+    return calls
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:
@@ -143,13 +184,16 @@ class Tokenizer:
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if its template has none."""
-            self.calls: Final = self.tools or _format_called(_TOLD)
-            """How it writes them once it has been told: in its own way, or in `_TOLD`."""
+            self.calls: Final = self.tools or ToolFormat.of(TOLD)
+            """How it writes them once it has been told: in its own way, or in `TOLD`."""
+            self.format: Final = self.calls.format
+            """The row of `formats` that says more of it; None for a format of mlx-lm's."""
             self._table: Final = TokenTable.of(inner, (described or {}).get("decoder") or {})
             self._inner: Final[Any] = helpers.TokenizerWrapper(
                 inner, _no_stream, chat_template=template
             )
-            self.eos: Final = eos_ids(folder) | frozenset(self._inner.eos_token_ids)
+            ends = eos_ids(folder) | frozenset(self._inner.eos_token_ids)
+            self.eos: Final = ends | _ends(self.format, inner)
             """Ids that end an answer."""
             self.has_chat: Final = bool(self._inner.has_chat_template)
             own = inspect.signature(inner.apply_chat_template).parameters.keys()
@@ -163,7 +207,7 @@ class Tokenizer:
             """Characters that one token can stand for, at most; infinity if there is no bound."""
             self.special: Final = frozenset(map(int, inner.all_special_ids)) | _special(described)
             """Ids of tokens that stand for no text but for themselves."""
-            self.think: Final = (self._inner.think_start or "", self._inner.think_end or "")
+            self.think: Final = _think(self.format, inner, self._inner)
             """The marks around the model's reasoning; empty if it has none."""
             self.fill_in: Final = FillIn.of(inner.get_vocab())
             """How it is asked for the text between two others; None if it does not know that."""
@@ -178,6 +222,18 @@ class Tokenizer:
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
             raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
+
+    @property
+    def in_words(self) -> bool:
+        """Whether the model has to be told of its tools in words, for its template does not."""
+        if self.tools is None:
+            return True
+        return self.format is not None and bool(self.format.written) and not self.takes("tools")
+
+    @property
+    def whole(self) -> CallFormat | None:
+        """The format of the model's answers, if the whole of them has one; else None."""
+        return self.format if self.format is not None and self.format.whole else None
 
     def encode(self, text: str, *, around: bool = True) -> list[int]:
         """The ids of *text*, with the special tokens that the model expects *around* it."""
@@ -333,11 +389,16 @@ class Tokenizer:
 
     @functools.cached_property
     def _silent(self) -> frozenset[int]:
-        """The special tokens, but for the marks that tell reasoning and tool calls apart."""
-        marks = {*self.think, self.calls.start, self.calls.end}
+        """The special tokens, but for those of the marks that tell reasoning and tool calls
+        apart."""
+        marks = [*self.think, self.calls.start, self.calls.end]
+        if self.format is not None:
+            marks += [*self.format.starts, *self.format.inner]
         known = self._inner.added_tokens_decoder.items()
         return frozenset(
-            int(number) for number, token in known if token.special and str(token) not in marks
+            int(number)
+            for number, token in known
+            if token.special and not any(str(token) in mark for mark in marks)
         )
 
 
@@ -456,15 +517,38 @@ def _template_text(inner: Any) -> str:
 
 
 def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
+    """How the model writes calls, as its folder names it or its template shows; None if neither
+    says it."""
+    told = inner.init_kwargs
+    name = told.get("tool_parser_type") or told.get("chat_template_type")
+    format = format_named(str(name)) if name else None
+    if format is None and not told.get("tool_parser_type"):
+        format = call_format(_template_text(inner), inner.get_vocab())
+    if format is not None:
+        return ToolFormat.of(format)
     # mlx-lm looks at one template only; there may be several, such as one for tools.
     shown = SimpleNamespace(chat_template=_template_text(inner), get_vocab=inner.get_vocab)
-    name = inner.init_kwargs.get("tool_parser_type") or helpers._infer_tool_parser(shown)
-    return None if name is None else _format_called(name)
-
-
-def _format_called(name: str) -> ToolFormat:
+    name = told.get("tool_parser_type") or helpers._infer_tool_parser(shown)
+    if name is None:
+        return None
     parser = without_mlx(f"tool_parsers.{name}")
     return ToolFormat(parser.tool_call_start, parser.tool_call_end, name, parser.parse_tool_call)
+
+
+def _think(format: CallFormat | None, inner: Any, wrapped: Any) -> tuple[str, str]:
+    """The marks around thoughts; empty for none."""
+    if format is not None and format.whole:
+        return CHANNEL
+    marks = thought_marks(_template_text(inner), inner.get_vocab())
+    return marks or (wrapped.think_start or "", wrapped.think_end or "")
+
+
+def _ends(format: CallFormat | None, inner: Any) -> frozenset[int]:
+    """The tokens that end an answer in *format*, beside those that the folder names."""
+    if format is None or not format.whole:
+        return frozenset()
+    known = inner.get_vocab()
+    return frozenset(int(known[mark]) for mark in ("<|return|>", "<|call|>") if mark in known)
 
 
 def _no_stream(_inner: Any) -> None:

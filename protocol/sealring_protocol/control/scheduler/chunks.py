@@ -14,7 +14,8 @@ s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b 
 is least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a decode behind
 it waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while nothing
 decodes, too, for whoever comes next, as far as a device computes such small chunks no slower. Few
-sizes are used, so that what a GPU prepares for a shape serves again.
+sizes are used, so that what a GPU prepares for a shape serves again. A chunk also ends where the
+row's cache is to be kept (`LiveRow.stops`).
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Chunks:
         self._overtaken = 0 if row is rows[0] else self._overtaken + 1
         scored = row.wants_scores and row.position >= row.scored
         left = row.scored - row.position if row.wants_scores and not scored else row.unread
+        left = min([left, *(stop - row.position for stop in row.stops if stop > row.position)])
         size = self._size(row, self._paces[scored], decoding=decoding)
         return Prefill(row.uid, row.position, min(left, size), scored)
 

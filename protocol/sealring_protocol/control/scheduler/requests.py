@@ -57,7 +57,8 @@ class Request:
     *prediction* has tokens that the answer is likely to contain: guesses are looked up there, too.
     *guesses* has a guess for each place of the answer; then none is looked up.
     Owners take turns in the queue. Snapshots of a row serve only later requests of the same *owner*
-    and *scope*. The scope separates callers that share an owner's turns.
+    and *scope*. The scope separates callers that share an owner's turns. *branches* are lengths of
+    the prompt at which a later one is likely to go another way.
     """
 
     prompt: tuple[int, ...]
@@ -70,6 +71,7 @@ class Request:
     guesses: tuple[int, ...] | None = None
     scores: bool = False
     min_tokens: int = 0
+    branches: tuple[int, ...] = ()
 
     @property
     def sharer(self) -> tuple[str, str]:

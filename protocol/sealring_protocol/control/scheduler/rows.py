@@ -74,6 +74,8 @@ class LiveRow:
     position: int = 0  # tokens in its cache once the steps so far are done
     handle: int = 0  # the snapshot that it is opened from
     kept: int = 0  # tokens of that snapshot
+    branches: tuple[int, ...] = ()  # positions at which others leave it, or it leaves them
+    stops: tuple[int, ...] = ()  # positions at which its cache is kept while it is read
     scored: int = 0  # tokens of the prompt after which the next one's score has been told
     flying: int = 0  # decode steps in flight
     wasted: int = 0  # those of them that give no token, because of a wrong guess

@@ -7,12 +7,13 @@ and its tokens so far are prefilled anew. This module only notes what leaves (`l
 `dropping`); the next step carries it out on all ranks.
 
 Of one sharer's rows with equal prompts only one, the leader, reads the prompt. The others wait for
-the snapshot made of it. A row that ends also leaves a snapshot, for requests that continue it.
+the snapshot made of it. A row that ends also leaves a snapshot, for requests that continue it; so
+does one that is read up to where others may go another way (`prefixes.stops`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from sealring_protocol.codec.messages import Decode, Ready, Save, Step, TakeBack
@@ -21,7 +22,7 @@ from sealring_protocol.control.scheduler.cache_room import CacheRoom
 from sealring_protocol.control.scheduler.group_choice import cheapest_group
 from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.kv_budget import GRAIN
-from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Snapshot
+from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Snapshot, stops
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
@@ -178,6 +179,11 @@ class RunningRows:
     def _keep(self, row: LiveRow) -> None:
         """Snapshot *row* before it leaves, if it is in a group. Those with scores use none."""
         if self.config.prefixes and not row.request.scores and self.stays(row):
+            self.keep_prefix(row)
+
+    def keep_prefix(self, row: LiveRow) -> None:
+        """Have the next step keep *row*'s cache as a snapshot, as it is before that step's work."""
+        if row not in self._saving:
             self._saving.append(row)
 
     def _leave(self, row: LiveRow) -> None:
@@ -251,9 +257,10 @@ class RunningRows:
         row.state.fire(RowEvent.READ)
         self._stop_leading(row)
         last = not (self.prefixes.cuttable and row.draws)  # moment to keep its prompt
-        keeps = self.config.prefixes and last and not row.request.scores
+        near = any(stop > row.position - GRAIN for stop in row.stops)  # one that is about as long
+        keeps = self.config.prefixes and last and not near and not row.request.scores
         if (row.followers or keeps) and row.position - row.kept >= SHORTEST:
-            self._saving.append(row)
+            self.keep_prefix(row)
 
     # ---------------------------------------------------------------- epochs
 
@@ -333,8 +340,11 @@ class RunningRows:
         self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
         most = row.scored if row.wants_scores else len(row.tokens) - 1
-        row.handle, row.kept = self.prefixes.find(row.request.sharer, row.tokens, most)
+        row.handle, row.kept, common = self.prefixes.find(row.request.sharer, row.tokens, most)
         row.position = row.kept
+        row.branches, row.stops = (*row.request.branches, common), ()
+        if self.config.prefixes and not (self.prefixes.cuttable or row.request.scores):
+            row.stops = stops(len(row.tokens) - 1, row.kept, row.branches)
         if row.unread == 0:
             self.read(row)
             if not row.draws:
@@ -360,9 +370,10 @@ class RunningRows:
             else:
                 self.ended += self.end(youngest, FinishReason.LENGTH, "no room for more tokens")
 
-    def _drop_oldest(self) -> bool:
-        """Drop the least recently used snapshot. False if there is none to drop."""
-        handle = self.prefixes.oldest(self._needed())
+    def _drop_oldest(self, kept: Collection[int] = ()) -> bool:
+        """Drop the snapshot that is the least likely to serve again, but none of *kept*. False if
+        there is none to drop."""
+        handle = self.prefixes.oldest(self._needed().union(kept))
         if handle is None:
             return False
         self._give_up(handle)
@@ -374,7 +385,7 @@ class RunningRows:
 
     def _needed(self) -> set[int]:
         """The snapshots from which the next step opens rows."""
-        return {row.handle for row in self.new()}
+        return {row.handle for row in self.new() if row.handle in self.prefixes}
 
     def saves(self) -> list[Save]:
         """The snapshots that the next step saves, of rows that were read or are about to leave."""
@@ -384,21 +395,30 @@ class RunningRows:
                 continue
             sharer, length = row.request.sharer, self._length(row.uid)
             snapshot = Snapshot(self._number(), sharer, row.tokens, length)
+            if self.prefixes.has(snapshot):
+                continue
             for handle in set(self.prefixes.within(snapshot)) - self._needed():
                 self._give_up(handle)
-            if self._admits(snapshot):
+            named = self.prefixes.pass_by(snapshot, row.branches)
+            if self._admits(snapshot, () if length in row.branches else named):
                 self.prefixes.add(snapshot)
                 saves.append(Save(row.uid, snapshot.handle))
         self._saving.clear()
         return saves
 
-    def _admits(self, snapshot: Snapshot) -> bool:
-        """True if *snapshot* may be kept, after older ones were dropped if needed."""
-        while True:
-            lengths = [*self.prefixes.lengths, snapshot.length]
-            if len(lengths) <= self.config.prefixes and self.room.keeps(
-                self.live.values(), lengths, self.config.prefix_share
-            ):
-                return True
-            if not self._drop_oldest():
+    def _admits(self, snapshot: Snapshot, named: Collection[int]) -> bool:
+        """True if *snapshot* may be kept, after others were dropped if needed, but none of those
+        that are *named*."""
+        stays = [self.prefixes[handle].length for handle in self._needed().union(named)]
+        if not self._keeps([*stays, snapshot.length]):
+            return False
+        while not self._keeps([*self.prefixes.lengths, snapshot.length]):
+            if not self._drop_oldest(named):
                 return False
+        return True
+
+    def _keeps(self, lengths: list[int]) -> bool:
+        """True if snapshots of so many tokens may be kept."""
+        return len(lengths) <= self.config.prefixes and self.room.keeps(
+            self.live.values(), lengths, self.config.prefix_share
+        )

@@ -108,6 +108,8 @@ class StepMaker:
             case Prefill(uid, _, count):
                 row = running.rows[uid]
                 row.position += count
+                if row.position in row.stops:
+                    running.keep_prefix(row)
                 if row.unread == 0:
                     running.read(row)
                 return Flight(work, (uid,), (), now)

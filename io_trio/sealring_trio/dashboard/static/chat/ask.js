@@ -23,7 +23,8 @@ export async function ask(message, body, signal, changed) {
       message.reasoning += delta.reasoning_content ?? "";
       message.content += delta.content ?? "";
       for (const { id, function: made } of delta.tool_calls ?? []) {
-        message.calls.push({ id, name: made.name, arguments: made.arguments });
+        if (id) message.calls.push({ id, name: made.name, arguments: "" });
+        message.calls.at(-1).arguments += made.arguments ?? "";
       }
       message.end = end ?? message.end;
     }
