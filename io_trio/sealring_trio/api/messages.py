@@ -73,8 +73,8 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
     calls = PLAIN if tokenizer.tools is None and forced else tokenizer.calls
     try:
         # From here on only the template and we write marks.
-        messages, settings = tokenizer.guard_messages(messages), tokenizer.guard(settings)
-        told = tokenizer.guard(tools)
+        messages, told = tokenizer.guard_messages(messages), tokenizer.guard(tools)
+        settings = {name: tokenizer.guard(value) for name, value in settings.items()}
         if tokenizer.tools is None:
             messages = told_tools.in_words(messages, tokenizer.calls)
         elif tokenizer.format is not None:

@@ -8,7 +8,12 @@ it looks for one. `Marks.encode` then finds the template's own marks alone. What
 them loses its breaks, and is encoded as one text: its tokens are those of ordinary text.
 
 A mark may also arise where a text meets the template's: ``<|im_`` before ``end|>``. So a text that
-ends like the beginning of a mark, or begins like the end of one, has a break there, too.
+ends like the beginning of a mark, or begins like the end of one, has a break there, too. Templates
+trim texts, so white space around one does not count.
+
+A text may also be the inside of a mark: a template that writes ``<``, a key of a schema and ``>``
+makes ``<think>`` of ``think``. Such a text has a break, unless it is a word that the template looks
+up or compares.
 """
 
 from __future__ import annotations
@@ -31,6 +36,12 @@ _OURS: Final = re.compile(f"{_BREAK}|{re.escape(_WRITTEN)}|{_ESCAPE}[01]")
 _CHARACTER: Final = re.compile(f"{_ESCAPE}[01]|.", re.DOTALL)
 _MEANS: Final = {_ESCAPE + "0": _BREAK, _ESCAPE + "1": _ESCAPE}
 _ESCAPED: Final = str.maketrans({char: escaped for escaped, char in _MEANS.items()})
+
+_SHAPE: Final = re.compile(
+    "role|content|name|reasoning_content|tool_calls|tool_call_id|id|type|function|description"
+    "|parameters|arguments"
+)
+"""Keys of messages and tools, and values, that their readers look for: they are never broken."""
 
 _HEAD: Final = 4
 """Characters of a mark that are searched for before all of it."""
@@ -71,13 +82,14 @@ def plain(text: str) -> str:
 
 class Marks:
     """The control tokens of *inner*, a tokenizer of transformers' whose padding and truncation are
-    set."""
+    set, for *template*; None if that is code, which may look any word up."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, template: str | None) -> None:
         added = {int(number): token for number, token in inner.added_tokens_decoder.items()}
         special = {*map(int, inner.all_special_ids), *(n for n, t in added.items() if t.special)}
         control = {n: t for n, t in added.items() if _is_control(t.content, special=n in special)}
         self._inner: Final = inner
+        self._template: Final = template
         self._added: Final = frozenset(added)
         self.ids: Final = frozenset(control)
         """The ids of control tokens."""
@@ -114,14 +126,14 @@ class Marks:
 
     def guard_answer(self, text: str, think: tuple[str, str]) -> str:
         """`guard` for an answer of the model's, but for the *think* marks around the thoughts that
-        it begins with: templates look for them."""
+        it begins with: templates look for them. Without the first of them the second is not one: it
+        may be what the answer quotes."""
         start, end = think
-        before, ended, rest = text.partition(end) if end else (text, "", "")
-        lead, opened, thoughts = before.partition(start) if start else (before, "", "")
-        if not ended or (opened and lead.strip()):
+        begin = len(text) - len(text.lstrip())
+        thoughts, ended, rest = text[begin + len(start) :].partition(end) if end else ("", "", "")
+        if not (start and ended and text.startswith(start, begin)):
             return self._guard_text(text)
-        pieces = (self._guard_text(lead), opened, self._guard_text(thoughts), ended)
-        return "".join(pieces) + self._guard_text(rest)
+        return text[:begin] + start + self._guard_text(thoughts) + ended + self._guard_text(rest)
 
     def _guard(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -135,10 +147,25 @@ class Marks:
     def _guard_text(self, text: str) -> str:
         if _BREAK in text or _ESCAPE in text:
             text = text.translate(_ESCAPED)
+        if len(text) <= self._marks.most and self._compares(text):
+            return text
         guarded = self._marks.broken(text)
-        if self._alike.finds(self._normal(guarded)):
-            return _CHARACTER.sub(rf"\g<0>{_BREAK}", text)
+        normal = self._normal(guarded)
+        if self._alike.broken(normal) != normal:
+            body = text.strip()  # what is around it is left for the template to trim
+            begin = text.index(body)
+            body = _CHARACTER.sub(rf"\g<0>{_BREAK}", body)
+            return text[:begin] + body + text[begin + len(text.strip()) :]
         return guarded
+
+    def _compares(self, word: str) -> bool:
+        """Whether the template, or what is before it, looks *word* up or compares it."""
+        if not word.isidentifier():
+            return False
+        if _SHAPE.fullmatch(word) or self._template is None:
+            return True
+        found = rf"""'{word}'|"{word}"|\.{word}\b"""
+        return re.search(found, self._template) is not None
 
     def encode(self, text: str, *, around: bool) -> list[int]:
         """The ids of *text*, which a template made of guarded texts, with the special tokens that
@@ -210,11 +237,12 @@ class _Finder:
     def __init__(self, marks: Collection[str]) -> None:
         self._marks: Final = frozenset(marks)
         self._lengths: Final = sorted({len(mark) for mark in marks})
-        self._most: Final = max(self._lengths, default=1) - 1
+        self.most: Final = max(self._lengths, default=1) - 1
         parts = [(mark[:n], mark[n:]) for mark in marks for n in range(1, len(mark))]
-        # Words are left as they are: templates compare them.
+        # Where a longer text ends or begins with letters of a mark is no sign of one.
         self._begin: Final = {part for part, _ in parts if not part.isalnum()}
         self._end: Final = {part for _, part in parts if not part.isalnum()}
+        self._all: Final = "\n".join(marks)
         tails: dict[str, set[str]] = {}
         for mark in marks:
             tails.setdefault(mark[0], set()).add(mark[1:_HEAD])
@@ -240,13 +268,16 @@ class _Finder:
         """*text* with a break in each mark, and in what may become one with what is before or after
         it."""
         cuts = {at + 1 for at in self._starts(text)}
-        near = min(self._most, len(text))
-        for found in self._firsts.finditer(text, len(text) - near):
-            if text[found.start() :] in self._begin:
-                cuts.add(found.start() + 1)
-        for found in self._lasts.finditer(text, 0, near):
-            if text[: found.end()] in self._end:
-                cuts.add(found.end() - 1)
+        trimmed = len(text) - len(text.lstrip()), len(text.rstrip())
+        for begin, end in {(0, len(text)), trimmed} if text.strip() else ():
+            if end - begin <= self.most and text[begin:end] in self._all:
+                cuts.add(begin + 1)
+            for found in self._firsts.finditer(text, max(begin, end - self.most), end):
+                if text[found.start() : end] in self._begin:
+                    cuts.add(found.start() + 1)
+            for found in self._lasts.finditer(text, begin, min(end, begin + self.most)):
+                if text[begin : found.end()] in self._end:
+                    cuts.add(found.end() - 1)
         ends = [0, *sorted(cuts), len(text)]
         return _BREAK.join(text[a:b] for a, b in itertools.pairwise(ends)) if cuts else text
 

@@ -215,7 +215,7 @@ class Tokenizer:
             # The first call sets the tokenizer's padding and truncation. Later calls change
             # nothing, so threads do not race.
             self.encode("")
-            self._marks: Final = Marks(inner)
+            self._marks: Final = Marks(inner, self._settings)
         except LoadError:
             raise
         except BaseException as error:  # a bad file makes a library raise anything
@@ -290,7 +290,7 @@ class Tokenizer:
         for message in messages:
             role, content = message["role"], message.get("content")
             guarded.append(self._marks.guard(dict(message)) | {"role": role})
-            if role == "assistant" and isinstance(content, str):
+            if role == "assistant" and isinstance(content, str) and self.whole is None:
                 guarded[-1]["content"] = self._marks.guard_answer(content, self.think)
         return guarded
 
@@ -351,12 +351,20 @@ class Tokenizer:
     ) -> list[int]:
         """The ids of a conversation that `render` makes of what others wrote."""
         talk, told = self.guard_messages(messages), [self.guard(dict(tool)) for tool in tools]
-        return self.encode_rendered(self.render(talk, told, **self.guard(settings)))
+        given = {name: self.guard(value) for name, value in settings.items()}
+        return self.encode_rendered(self.render(talk, told, **given))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to *prompt* begins inside the model's reasoning."""
         start = self.think[0]
-        return bool(start) and self.decode(prompt[-_TAIL:]).rstrip().endswith(start)
+        tail, opening = list(prompt[-_TAIL:]), self.encode_part(start)
+        while opening and opening[0] not in self._marks.ids:
+            del opening[0]  # a space that the tokenizer puts before a text
+        if not opening:  # the mark is no control token of this model's
+            return bool(start) and self.decode(tail).rstrip().endswith(start)
+        while tail and tail[-1] not in self._marks.ids and not self.decode(tail[-1:]).strip():
+            del tail[-1]
+        return tail[-len(opening) :] == opening
 
     def stream(self, after: Sequence[int] | None = None, *, special: bool = True) -> Detokenizer:
         """A detokenizer for one answer, which without *special* leaves special tokens out. The
