@@ -139,6 +139,15 @@ def test_a_hostile_model_is_refused_and_told(folder: Path, spoil: Callable[[Path
         describe(folder)
 
 
+@pytest.mark.parametrize("value", ["x" * 3_000_000, "\0\x1b[2J"], ids=["long", "hidden"])
+def test_an_error_that_has_words_of_a_file_can_be_shown(folder: Path, value: str) -> None:
+    configured("vocab_size", value)(folder)
+    with pytest.raises(LoadError) as caught:
+        describe(folder)
+    assert len(str(caught.value)) < 5000
+    assert str(caught.value).isprintable()
+
+
 def in_tokenizer(key: str, value: Any) -> Callable[[Path], None]:
     """Set *key* of the tokenizer's configuration."""
 

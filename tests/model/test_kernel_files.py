@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from sealring_model import tiny
-from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.loading.kernel_cache import drop_unloadable, keep_kernels_private
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other files elsewhere")
 
@@ -86,3 +86,16 @@ def test_a_kernel_that_another_process_is_compiling_is_left(
     os.utime(old, (0, 0))
     keep_kernels_private()
     assert (young.exists(), old.exists()) == (True, False)
+
+
+def test_an_error_that_is_not_of_a_kernel_deletes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    kernel = tmp_path / "mlx" / "kernel.ptx"
+    kernel.parent.mkdir()
+    kernel.touch()
+    assert not drop_unloadable(ValueError("a prompt about ptx"))
+    assert kernel.exists()
+    assert drop_unloadable(RuntimeError("a PTX JIT compilation failed"))
+    assert not kernel.exists()

@@ -66,7 +66,9 @@ def drop_unloadable(error: Exception) -> bool:
     """Delete the kernel file that MLX cannot load, if *error* says so, or all of this process's
     folder if it does not say which. MLX compiles them again. False if nothing is deleted."""
     kernels = Path(os.environ.get("TMPDIR", ""), "mlx")
-    if not _UNLOADABLE.search(str(error)) or not kernels.is_absolute() or not kernels.is_dir():
+    if not isinstance(error, RuntimeError) or not _UNLOADABLE.search(str(error)):
+        return False
+    if not kernels.is_absolute() or not kernels.is_dir():
         return False
     if named := [file for file in kernels.rglob("*") if str(file) in str(error) and file.is_file()]:
         for file in named:
