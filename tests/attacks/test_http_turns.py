@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -145,6 +146,29 @@ async def test_fields_are_counted_before_the_header_has_ended() -> None:
         # Those of the next request do not count for this one.
         got = await served.answer(MAX_FIELDS * get("/") + get("/", "Connection: close"))
         assert got.count(b"HTTP/1.1 200 OK\r\n") == MAX_FIELDS + 1
+
+
+BLANKS = {
+    "a field": (b"a:" + b" " * 16200, 400),
+    "a trailer": (CHUNKED + b"\r\n0\r\na:" + b" " * (2 * MAX_READ - 120), 400),
+}
+
+
+@pytest.mark.parametrize("wrong", [b"\0", b"\v", b"\f", b"\rx", b"\r\r\n"])
+@pytest.mark.parametrize(("begin", "status"), BLANKS.values(), ids=BLANKS)
+async def test_blanks_take_linear_time(begin: bytes, status: int, wrong: bytes) -> None:
+    """Ten such requests, of which each took 0.7 s in a field and 0.05 s in a trailer."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if await read(receive) is not None:
+            await reply(send, b"whole")
+
+    async with door(app) as served:
+        before = time.process_time()
+        for _ in range(10):
+            got = await served.answer(POST + begin + wrong + b"\r\n\r\n")
+            assert got.startswith(b"HTTP/1.1 %d " % status), got
+        assert time.process_time() - before < 0.4
 
 
 async def test_chunks_are_read_a_few_in_each_pass() -> None:

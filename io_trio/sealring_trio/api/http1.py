@@ -34,6 +34,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_trio.api.connections import Place
 from sealring_trio.api.errors import INVALID, ApiError
 from sealring_trio.api.tls_socket import TlsSocket
+from sealring_trio.net.h11_patterns import bound_h11
 
 MAX_HEADER: Final = 16 << 10
 """Bytes of a request's header."""
@@ -70,6 +71,8 @@ _BULK: Final = 64 << 10  # bytes read at once where they only have to be kept, o
 _HEADER_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
 
 _SHOWN: Final = 200
+
+bound_h11()
 
 _SENDS: Final = (h11.SEND_BODY, h11.ERROR)
 """States of a client that may still be sending."""

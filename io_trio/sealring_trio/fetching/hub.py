@@ -277,6 +277,9 @@ def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
     """
     from huggingface_hub import get_session  # noqa: PLC0415
 
+    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415
+
+    bound_h11()
     begun: Future[Any] = Future()
 
     def ask() -> None:
