@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import time
 from collections import Counter
@@ -17,6 +18,8 @@ import pytest
 import trio
 from sealring_trio.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
 from sealring_trio.api.tls import Tls
+from sealring_trio.dashboard import pages
+from starlette.applications import Starlette
 from trio.testing import wait_all_tasks_blocked
 
 from tests.api.certificates import write_pair
@@ -169,6 +172,37 @@ async def test_blanks_take_linear_time(begin: bytes, status: int, wrong: bytes) 
             got = await served.answer(POST + begin + wrong + b"\r\n\r\n")
             assert got.startswith(b"HTTP/1.1 %d " % status), got
         assert time.process_time() - before < 0.4
+
+
+RANGES = "Range: bytes=" + ",".join(f"{3 * at}-{3 * at}" for at in range(100))
+
+
+async def test_a_file_of_the_page_is_answered_from_memory() -> None:
+    """Of a hundred ranges each took 0.04 s; a deep path took as long, in a thread."""
+    async with door(Starlette(routes=pages.routes())) as served:
+        before = time.process_time()
+        for _ in range(20):
+            async with await served.connect(get("/dashboard/main.js", RANGES)) as stream:
+                assert await one(stream) == (200, (pages.FILES / "main.js").read_bytes())
+            async with await served.connect(get("/dashboard/" + 800 * "a/" + "main.js")) as stream:
+                assert (await one(stream))[0] == 404
+        assert time.process_time() - before < 0.4
+        for path in ("/", "/dashboard/vendor/temml.js"):
+            got = (await served.answer(get(path, "Connection: close"))).decode("latin-1")
+            tag = re.search(r'etag: ("[0-9a-f]+")', got)
+            assert tag
+            again = await served.answer(get(path, f"If-None-Match: {tag[1]}", "Connection: close"))
+            assert again.startswith(b"HTTP/1.1 304 ")
+            assert tag[1].encode() in again
+
+
+@pytest.mark.parametrize("target", ["/" + "a/" * 7900, "/" + "%2f" * 5200, "/?" + "a&" * 7900])
+async def test_a_long_target_is_refused_before_it_is_looked_at(target: str) -> None:
+    async with door() as served:
+        got = await served.answer(get(target))
+        assert got.startswith(b"HTTP/1.1 414 ")
+        assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "uri_too_long"
+        assert (await served.answer(get("/" + "a" * 2000, "Connection: close"))).endswith(b"aaa")
 
 
 async def test_chunks_are_read_a_few_in_each_pass() -> None:
