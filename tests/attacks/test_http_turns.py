@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import ssl
 import time
 from collections import Counter
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 import trio
+from sealring_trio.api.connections import Connections
+from sealring_trio.api.gate import PROBES
 from sealring_trio.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
 from sealring_trio.api.tls import Tls
 from sealring_trio.dashboard import pages
@@ -23,7 +26,7 @@ from starlette.applications import Starlette
 from trio.testing import wait_all_tasks_blocked
 
 from tests.api.certificates import write_pair
-from tests.attacks.doorway import CHUNKED, Door, door, get, hello, one, read, reply, rest
+from tests.attacks.doorway import CHUNKED, HOST, Door, door, get, hello, one, read, reply, rest
 
 MANY = 40
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -123,6 +126,131 @@ async def test_those_that_keep_the_server_busy_do_not_wait_for_all_new_ones() ->
             await one(stream)
             await stream.aclose()
     assert asked.index("/known") - 10 < MANY / 2
+
+
+@pytest.mark.parametrize("path", PROBES)
+async def test_probes_do_not_wait_for_others(path: str) -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=2 * MANY) as served:
+        new = [await served.connect() for _ in range(MANY)]
+        probe = await served.connect()
+        await wait_all_tasks_blocked()
+        for stream in [*new, probe]:  # all in one pass
+            os.write(stream.socket.fileno(), get(path if stream is probe else "/new"))
+        for stream in [*new, probe]:
+            await one(stream)
+            await stream.aclose()
+    assert asked.index(path) <= 4
+
+
+async def test_probes_leave_turns_to_others() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=2 * MANY) as served:
+        probes = [await served.connect() for _ in range(MANY)]
+        other = await served.connect()
+        await wait_all_tasks_blocked()
+        for stream in [*probes, other]:
+            os.write(stream.socket.fileno(), get("/new" if stream is other else "/livez"))
+        for stream in [*probes, other]:
+            await one(stream)
+            await stream.aclose()
+    assert asked.index("/new") <= 4
+
+
+async def test_sources_have_turns_by_turns() -> None:
+    """Whoever has many connections waits longer, and nobody else does."""
+    book, went = Connections(4 * MANY), list[str]()
+
+    async def wait(source: str) -> None:
+        place = book.admit(source)
+        assert place is not None
+        await place.turn()
+        went.append(source)
+
+    async with trio.open_nursery() as nursery:
+        for source in [*MANY * ["mallory"], "alice"]:
+            nursery.start_soon(wait, source)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as giving:
+            giving.start_soon(book.turns.give)
+            await wait_all_tasks_blocked()
+            giving.cancel_scope.cancel()
+    assert len(went) == MANY + 1
+    assert went.index("alice") <= 3
+
+
+async def test_many_connections_are_accepted_in_a_pass() -> None:
+    passes = Passes()
+    async with counted(hello, passes) as served:
+        clients = [socket.create_connection((HOST, served.port)) for _ in range(MANY)]
+        before = passes.count
+        while len(served.book) < MANY:
+            await trio.lowlevel.checkpoint()
+        assert passes.count - before <= MANY / 4
+        for client in clients:
+            client.close()
+
+
+async def test_who_waits_for_a_turn_is_not_closed_for_another() -> None:
+    async with door(limit=MANY) as served:
+        most = served.book.limit_of_source
+        clients = [await served.connect() for _ in range(most)]
+        await wait_all_tasks_blocked()
+        for stream in clients:
+            os.write(stream.socket.fileno(), get("/"))
+        for _ in range(4):
+            await trio.lowlevel.checkpoint()  # now most of them wait
+        others = [socket.create_connection((HOST, served.port)) for _ in range(4)]
+        for stream in clients:
+            assert await one(stream) == (200, b"GET /")
+            await stream.aclose()
+        for other in others:
+            other.close()
+
+
+async def test_who_lingers_is_closed_before_others() -> None:
+    async with door(limit=MANY) as served:
+        kept = await served.connect(get("/"))
+        assert await one(kept) == (200, b"GET /")
+        lingering = [
+            await served.connect(b"\0\r\n\r\n" + bytes(9))
+            for _ in range(served.book.limit_of_source - 1)
+        ]
+        for stream in lingering:
+            assert (await one(stream))[0] == 400
+        await served.works()
+        await kept.send_all(get("/"))
+        assert await one(kept) == (200, b"GET /")
+        for stream in [kept, *lingering]:
+            await stream.aclose()
+
+
+async def test_who_lingers_has_the_last_turns() -> None:
+    passes = Passes()
+    async with counted(hello, passes) as served:
+        lingering = [await served.connect(b"\0\r\n\r\n" + bytes(9)) for _ in range(MANY)]
+        for stream in lingering:
+            assert (await one(stream))[0] == 400
+        new = await served.connect()
+        for _ in range(MANY):
+            await trio.lowlevel.checkpoint()
+        for stream in [*lingering, new]:
+            os.write(stream.socket.fileno(), get("/") if stream is new else bytes(1 << 20))
+        before = passes.count
+        assert await one(new) == (200, b"GET /")
+        assert passes.count - before < MANY / 2
+        for stream in [*lingering, new]:
+            await stream.aclose()
 
 
 @pytest.mark.parametrize("fields", [MAX_FIELDS, MAX_FIELDS + 1])
@@ -297,3 +425,32 @@ async def test_handshakes_take_turns(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(MANY):
                 nursery.start_soon(client)
+
+
+async def test_handshakes_of_sources_take_turns(tmp_path: Path) -> None:
+    """Whoever repeats the first record of a handshake keeps nobody else waiting."""
+    tls, book, answered = Tls.read(*write_pair(tmp_path)), Connections(4 * MANY), list[str]()
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ours, theirs, server_hostname="x").do_handshake()
+    first = theirs.read()
+
+    async def client(source: str) -> None:
+        near, far = socket.socketpair()
+        place = book.admit(source)
+        assert place is not None
+        near.setblocking(False)
+        near.send(first)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tls.greet, far, place)
+            await trio.lowlevel.wait_readable(near)
+            answered.append(source)
+            near.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.turns.give)
+        async with trio.open_nursery() as clients:
+            for source in [*MANY * ["mallory"], "alice"]:
+                clients.start_soon(client, source)
+        nursery.cancel_scope.cancel()
+    assert answered.index("alice") < MANY / 2

@@ -61,7 +61,7 @@ class Connection:
         try:
             while await self._one():
                 pass
-            self._place.idle()  # where it lingers, it may have to give way
+            self._place.linger()
             await self._http.linger()
         finally:
             self._http.close()
