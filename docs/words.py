@@ -262,8 +262,9 @@ LIMITS: Final = {
     "values.MAX_STOP_TEXT": "Characters of all stop texts of a request.",
     "responses_body.MAX_METADATA": "Entries of a response's metadata.",
     "responses_store.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
-    "it; when there are more, the oldest of whoever has most go.",
-    "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller; the oldest go first.",
+    "it; when there are more, the oldest of one of those who have most go.",
+    "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller (without a known key, of one "
+    "address); the oldest go first.",
     "responses_store.MAX_KEPT_COUNT": "How many of one caller are kept.",
     "responses_store.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
     "responses_store.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
