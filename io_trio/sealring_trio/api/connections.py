@@ -4,14 +4,13 @@ Anybody who reaches the port may open a connection, and needs no key for it. So 
 all connections together, and a lower one for each source. A source is an IPv4 address, the 64-bit
 prefix of an IPv6 address, or all of loopback.
 
-A connection is idle until a whole request header has come, unless it waits for this server: for its
-turn, or for a step of its handshake. It stalls while its request waits for the client, to send the
-body or to take the answer. At a limit, one that has its last answer and lingers is closed for the
-new one; if none does, the oldest idle one; if none is idle, the stalled one whose request has
-waited longest for its client, if that is at least `STALL_SECONDS` in all. At a source's limit only
-its own connections are considered, at the limit of all every one is. A connection for which this
-server works is never closed. If all are such, the new one is refused. So a client that keeps
-connections open, silent or slow, takes nothing from others.
+A connection is idle until a whole request header has come, unless it waits for its turn. It stalls
+while its request waits for the client, to send the body or to take the answer. At a limit, one that
+has its last answer and lingers is closed for the new one; if none does, the oldest idle one; if
+none is idle, the stalled one whose request has waited longest for its client, if that is at least
+`STALL_SECONDS` in all. At a source's limit only its own connections are considered, at the limit of
+all every one is. A connection for which this server works is never closed. If all are such, the new
+one is refused. So a client that keeps connections open, silent or slow, takes nothing from others.
 
 HTTP is served by the event loop that also carries the sealed links. So connections take turns
 (`Turns`): one in each pass of the loop, however many have sent something, and the links have theirs
@@ -133,17 +132,12 @@ class Place:
         self.waiting = False  # for this server
         self._book = book
 
-    async def turn(self, *, probe: bool = False) -> None:
-        """Wait until it is this connection's turn to do a piece of work, which may be a *probe*."""
-        with self.waits():
-            await self._book.turns.take(self, probe=probe)
-
-    @contextmanager
-    def waits(self) -> Iterator[None]:
-        """Within, the connection waits for this server, and is not closed for another."""
-        self.waiting = True
+    async def turn(self, *, probe: bool = False, handshake: bool = False) -> None:
+        """Wait until it is this connection's turn to do a piece of work. Meanwhile it is not closed
+        for another, except before its *handshake* is over."""
+        self.waiting = not handshake
         try:
-            yield
+            await self._book.turns.take(self, probe=probe)
         finally:
             self.waiting = False
 

@@ -5,9 +5,9 @@ cancelled while it waits has lost nothing. (`trio.SSLStream` cannot go on after 
 cancelled.)
 
 A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are done
-in threads, few at once and one of each source, and the event loop goes on. While the client is
-waited for the connection is idle in the book of `connections`, like one that has sent no request:
-it is the first to be closed for another.
+in threads, few at once and one of each source, and the event loop goes on. Until it is over the
+connection is idle in the book of `connections`, like one that has sent no request: it is the first
+to be closed for another.
 After `HANDSHAKE_SECONDS` it is closed anyway.
 
 The two files are looked at every few seconds. When they have changed, connections that come from
@@ -91,7 +91,7 @@ class Tls:
                     done = True
                     return sock
                 if first:
-                    await place.turn()
+                    await place.turn(handshake=True)
                     secure = TlsSocket(sock, self.pair.context)
                     done = await self._shake(secure, place)
                     return secure if done else None
@@ -112,13 +112,12 @@ class Tls:
                     return False
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(secure)
-                await place.turn()
+                await place.turn(handshake=True)
                 continue
             try:
                 line = self._lines.setdefault(place.source, trio.Lock())
-                with place.waits():
-                    async with line:
-                        await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+                async with line:
+                    await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
                 over = True
             except ssl.SSLWantReadError:
                 pass
