@@ -244,8 +244,8 @@ LIMITS: Final = {
     "open files.",
     "connections.PART_OF_SOURCE": "The part of them that one address may have.",
     "gate.MAX_OF_ONE": "Requests with one key that are answered at once.",
-    "head.MAX_HELD": "Bytes of large texts that requests under way have for their answers, and of "
-    "large answers that wait for their clients; one caller has half at most.",
+    "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
+    "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
     "values.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "values.MAX_MESSAGES": "Messages of a conversation.",

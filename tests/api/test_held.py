@@ -5,32 +5,41 @@ from __future__ import annotations
 import gc
 import json
 import tracemalloc
+from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 import trio
+from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_trio.api import head
 from sealring_trio.api.anthropic_shape import MessageShape
 from sealring_trio.api.chat import ChatShape
 from sealring_trio.api.choices import Delta, Finish
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.gate import Caller
-from sealring_trio.api.generate import Call
-from sealring_trio.api.head import LARGE, MAX_HELD, Holding
+from sealring_trio.api.generate import Call, Generate
+from sealring_trio.api.head import LARGE, MAX_HELD, ApiHead, Holding
+from sealring_trio.api.kinds import CompletionKind
 from sealring_trio.api.parsing import Content
 from sealring_trio.api.replies import About, Envelope, Shape
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
 from sealring_trio.api.streaming import EventStream
+from sealring_trio.node.generation import Generator
 from sealring_trio.node.request_stream import AT_ONCE, Stream, size_of
 from sealring_trio.node.trace import Trace
+from sealring_trio.text.parsed import ID, ParsedRequest
 from sealring_trio.text.shared_budget import SharedBudget
 from starlette.types import Message, Send
 
 from tests.api.conftest import Served
+from tests.attacks.test_floods import at_work
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MOST = 20
@@ -252,6 +261,64 @@ async def test_tokens_that_nobody_takes_are_counted() -> None:
     assert sum(counts) == size_of(tokens) == 5 * size_of(tokens[:1])
     assert size_of(tokens[:1]) > 80 * MOST
     assert await stream.take() == tokens
+
+
+CHOICES = 128
+
+
+async def opened(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ask for many choices of a prompt of so many tokens: how often another task had had its turn
+    as each row was opened. Raises `ApiError`."""
+    told = {"options": {"model": "m", "n": CHOICES}, "texts": [], "lengths": [tokens]}
+    parsed = ParsedRequest.of(told, array(ID, [5] * tokens).tobytes())
+    turns, seen = 0, list[int]()
+    bodies = iter([{"type": "http.request", "body": b"{}"}])
+    headers = [(b"content-type", b"application/json")]
+    async with at_work() as node, trio.open_nursery() as nursery:
+        generator, submit = Generator(node.runtime, tiny.path()), node.runtime.submit
+        api = ApiHead(generator, Mock(timeout=30.0, aliases=(), api=None), "m", Mock())
+        caller = Caller("id", "name", "owner", "", "account", trio.current_time())
+        state = {"visitor": caller}
+        scope = {"type": "http", "method": "POST", "headers": headers, "state": state}
+
+        def submitted(*asked: Any) -> Any:
+            seen.append(turns)
+            return submit(*asked)
+
+        async def receive() -> Any:
+            return next(bodies, None) or await trio.sleep_forever()
+
+        async def ask() -> None:
+            await Generate(api, CompletionKind())(scope, receive, AsyncMock())
+
+        monkeypatch.setattr(node.runtime, "submit", submitted)
+        monkeypatch.setattr(generator, "parse", AsyncMock(return_value=parsed))
+        monkeypatch.setattr(ApiHead, "check_serving", lambda _: None)
+        await generator.tokenizer()
+        nursery.start_soon(ask)
+        while len(seen) < CHOICES:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+        nursery.cancel_scope.cancel()
+    return seen
+
+
+async def test_others_have_their_turn_while_rows_are_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = await opened(10, monkeypatch)
+    assert max(Counter(seen).values()) <= 2  # of two tasks either may be the first
+
+
+async def test_the_ids_of_prompts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "MAX_HELD", 4 * LARGE)
+    assert len(await opened(2 * LARGE // 50, monkeypatch)) == CHOICES
+    with pytest.RaisesGroup(pytest.RaisesExc(ApiError, check=_overloaded), flatten_subgroups=True):
+        await opened(2 * LARGE // 40 + 1, monkeypatch)
+
+
+def _overloaded(error: ApiError) -> bool:
+    return (error.status, error.code) == (503, "overloaded")
 
 
 TOO_MANY: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -16,7 +16,7 @@ from typing import Any, Generic
 import attrs
 import trio
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import RequestDone, ScoresOut
+from sealring_protocol.control.scheduler.requests import RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -196,9 +196,9 @@ class Generate(Generic[A]):
         choices = self._kind.choices(asked, parsed, context)
         about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
-        call.holding.grow(self._kind.held(parsed))
+        call.holding.grow(self._kind.held(parsed) + parsed.size)
         with contextlib.ExitStack() as stack:
-            answers = self._open(asked, tokenizer, parsed, call, stack)
+            answers = await self._open(asked, tokenizer, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
             if asked.stream:
                 await _stream(pairs, shape, call)
@@ -242,7 +242,7 @@ class Generate(Generic[A]):
                 self._kind.name, about, body, call.caller.account, call.trace
             )
 
-    def _open(
+    async def _open(
         self,
         asked: A,
         tokenizer: Tokenizer,
@@ -250,7 +250,8 @@ class Generate(Generic[A]):
         call: Call,
         stack: contextlib.ExitStack,
     ) -> list[Answer]:
-        """Open a row for each choice; all end with *stack*. Raises `ApiError`."""
+        """Open a row for each choice; others have their turn after each. All end with *stack*.
+        Raises `ApiError`."""
         head = self._head
         info = head.generator.runtime.node.engine_info
         vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
@@ -267,10 +268,11 @@ class Generate(Generic[A]):
                     trio.lowlevel.current_trio_token().run_sync_soon(withdraw, call.trace)
 
         try:
-            answers = [
-                stack.enter_context(head.generator.answering(tokenizer, job, call.trace, counted))
-                for job in jobs(asked, parsed, vocabulary, call.caller)
-            ]
+            answers = []
+            for job in jobs(asked, parsed, vocabulary, call.caller):
+                answering = head.generator.answering(tokenizer, job, call.trace, counted)
+                answers.append(stack.enter_context(answering))
+                await trio.lowlevel.checkpoint()
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
         if any(answer.fitted for answer in answers):
@@ -278,13 +280,11 @@ class Generate(Generic[A]):
         return answers
 
 
-def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:
+def _check_prompt(prompt: TokenIds, vocabulary: int) -> None:
     if not prompt:
         raise invalid("The prompt has no tokens; give at least one.", "prompt", "empty_prompt")
-    if max(prompt) >= vocabulary:
-        raise invalid(
-            f"The prompt has token {max(prompt)}; the vocabulary has {vocabulary}.", "prompt"
-        )
+    if (most := prompt.bounds[1]) >= vocabulary:
+        raise invalid(f"The prompt has token {most}; the vocabulary has {vocabulary}.", "prompt")
 
 
 async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
