@@ -204,6 +204,7 @@ ERRORS: Final = {
     "request_ambiguous": ("409", "Several requests under way are called so by their clients."),
     "request_over": ("409", "The request that is to be cancelled is over."),
     "request_too_large": ("413", "The body is too large."),
+    "uri_too_long": ("414", "The path and query are larger than 2 KiB."),
     "unsupported_media_type": ("415", "The body is not `application/json`, or is encoded."),
     "text_limit_exceeded": ("422", "The prompt or its template took more time or memory than a "
                             "text worker may; it would again."),

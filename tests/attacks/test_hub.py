@@ -536,3 +536,22 @@ def test_a_server_that_is_busy_and_names_no_time_is_not_asked_at_once() -> None:
         read(whole(b"", "429 Too Many", Retry_After="0"))
     assert caught.value.wait is None
     assert not caught.value.permanent
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\na:" + b" " * 60_000 + b"\0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b" " * 60_000 + b"\n\r\n",
+    ],
+    ids=["header", "chunk"],
+)
+def test_blanks_of_an_answer_take_linear_time(said: bytes) -> None:
+    """They took many seconds, in which nothing else of the process ran."""
+    with hostile(lambda _, send: send(said)) as url:
+        with pytest.raises(FetchFault):  # what takes long the first time, such as imports
+            Hub(endpoint=url).list(MODEL, "main")
+        before = time.process_time()
+        with pytest.raises(FetchFault):
+            Hub(endpoint=url).list(MODEL, "main")
+        assert time.process_time() - before < 1.0

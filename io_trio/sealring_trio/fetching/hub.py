@@ -303,6 +303,9 @@ def _asked(
     """
     from huggingface_hub import get_session  # noqa: PLC0415
 
+    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415
+
+    bound_h11()
     begun: Future[tuple[Any, bool]] = Future()
 
     def ask() -> None:
