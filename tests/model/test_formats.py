@@ -247,7 +247,31 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
     ),
     "glm without arguments": ("glm47", "g\n</tool_call>", BOTH[1:]),
     "glm without anything": ("glm47", "g", BOTH[1:]),
+    "glm, a key without a value": (
+        "glm47",
+        "f<arg_key>count</arg_key>1<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>",
+        BOTH[:1],
+    ),
+    "glm, only a key without a value": (
+        "glm47",
+        "g<arg_key>text</arg_key></tool_call>I ask first. <tool_call>f<arg_key>text</arg_key>"
+        "<arg_value>a</arg_value></tool_call>",
+        [
+            *BOTH[1:],
+            "I ask first. <tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>",
+        ],
+    ),
+    "glm, a key without an end": (
+        "glm47",
+        "g<arg_key>text</tool_call>b</arg_key>",
+        [*BOTH[1:], "b</arg_key>"],
+    ),
     "glm, prose": ("glm47", "it is <b> so", ["<tool_call>it is <b> so"]),
+    "longcat, only a key without a value": (
+        "longcat",
+        "g<longcat_arg_key>text</longcat_arg_key></longcat_tool_call>the rest",
+        [*BOTH[1:], "the rest"],
+    ),
     "longcat": (
         "longcat",
         "f\n<longcat_arg_key>text</longcat_arg_key>\n<longcat_arg_value>a</longcat_arg_value>\n"
@@ -282,6 +306,11 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
         BOTH[:1],
     ),
     "qwen, no end": ("qwen3_coder", "<function=f>\n<parameter=text>\na\n</parameter>", BOTH[:1]),
+    "qwen, a key without an end": (
+        "qwen3_coder",
+        "<function=g>\n<parameter=text\na\n</parameter>\n</function>\n</tool_call>b <c>",
+        [*BOTH[1:], "b <c>"],
+    ),
     "qwen, another function": (
         "qwen3_coder",
         "\n<function=h>\n</function>",

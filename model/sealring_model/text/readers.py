@@ -671,6 +671,7 @@ class Elements:
         """Pass on the arguments of a call; whether they are whole."""
         sign = "{"
         marks = tuple(filter(None, (self.key, self.over, self.last)))
+        ends = (*marks, self.value)
         while True:
             found = yield from given.upto(marks, _dropped)
             if found != self.key:
@@ -680,15 +681,17 @@ class Elements:
                 return True
             given.take(len(found))
             parts: list[str] = []
-            whole = yield from given.upto((self.keyed,), _first(parts))
-            if not whole:
+            found = yield from given.upto((self.keyed, *ends), _first(parts))
+            if found == self.keyed and self.valued:
+                given.take(len(found))
+                found = yield from given.upto((self.valued, *ends), _dropped)
+            if not found:
                 given.finish()
                 return False
-            given.take(len(whole))
+            if found in ends:  # it has no value
+                continue
+            given.take(len(found))
             key, kind = self._key("".join(parts), kinds)
-            if self.valued:
-                yield from given.upto((self.valued,), _dropped)
-                given.take(len(self.valued))
             given.add(f"{sign}{quoted(key)}: ")
             sign = ", "
             value = Value(given.add, kind, lined=self.lined)
