@@ -543,6 +543,41 @@ PHI = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}
 {%- if m.tools is defined %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}<|end|>{% endfor %}"""
 
 
+CUT_OFF = '{"city": "Par'
+
+
+def cut_off(tokenizer: Tokenizer, arguments: str = CUT_OFF) -> tuple[str, list[str]]:
+    """The prompt of a history in which a call has *arguments*, and how it was changed."""
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "a", "type": "function", "function": function}
+    talk = [TURN, {"role": "assistant", "content": None, "tool_calls": [call]}, result("a")]
+    body = json.dumps(body_of("chat", messages=talk)).encode()
+    asked = {"models": ["m"], "context": 1 << 16}
+    told, rest = JOBS["chat"](tokenizer, asked, body, lambda stage: None)
+    return tokenizer.decode(ParsedRequest.of(told, rest).prompts[0]), told["adapted"]
+
+
+def test_a_call_that_was_cut_off_can_be_sent_back() -> None:
+    """As a text where the template takes one, and else within an object."""
+    call = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}<|python_tag|>CALL{% endfor %}"
+        "{% endfor %}"
+    )
+    given = "c.function.arguments"
+    takes_text = tokenizer_with(call.replace("CALL", f"[{{{{ {given} }}}}]"))
+    assert cut_off(takes_text) == (f"<|python_tag|>[{CUT_OFF}]", [])
+    pairs = f"{{% for k, v in {given}.items() %}}[{{{{ k }}}}={{{{ v }}}}]{{% endfor %}}"
+    takes_object = tokenizer_with(call.replace("CALL", pairs))
+    for arguments in (CUT_OFF, "[1]", "Paris"):
+        said = f"<|python_tag|>[arguments={arguments}]"
+        assert cut_off(takes_object, arguments) == (said, ["tool-arguments-wrapped"])
+    assert cut_off(takes_object, "null") == ("<|python_tag|>", ["tool-arguments-wrapped"])
+    assert cut_off(takes_object, GIVEN) == ("<|python_tag|>[city=Paris][days=2]", [])
+    prompt, changes = cut_off(tokenizer_with(DEEPSEEK))
+    assert f"f<｜tool▁sep｜>{CUT_OFF}<｜tool▁call▁end｜>" in prompt
+    assert changes == []
+
+
 def test_phi_4_mini_gets_tools_with_the_system_message() -> None:
     text = prompt(tokenizer_with(PHI), [TURN, called("1"), result("1")])
     assert text == (

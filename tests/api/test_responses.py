@@ -152,6 +152,18 @@ def test_a_call_and_what_it_gave(team: Served) -> None:
         team.openai.responses.retrieve(made.id)
 
 
+def test_a_call_that_was_cut_off_is_gone_on_from(team: Served) -> None:
+    create = team.openai.responses.create
+    first = create(model=team.model, input="weather", tools=[TOOL], max_output_tokens=4)
+    (call,) = first.output
+    assert call.type == "function_call"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.arguments)
+    given: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "fruit"}
+    more = create(model=team.model, input=[given], tools=[TOOL], previous_response_id=first.id)
+    assert more.output_text == "apple banana cherry"
+
+
 def test_a_conversation_goes_on(team: Served) -> None:
     create = team.openai.responses.create
     first = create(model=team.model, input="think", metadata={"a": "b"}, instructions="nothing")
