@@ -346,6 +346,29 @@ def test_calls_as_models_write_them(name: str, text: str, parts: list[Any]) -> N
         assert parts_of(format, text, size) == parts_of(format, text)
 
 
+LONG: dict[str, tuple[str, str]] = {
+    "a key of qwen's": ("qwen3_coder", qwen(("k" * 3000, "a"))),
+    "a key of glm's": (
+        "glm47",
+        f"f<arg_key>{'k' * 3000}</arg_key><arg_value>a</arg_value></tool_call>",
+    ),
+    "a tag": (
+        "minimax_m3",
+        f'{NS}<invoke name="f">{NS}<{"k" * 3000}>a{NS}</invoke>{NS}</tool_call>',
+    ),
+    "a number": ("json_tools", f'{{"name": "f", "arguments": {"7" * 3000}}}</tool_call>'),
+    "a header": ("harmony", f"<|channel|>{'z' * 1500} to=functions.f<|message|>{{}}<|call|>"),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), LONG.values(), ids=LONG)
+def test_long_names_are_cut_alike_in_all_pieces(name: str, text: str) -> None:
+    whole = parts_of(BY_NAME[name], text, mark="" if name == "harmony" else None)
+    assert sum(len(part.text) for part in whole if isinstance(part, CallPart)) < 1100
+    for size in (1, 7, 1000):
+        assert parts_of(BY_NAME[name], text, size, "" if name == "harmony" else None) == whole
+
+
 TYPED: dict[str, tuple[str, str, Any]] = {
     "a text that is JSON": ("text", '{"a": 1}', '{"a": 1}'),
     "a text that is a number": ("text", "12", "12"),

@@ -1,9 +1,10 @@
 """A conversation that the model's template refuses, made to fit.
 
 Many templates take less than the APIs do: one system message at the front or none, users and the
-assistant in turn, ids of calls of nine characters, arguments that are objects. So a conversation that is refused is changed,
-one kind of change after the other, until the template takes it. Changes that turn out not to be
-needed are undone. Nothing that somebody wrote is left out. The answer's header names the changes.
+assistant in turn, ids of calls of nine characters, arguments that are objects. So a conversation
+that is refused is changed, one kind of change after the other, until the template takes it. Changes
+that turn out not to be needed are undone. Nothing that somebody wrote is left out. The answer's
+header names the changes.
 """
 
 from __future__ import annotations

@@ -406,7 +406,7 @@ def _arguments(given: Input) -> Steps:
             given.add("".join(parts))
     elif empty and first:
         parts = []
-        yield from json_value(given, lambda text: parts.append(text[: MAX_HEADER - len(parts)]))
+        yield from json_value(given, _first(parts))
         if (scalar := "".join(parts).strip()) and scalar != "null":
             given.add(scalar)
             empty = False
@@ -736,8 +736,16 @@ class Elements:
 
 
 def _first(parts: list[str]) -> Callable[[str], None]:
-    """What keeps text in *parts*, as much as a name may have."""
-    return lambda text: parts.append(text[:MAX_HEADER]) if len(parts) < MAX_HEADER else None
+    """What keeps text in *parts*, as many characters as a name may have."""
+    left = MAX_HEADER
+
+    def keep(text: str) -> None:
+        nonlocal left
+        if left:
+            parts.append(text[:left])
+            left -= len(parts[-1])
+
+    return keep
 
 
 _SPACE: Final = "]<]minimax[>["
