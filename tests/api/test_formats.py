@@ -452,15 +452,36 @@ async def test_the_input_of_a_custom_tool_is_streamed() -> None:
     text = 'a "quoted"\nline, \\ and \N{GRINNING FACE}'
     for arguments in (json.dumps({"input": text}), json.dumps({"input": text}, ensure_ascii=False)):
         call = f'<tool_call>{{"name": "patch", "arguments": {arguments}}}</tool_call>'
-        deltas = await custom(tokenizer, list(call))
-        assert "".join(deltas) == text
+        deltas, given = await custom(tokenizer, list(call))
+        assert "".join(deltas) == given == text
         assert len(deltas) > 10
     wrong = '<tool_call>{"name": "patch", "arguments": {"text": "x"}}</tool_call>'
-    assert await custom(tokenizer, list(wrong)) == ['{"text": "x"}']
+    assert await custom(tokenizer, list(wrong)) == (['{"text": "x"}'], '{"text": "x"}')
 
 
-async def custom(tokenizer: Tokenizer, pieces: list[str]) -> list[str]:
-    """The deltas of a custom tool's input."""
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "abc', "abc"),  # cut off
+        ('{"input": "abc\\', "abc"),
+        ('{"input": "abc", "input": "xyz"}', "abc"),
+        ('{"input": "a\\xb"}', "a\\xb"),
+        ('{"input": "a\\ud800b"}', "a\\ud800b"),
+        ('{"input": "a\\ud83d\\ude00b"}', "a\N{GRINNING FACE}b"),
+        ('{"other": 1, "input": "abc"}', "abc"),
+        ('{"input": 5}', '{"input": 5}'),
+    ],
+)
+async def test_the_input_of_a_custom_tool_is_what_was_streamed(arguments: str, text: str) -> None:
+    tokenizer = tokenizer_of(FORMATS["json_tools"][0])
+    call = f'<tool_call>{{"name": "patch", "arguments": {arguments}'
+    for pieces in (list(call), [call]):
+        deltas, given = await custom(tokenizer, pieces)
+        assert "".join(deltas) == given == text
+
+
+async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], str]:
+    """The deltas of a custom tool's input, and the whole of it."""
     kind = APIS["responses"]
     body = json.dumps({"model": "m", "input": "x", "tools": [CUSTOM]}).encode()
     told, rest = JOBS["responses"](
@@ -473,13 +494,16 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> list[str]:
         options, parsed, context, About("a", 0, "m", "f", Trace("a", "", "", began=0.0))
     )
     (choice,) = kind.choices(options, parsed, context)
-    deltas = []
+    events: list[Any] = []
     for piece in pieces:
         if (delta := await choice.take(Piece((piece,), ()))) is not None:
-            for event in read_events(b"".join(map(shape.event, shape.add(delta)))):
-                if event["type"] == "response.custom_tool_call_input.delta":
-                    deltas.append(event["delta"])
-    return deltas
+            events += read_events(b"".join(map(shape.event, shape.add(delta))))
+    delta = await choice.finish(RequestDone(0, FinishReason.STOP))
+    events += read_events(b"".join(map(shape.event, shape.add(delta))))
+    kind_of = "response.custom_tool_call_input"
+    deltas = [event["delta"] for event in events if event["type"] == f"{kind_of}.delta"]
+    (given,) = (event["input"] for event in events if event["type"] == f"{kind_of}.done")
+    return deltas, given
 
 
 def prompt(tokenizer: Tokenizer, messages: list[Any], **more: Any) -> str:
