@@ -16,6 +16,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
@@ -338,7 +339,9 @@ def messages_streamed(events: list[Any]) -> tuple[Answered, int]:
                 texts["text"] += text
             case {"delta": {"stop_reason": finish}}:
                 pass
-    made = tuple((name, json.dumps(json.loads(arguments))) for name, arguments in calls)
+    # The official client reads what has come of an object like this.
+    read = [(name, from_json(given, allow_partial=True)) for name, given in calls]
+    made = tuple((name, json.dumps(given)) for name, given in read)
     return Answered(*texts.values(), made, finish), parts
 
 
@@ -404,13 +407,10 @@ async def test_an_answer_that_ends_within_its_thoughts(
 @pytest.mark.parametrize("api", APIS)
 async def test_a_call_that_is_cut_off(api: str) -> None:
     template = FORMATS["json_tools"][0]
-    pieces = ['<tool_call>{"name": "f", "arguments": {"city": "Par', "is"]
-    if api != "messages":
-        streamed, whole, _ = await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
-        assert whole == streamed == Answered("", "", (("f", '{"city": "Paris'),), CUT[api])
-    else:
-        with pytest.raises(json.JSONDecodeError, match="Unterminated"):
-            await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
+    pieces = ['<tool_call>{"name": "f", "arguments": {"days": 2, "city": "Par', "is"]
+    streamed, whole, _ = await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
+    given = '{"days": 2}' if api == "messages" else '{"days": 2, "city": "Paris'
+    assert whole == streamed == Answered("", "", (("f", given),), CUT[api])
 
 
 ALL = [said + call for _, said, call in FORMATS.values()]
