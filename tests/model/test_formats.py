@@ -369,6 +369,25 @@ def test_long_names_are_cut_alike_in_all_pieces(name: str, text: str) -> None:
         assert parts_of(BY_NAME[name], text, size, "" if name == "harmony" else None) == whole
 
 
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ('{"text": "a"} garbage', '{"text": "a"}'),
+        ('{"text": "a"}{"text": "b"}', '{"text": "a"}'),
+        ('{"text": "a\nb"}', '{"text": "a\\nb"}'),
+        ('"{\\"text\\": 1}"', '{"text": 1}'),
+        ("  ", "{}"),
+        ('{"text": "a', '{"text": "a'),
+    ],
+)
+def test_arguments_in_a_channel_are_one_value(given: str, arguments: str) -> None:
+    call = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{given}"
+    text = f"{call}<|call|><|start|>assistant<|channel|>final<|message|>b"
+    for size in (0, 1, 7):
+        parts = parts_of(BY_NAME["harmony"], text, size, mark="")
+        assert parts == [CallStart("f"), CallPart(arguments), CallEnd(), Content("b")]
+
+
 TYPED: dict[str, tuple[str, str, Any]] = {
     "a text that is JSON": ("text", '{"a": 1}', '{"a": 1}'),
     "a text that is a number": ("text", "12", "12"),

@@ -900,17 +900,28 @@ def _message(given: Input, functions: Functions, header: str) -> Found:
     channel, name = _CHANNEL.search(header), _RECIPIENT.search(header)
     if name is not None and name[1] in functions:
         given.begin(name[1])
-        yield from given.peek()
-        if (yield from given.at(_MARKS)) or not given.held:
-            given.add("{}")
-        found = yield from given.upto(_MARKS, given.add)
-        given.finish()
+        arguments = Reading(_rest_of_call, functions, "")
+        found = yield from given.upto(_MARKS, lambda text: _read(arguments, text, given))
+        given.parts += arguments.end()
         return found
     given.thinks = channel is not None and channel[1] == "analysis"
     kind = Reasoning if given.thinks else Content
     found = yield from given.upto(_MARKS, lambda text: given.parts.append(kind(text)))
     given.thinks = False
     return found
+
+
+def _rest_of_call(given: Input, functions: Functions, mark: str) -> Steps:
+    """The arguments of a call that has begun. What follows them is left out."""
+    given.take_whole()
+    given.calls = 1
+    yield from _arguments(given)
+
+
+def _read(reading: Reading, text: str, given: Input) -> None:
+    """Have *reading*, unless it is done, read *text* for *given*."""
+    if not reading.done:
+        given.parts += reading.add(text)
 
 
 def _header(given: Input, head: str) -> Found:
