@@ -288,8 +288,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"input": 3}, "input"),
     "an image": (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input.0",
+        "input.0.content.0",
     ),
+    "an image that a tool gave": (
+        {
+            "input": [
+                {
+                    "type": "function_call_output",
+                    "call_id": "1",
+                    "output": [{"type": "input_image", "image_url": "x"}],
+                }
+            ]
+        },
+        "input.0.output.0",
+    ),  # fmt: skip
     "another's item": ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0"),
     "nobody's message": ({"input": [{"content": "x"}]}, "input.0.role"),
     "a nameless call": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0"),
@@ -339,7 +351,7 @@ def test_what_is_no_text_in_an_earlier_turn_is_left_out(team: Served) -> None:
         assert after.status_code == 200, after.text
         assert after.headers["x-sealring-ignored"] == "previous_response_id"
     refused = team.post({"model": team.model, "input": [said, picture]}, PATH)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.1.content.0")
     made = convert(ResponsesRequest.model_validate({"model": "m", "input": [found, said]}), b"")
     assert made.request.messages[0].text == (
         '[web_search_call: {"action": {"type": "search", "query": "fox"}}]'
