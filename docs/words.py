@@ -206,6 +206,7 @@ ERRORS: Final = {
     "request_ambiguous": ("409", "Several requests under way are called so by their clients."),
     "request_over": ("409", "The request that is to be cancelled is over."),
     "request_too_large": ("413", "The body is too large."),
+    "uri_too_long": ("414", "The path and query are larger than 2 KiB."),
     "unsupported_media_type": ("415", "The body is not `application/json`, or is encoded."),
     "text_limit_exceeded": ("422", "The prompt or its template took more time or memory than a "
                             "text worker may; it would again."),
@@ -245,8 +246,8 @@ LIMITS: Final = {
     "open files.",
     "connections.PART_OF_SOURCE": "The part of them that one address may have.",
     "gate.MAX_OF_ONE": "Requests with one key that are answered at once.",
-    "head.MAX_HELD": "Bytes of large texts that requests under way have for their answers, and of "
-    "large answers that wait for their clients; one caller has half at most.",
+    "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
+    "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
     "values.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "values.MAX_MESSAGES": "Messages of a conversation.",
@@ -263,8 +264,9 @@ LIMITS: Final = {
     "values.MAX_STOP_TEXT": "Characters of all stop texts of a request.",
     "responses_body.MAX_METADATA": "Entries of a response's metadata.",
     "responses_store.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
-    "it; when there are more, the oldest of whoever has most go.",
-    "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller; the oldest go first.",
+    "it; when there are more, the oldest of one of those who have most go.",
+    "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller (without a known key, of one "
+    "address); the oldest go first.",
     "responses_store.MAX_KEPT_COUNT": "How many of one caller are kept.",
     "responses_store.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
     "responses_store.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -21,6 +22,9 @@ from tests.serving import Served, serving
 # Engines of tests are modules of tests, which an engine process does not find where it is started.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("sealring", deadline=None)
+hypothesis.settings.load_profile("sealring")
 
 API = "tests/api/"
 """Where files share the rings of that folder's ``conftest``."""

@@ -14,6 +14,9 @@ from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_REASON
 
+_MAX_WHAT: Final = 4096
+"""Bytes of what a `LoadError` says is wrong."""
+
 
 class ModelError(Exception):
     """Base of the errors of this package."""
@@ -23,11 +26,13 @@ class ModelError(Exception):
 
 class LoadError(ModelError):
     """The model is missing, incomplete, not what its manifest says, or cannot be split like this.
-    Trying again does not help. *what* is the fault, and *cure* what mends it, if that is known."""
+    Trying again does not help. *what* is the fault, and *cure* what mends it, if that is known.
+    A file's own words in *what* may be any: they are cut, and hidden characters are escaped."""
 
     KIND = FailureKind.UNSERVABLE
 
     def __init__(self, what: str = "", cure: str = "") -> None:
+        what = clip(what[:_MAX_WHAT], _MAX_WHAT)
         super().__init__(f"{what}; {cure}" if cure else what)
         self.what, self.cure = what, cure
 

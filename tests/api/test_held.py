@@ -5,27 +5,41 @@ from __future__ import annotations
 import gc
 import json
 import tracemalloc
+from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+import trio
+from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_trio.api import head
 from sealring_trio.api.anthropic_shape import MessageShape
 from sealring_trio.api.chat import ChatShape
 from sealring_trio.api.choices import Delta, Finish
 from sealring_trio.api.completions import TextShape
 from sealring_trio.api.errors import ApiError
-from sealring_trio.api.head import LARGE, Holding
+from sealring_trio.api.gate import Caller
+from sealring_trio.api.generate import Call, Generate
+from sealring_trio.api.head import LARGE, MAX_HELD, ApiHead, Holding
+from sealring_trio.api.kinds import CompletionKind
 from sealring_trio.api.parsing import Content
 from sealring_trio.api.replies import About, Envelope, Shape
 from sealring_trio.api.responses_shape import ResponseShape, Wanted
 from sealring_trio.api.schema import ChatOptions, CompletionOptions
-from sealring_trio.node.request_stream import Stream, size_of
+from sealring_trio.api.streaming import EventStream
+from sealring_trio.node.generation import Generator
+from sealring_trio.node.request_stream import AT_ONCE, Stream, size_of
 from sealring_trio.node.trace import Trace
+from sealring_trio.text.parsed import ID, ParsedRequest
 from sealring_trio.text.shared_budget import SharedBudget
+from starlette.types import Message, Send
 
 from tests.api.conftest import Served
+from tests.attacks.test_floods import at_work
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MOST = 20
@@ -37,22 +51,25 @@ def bytes_of(token: int) -> bytes:
     return b" word%d" % (token % 1000)
 
 
-def chat(*, stream: bool) -> Shape:
+Name = Callable[[int], bytes]
+
+
+def chat(name: Name = bytes_of, *, stream: bool) -> Shape:
     envelope = Envelope(ABOUT, "c", "c", ChatOptions(model="m", stream=stream))
-    return ChatShape(envelope, 1, bytes_of, MOST, None)
+    return ChatShape(envelope, 1, name, MOST, None)
 
 
-def text(*, stream: bool) -> Shape:
+def text(name: Name = bytes_of, *, stream: bool) -> Shape:
     envelope = Envelope(ABOUT, "c", "c", CompletionOptions(model="m", stream=stream))
-    return TextShape(envelope, [""], bytes_of, MOST, [])
+    return TextShape(envelope, [""], name, MOST, [])
 
 
 def messages(*, stream: bool) -> Shape:
     return MessageShape(ABOUT, 1, None, streamed=stream)
 
 
-def responses(*, stream: bool) -> Shape:
-    return ResponseShape(ABOUT, Wanted(b'{"x":1}', {}, False), bytes_of, None, MOST)
+def responses(name: Name = bytes_of, *, stream: bool) -> Shape:
+    return ResponseShape(ABOUT, Wanted(b'{"x":1}', {}, False), name, None, MOST)
 
 
 def filled(shape: Shape) -> int:
@@ -64,7 +81,7 @@ def filled(shape: Shape) -> int:
             values = tuple(-0.123456789 * (each + 1 + at) for each in range(MOST))
             likely = Logprobs(1, 1, values[0], tuple(range(at, at + MOST)), values)
             token = TokenOut(1, at, at, likely)
-            for event in shape.add(Delta(0, (Content(" word"),), (token,))):
+            for event in shape.add(Delta(0, (Content(" word" * 10),), (token,))):
                 shape.event(event)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
@@ -86,8 +103,136 @@ def test_what_an_answer_keeps_is_counted_and_small(make: Callable[..., Shape]) -
     grown = filled(shape)
     assert grown < 90 * (MOST + 1) * TOKENS
     assert shape.kept == pytest.approx(grown, rel=0.3, abs=10_000)
-    shape.add(Delta(0, (), (), finish=Finish("length")))
+    assert list(shape.add(Delta(0, (), (), finish=Finish("length"))))
     json.loads(b"".join(shape.whole(ABOUT.trace)))
+
+
+def held_back(text: str = "x" * 100) -> Delta:
+    """The delta of *text* that was held back while `TOKENS` tokens came, and its end."""
+    values = tuple(-0.5 - each for each in range(MOST))
+    tokens = [
+        TokenOut(1, at, at, Logprobs(1, 1, -0.5 - at, tuple(range(MOST)), values))
+        for at in range(TOKENS)
+    ]
+    return Delta(0, (Content(text),), tuple(tokens), finish=Finish("stop"))
+
+
+def told_of(made: bytes) -> tuple[str, list[float]]:
+    """The text that event *made* adds, and its tokens' log probabilities."""
+    told = json.loads(made.split(b"data: ")[1])
+    if "choices" not in told:
+        if not told["type"].endswith("text.delta"):
+            return "", []
+        return told["delta"], [entry["logprob"] for entry in told["logprobs"]]
+    (choice,) = told["choices"]
+    chat = "delta" in choice
+    logprobs = choice["logprobs"] or {}
+    entries = [entry["logprob"] for entry in logprobs.get("content", ())]
+    text = choice["delta"].get("content", "") if chat else choice["text"]
+    return text, entries if chat else logprobs.get("token_logprobs", [])
+
+
+class Turns:
+    """Counts the names of tokens that are *made*, and the *most* between two turns of a task."""
+
+    def __init__(self) -> None:
+        self.made = self.most = 0
+
+    def bytes_of(self, token: int) -> bytes:
+        self.made += 1
+        return bytes_of(token)
+
+    async def watch(self) -> None:
+        while True:
+            before = self.made
+            await trio.lowlevel.checkpoint()
+            self.most = max(self.most, self.made - before)
+
+
+def call_of(send: Send, budget: SharedBudget) -> Call:
+    caller = Caller("a", "", "o", "", "a", 0.0)
+    return Call(caller, ABOUT.trace, Holding(budget, "a"), EventStream(send))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("make", [chat, text, responses])
+async def test_log_probabilities_of_text_that_was_held_back_come_in_turns(
+    make: Callable[..., Shape], stream: bool
+) -> None:
+    sent: list[bytes] = []
+    turns = Turns()
+
+    async def send(message: Message) -> None:
+        if body := message.get("body"):
+            sent.append(body)
+
+    call = call_of(send, SharedBudget(MAX_HELD))
+    delta = held_back()
+    call.holding.grow(size_of(delta.tokens))
+    shape = make(turns.bytes_of, stream=stream)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(turns.watch)
+        if stream:
+            await call.stream.open()
+        await call.add(delta, shape)
+        nursery.cancel_scope.cancel()
+    assert 0 < turns.most <= 2 * AT_ONCE * (MOST + 1)
+    if stream:
+        told = [told_of(made) for made in sent]
+        assert "".join(text for text, _ in told) == "x" * 100
+        assert [each for _, some in told for each in some] == [-0.5 - at for at in range(TOKENS)]
+        assert max(len(some) for _, some in told) == AT_ONCE
+    else:
+        assert not sent
+        whole = b"".join(shape.whole(ABOUT.trace))
+        assert [whole.count(b":-%d.5" % at) for at in (MOST, TOKENS - 1)] == [1, 1]
+
+
+async def test_what_is_sent_is_held_until_the_client_takes_it() -> None:
+    budget = SharedBudget(MAX_HELD)
+    rooms: list[int] = []
+
+    def room() -> int:
+        """KiB that the caller may have more."""
+        taken = 0
+        while budget.take("a", 1 << 10):
+            taken += 1 << 10
+        budget.give_back("a", taken)
+        return taken
+
+    async def send(message: Message) -> None:
+        rooms.append(room())
+
+    call = call_of(send, budget)
+    await call.stream.open()
+    delta = held_back()
+    held = size_of(delta.tokens)
+    call.holding.grow(held)
+    await call.add(delta, chat(stream=True))
+    assert len(rooms) > TOKENS // AT_ONCE
+    assert max(rooms[1:]) < MAX_HELD // 2 - held
+    await call.write(b"x" * held)  # all that was held before is no more
+    assert rooms[-1] >= rooms[-2] - (1 << 10)
+    with pytest.raises(ApiError) as caught:
+        await call.write(bytes(MAX_HELD // 2 + 1))
+    assert caught.value.code == "overloaded"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_text_that_a_stop_string_holds_back_is_told_in_parts(team: Served, path: str) -> None:
+    prompt = {"prompt": "endless"} if path == TEXT else team.chat("endless")
+    likely = {"logprobs": 3} if path == TEXT else {"logprobs": True, "top_logprobs": 3}
+    asked = {**prompt, **likely, "model": team.model, "max_tokens": 3 * AT_ONCE, "stream": True}
+
+    def told(**more: Any) -> list[tuple[str, list[float]]]:
+        parts = team.post({**asked, **more}, path).text.split("\n\n")
+        return [told_of(part.encode()) for part in parts if part.startswith("data: {")]
+
+    parts, free = told(stop="la" * 2 * AT_ONCE + "lo"), told()
+    assert "".join(text for text, _ in parts) == "".join(text for text, _ in free)
+    assert "".join(text for text, _ in parts) == "la" * 3 * AT_ONCE
+    assert [v for _, some in parts for v in some] == pytest.approx([v for _, s in free for v in s])
+    assert max(len(some) for _, some in parts) == AT_ONCE
 
 
 def test_what_is_held_grows_within_the_caller_s_half() -> None:
@@ -116,6 +261,64 @@ async def test_tokens_that_nobody_takes_are_counted() -> None:
     assert sum(counts) == size_of(tokens) == 5 * size_of(tokens[:1])
     assert size_of(tokens[:1]) > 80 * MOST
     assert await stream.take() == tokens
+
+
+CHOICES = 128
+
+
+async def opened(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ask for many choices of a prompt of so many tokens: how often another task had had its turn
+    as each row was opened. Raises `ApiError`."""
+    told = {"options": {"model": "m", "n": CHOICES}, "texts": [], "lengths": [tokens]}
+    parsed = ParsedRequest.of(told, array(ID, [5] * tokens).tobytes())
+    turns, seen = 0, list[int]()
+    bodies = iter([{"type": "http.request", "body": b"{}"}])
+    headers = [(b"content-type", b"application/json")]
+    async with at_work() as node, trio.open_nursery() as nursery:
+        generator, submit = Generator(node.runtime, tiny.path()), node.runtime.submit
+        api = ApiHead(generator, Mock(timeout=30.0, aliases=(), api=None), "m", Mock())
+        caller = Caller("id", "name", "owner", "", "account", trio.current_time())
+        state = {"visitor": caller}
+        scope = {"type": "http", "method": "POST", "headers": headers, "state": state}
+
+        def submitted(*asked: Any) -> Any:
+            seen.append(turns)
+            return submit(*asked)
+
+        async def receive() -> Any:
+            return next(bodies, None) or await trio.sleep_forever()
+
+        async def ask() -> None:
+            await Generate(api, CompletionKind())(scope, receive, AsyncMock())
+
+        monkeypatch.setattr(node.runtime, "submit", submitted)
+        monkeypatch.setattr(generator, "parse", AsyncMock(return_value=parsed))
+        monkeypatch.setattr(ApiHead, "check_serving", lambda _: None)
+        await generator.tokenizer()
+        nursery.start_soon(ask)
+        while len(seen) < CHOICES:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+        nursery.cancel_scope.cancel()
+    return seen
+
+
+async def test_others_have_their_turn_while_rows_are_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = await opened(10, monkeypatch)
+    assert max(Counter(seen).values()) <= 2  # of two tasks either may be the first
+
+
+async def test_the_ids_of_prompts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "MAX_HELD", 4 * LARGE)
+    assert len(await opened(2 * LARGE // 50, monkeypatch)) == CHOICES
+    with pytest.RaisesGroup(pytest.RaisesExc(ApiError, check=_overloaded), flatten_subgroups=True):
+        await opened(2 * LARGE // 40 + 1, monkeypatch)
+
+
+def _overloaded(error: ApiError) -> bool:
+    return (error.status, error.code) == (503, "overloaded")
 
 
 TOO_MANY: dict[str, tuple[str, dict[str, Any], str]] = {

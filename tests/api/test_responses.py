@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import httpx2
@@ -486,7 +488,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     store = ResponseStore()
 
     def keep(owner: str, name: str, size: int) -> None:
-        store.keep(owner, name, Kept(b"x" * (size - 1), (), (b"y",), ()))
+        store.keep(owner, name, Kept(b"x" * (size - 1), (), (b"y",), (), account=owner))
 
     def kept(owner: str) -> list[str]:
         return [name for name in "abcdefg" if store.find(owner, name)]
@@ -510,6 +512,57 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (kept("one"), kept("two")) == (["d"], ["b"])
 
 
+def test_kept_responses_of_all_keys_from_one_address_count_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(responses_store, "MAX_KEPT", 1000)
+    monkeypatch.setattr(responses_store, "MAX_KEPT_OF_ONE", 500)
+    store = ResponseStore()
+
+    def keep(owner: str, name: str, account: str, size: int = 10) -> None:
+        store.keep(owner, name, Kept(b"x" * size, (), (), (), account))
+
+    keep("honest", "r", "known", 400)
+    keep("shared", "r", "address 1")
+    keep("shared", "s", "address 2")
+    for at in range(1000):
+        keep(f"unknown {at}", "r", "address 1")
+    assert store.find("honest", "r")
+    assert (store.find("shared", "r"), store.find("unknown 949", "r")) == (None, None)
+    assert store.find("shared", "s")  # of another address
+    assert all(store.find(f"unknown {at}", "r") for at in range(950, 1000))
+    assert store.drop("shared", "s")
+    assert not store.drop("shared", "s")
+
+
+def test_room_for_a_response_is_made_at_once_however_many_have_kept_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def calls(accounts: int) -> int:
+        """Calls of Python functions by the `keep` after so many."""
+        monkeypatch.setattr(responses_store, "MAX_KEPT", 10 * accounts)
+        store = ResponseStore()
+        kept = [Kept(b"x" * 10, (), (), (), f"address {at}") for at in range(accounts + 1)]
+        for at, each in enumerate(kept[:-1]):
+            store.keep(f"unknown {at}", "r", each)
+        made = 0
+
+        def count(frame: FrameType, event: str, arg: object) -> None:
+            nonlocal made
+            made += event == "call"
+
+        sys.setprofile(count)
+        try:
+            store.keep("one more", "r", kept[-1])
+        finally:
+            sys.setprofile(None)
+        assert store.find("one more", "r")
+        assert not store.find("unknown 0", "r")
+        return made
+
+    assert calls(5000) == calls(10)
+
+
 def test_a_kept_item_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(responses_store, "MAX_KEPT_ITEMS", 5)
     store = ResponseStore()
@@ -517,19 +570,22 @@ def test_a_kept_item_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None
     def item(name: str, text: str = "") -> bytes:
         return json_bytes({"id": name, "text": text})
 
+    def keep(name: str, *items: tuple[bytes, ...]) -> None:
+        store.keep("one", name, Kept(b"", *items, account="one"))
+
     def found(owner: str, *names: str) -> list[bytes]:
         return [*store.items(owner, [json_bytes(name) for name in names]).values()]
 
-    store.keep("one", "r", Kept(b"", (), (item("a"), item('"\\')), (item("b", "old"),)))
+    keep("r", (), (item("a"), item('"\\')), (item("b", "old"),))
     assert found("one", "a", '"\\', "c") == [item("a"), item('"\\')]
     assert found("two", "a") == found("one") == found("one", "") == []
-    store.keep("one", "s", Kept(b"", (), (), (item("b", "new"),)))
+    keep("s", (), (), (item("b", "new"),))
     assert found("one", "b") == [item("b", "new")]
     store.drop("one", "s")
     assert found("one", "b") == [item("b", "old")]
-    store.keep("one", "u", Kept(b"", (), (), (item("b", "new"),)))
+    keep("u", (), (), (item("b", "new"),))
     store.drop("one", "u")
     assert found("one", "b", "c") == [item("b", "old")]
-    store.keep("one", "t", Kept(b"", (item("a"), item("b")), (item("c"),), ()))
+    keep("t", (item("a"), item("b")), (item("c"),), ())
     assert len(found("one", "a", "b", "c", '"\\')) == 3  # six would be too many
     assert store.find("one", "r") is None

@@ -132,7 +132,7 @@ HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),  # TLS
         (b"\x00" * 100, 400),
         (b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"x" * 2 * MAX_HEADER + b"\r\n\r\n", 431),
-        (b"GET /" + b"x" * MAX_HEADER + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET /" + b"x" * MAX_HEADER + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
         (b"HEAD / HTTP/2.0\r\nHost: x\r\n\r\n", 505),
     ],
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,12 +17,16 @@ from typing import Any
 
 import pytest
 import trio
+from sealring_trio.api.connections import Connections
+from sealring_trio.api.gate import PROBES
 from sealring_trio.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
 from sealring_trio.api.tls import Tls
+from sealring_trio.dashboard import pages
+from starlette.applications import Starlette
 from trio.testing import wait_all_tasks_blocked
 
 from tests.api.certificates import write_pair
-from tests.attacks.doorway import CHUNKED, Door, door, get, hello, one, read, reply, rest
+from tests.attacks.doorway import CHUNKED, HOST, Door, door, get, hello, one, read, reply, rest
 
 MANY = 40
 POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
@@ -121,6 +128,131 @@ async def test_those_that_keep_the_server_busy_do_not_wait_for_all_new_ones() ->
     assert asked.index("/known") - 10 < MANY / 2
 
 
+@pytest.mark.parametrize("path", PROBES)
+async def test_probes_do_not_wait_for_others(path: str) -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=2 * MANY) as served:
+        new = [await served.connect() for _ in range(MANY)]
+        probe = await served.connect()
+        await wait_all_tasks_blocked()
+        for stream in [*new, probe]:  # all in one pass
+            os.write(stream.socket.fileno(), get(path if stream is probe else "/new"))
+        for stream in [*new, probe]:
+            await one(stream)
+            await stream.aclose()
+    assert asked.index(path) <= 4
+
+
+async def test_probes_leave_turns_to_others() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=2 * MANY) as served:
+        probes = [await served.connect() for _ in range(MANY)]
+        other = await served.connect()
+        await wait_all_tasks_blocked()
+        for stream in [*probes, other]:
+            os.write(stream.socket.fileno(), get("/new" if stream is other else "/livez"))
+        for stream in [*probes, other]:
+            await one(stream)
+            await stream.aclose()
+    assert asked.index("/new") <= 4
+
+
+async def test_sources_have_turns_by_turns() -> None:
+    """Whoever has many connections waits longer, and nobody else does."""
+    book, went = Connections(4 * MANY), list[str]()
+
+    async def wait(source: str) -> None:
+        place = book.admit(source)
+        assert place is not None
+        await place.turn()
+        went.append(source)
+
+    async with trio.open_nursery() as nursery:
+        for source in [*MANY * ["mallory"], "alice"]:
+            nursery.start_soon(wait, source)
+        await wait_all_tasks_blocked()
+        async with trio.open_nursery() as giving:
+            giving.start_soon(book.turns.give)
+            await wait_all_tasks_blocked()
+            giving.cancel_scope.cancel()
+    assert len(went) == MANY + 1
+    assert went.index("alice") <= 3
+
+
+async def test_many_connections_are_accepted_in_a_pass() -> None:
+    passes = Passes()
+    async with counted(hello, passes) as served:
+        clients = [socket.create_connection((HOST, served.port)) for _ in range(MANY)]
+        before = passes.count
+        while len(served.book) < MANY:
+            await trio.lowlevel.checkpoint()
+        assert passes.count - before <= MANY / 4
+        for client in clients:
+            client.close()
+
+
+async def test_who_waits_for_a_turn_is_not_closed_for_another() -> None:
+    async with door(limit=MANY) as served:
+        most = served.book.limit_of_source
+        clients = [await served.connect() for _ in range(most)]
+        await wait_all_tasks_blocked()
+        for stream in clients:
+            os.write(stream.socket.fileno(), get("/"))
+        for _ in range(4):
+            await trio.lowlevel.checkpoint()  # now most of them wait
+        others = [socket.create_connection((HOST, served.port)) for _ in range(4)]
+        for stream in clients:
+            assert await one(stream) == (200, b"GET /")
+            await stream.aclose()
+        for other in others:
+            other.close()
+
+
+async def test_who_lingers_is_closed_before_others() -> None:
+    async with door(limit=MANY) as served:
+        kept = await served.connect(get("/"))
+        assert await one(kept) == (200, b"GET /")
+        lingering = [
+            await served.connect(b"\0\r\n\r\n" + bytes(9))
+            for _ in range(served.book.limit_of_source - 1)
+        ]
+        for stream in lingering:
+            assert (await one(stream))[0] == 400
+        await served.works()
+        await kept.send_all(get("/"))
+        assert await one(kept) == (200, b"GET /")
+        for stream in [kept, *lingering]:
+            await stream.aclose()
+
+
+async def test_who_lingers_has_the_last_turns() -> None:
+    passes = Passes()
+    async with counted(hello, passes) as served:
+        lingering = [await served.connect(b"\0\r\n\r\n" + bytes(9)) for _ in range(MANY)]
+        for stream in lingering:
+            assert (await one(stream))[0] == 400
+        new = await served.connect()
+        for _ in range(MANY):
+            await trio.lowlevel.checkpoint()
+        for stream in [*lingering, new]:
+            os.write(stream.socket.fileno(), get("/") if stream is new else bytes(1 << 20))
+        before = passes.count
+        assert await one(new) == (200, b"GET /")
+        assert passes.count - before < MANY / 2
+        for stream in [*lingering, new]:
+            await stream.aclose()
+
+
 @pytest.mark.parametrize("fields", [MAX_FIELDS, MAX_FIELDS + 1])
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 async def test_the_fields_of_a_header_are_few(fields: int, end: str) -> None:
@@ -145,6 +277,60 @@ async def test_fields_are_counted_before_the_header_has_ended() -> None:
         # Those of the next request do not count for this one.
         got = await served.answer(MAX_FIELDS * get("/") + get("/", "Connection: close"))
         assert got.count(b"HTTP/1.1 200 OK\r\n") == MAX_FIELDS + 1
+
+
+BLANKS = {
+    "a field": (b"a:" + b" " * 16200, 400),
+    "a trailer": (CHUNKED + b"\r\n0\r\na:" + b" " * (2 * MAX_READ - 120), 400),
+}
+
+
+@pytest.mark.parametrize("wrong", [b"\0", b"\v", b"\f", b"\rx", b"\r\r\n"])
+@pytest.mark.parametrize(("begin", "status"), BLANKS.values(), ids=BLANKS)
+async def test_blanks_take_linear_time(begin: bytes, status: int, wrong: bytes) -> None:
+    """Ten such requests, of which each took 0.7 s in a field and 0.05 s in a trailer."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if await read(receive) is not None:
+            await reply(send, b"whole")
+
+    async with door(app) as served:
+        before = time.process_time()
+        for _ in range(10):
+            got = await served.answer(POST + begin + wrong + b"\r\n\r\n")
+            assert got.startswith(b"HTTP/1.1 %d " % status), got
+        assert time.process_time() - before < 0.4
+
+
+RANGES = "Range: bytes=" + ",".join(f"{3 * at}-{3 * at}" for at in range(100))
+
+
+async def test_a_file_of_the_page_is_answered_from_memory() -> None:
+    """Of a hundred ranges each took 0.04 s; a deep path took as long, in a thread."""
+    async with door(Starlette(routes=pages.routes())) as served:
+        before = time.process_time()
+        for _ in range(20):
+            async with await served.connect(get("/dashboard/main.js", RANGES)) as stream:
+                assert await one(stream) == (200, (pages.FILES / "main.js").read_bytes())
+            async with await served.connect(get("/dashboard/" + 800 * "a/" + "main.js")) as stream:
+                assert (await one(stream))[0] == 404
+        assert time.process_time() - before < 0.4
+        for path in ("/", "/dashboard/vendor/temml.js"):
+            got = (await served.answer(get(path, "Connection: close"))).decode("latin-1")
+            tag = re.search(r'etag: ("[0-9a-f]+")', got)
+            assert tag
+            again = await served.answer(get(path, f"If-None-Match: {tag[1]}", "Connection: close"))
+            assert again.startswith(b"HTTP/1.1 304 ")
+            assert tag[1].encode() in again
+
+
+@pytest.mark.parametrize("target", ["/" + "a/" * 7900, "/" + "%2f" * 5200, "/?" + "a&" * 7900])
+async def test_a_long_target_is_refused_before_it_is_looked_at(target: str) -> None:
+    async with door() as served:
+        got = await served.answer(get(target))
+        assert got.startswith(b"HTTP/1.1 414 ")
+        assert json.loads(got.partition(b"\r\n\r\n")[2])["error"]["code"] == "uri_too_long"
+        assert (await served.answer(get("/" + "a" * 2000, "Connection: close"))).endswith(b"aaa")
 
 
 async def test_chunks_are_read_a_few_in_each_pass() -> None:
@@ -239,3 +425,32 @@ async def test_handshakes_take_turns(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(MANY):
                 nursery.start_soon(client)
+
+
+async def test_handshakes_of_sources_take_turns(tmp_path: Path) -> None:
+    """Whoever repeats the first record of a handshake keeps nobody else waiting."""
+    tls, book, answered = Tls.read(*write_pair(tmp_path)), Connections(4 * MANY), list[str]()
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(ours, theirs, server_hostname="x").do_handshake()
+    first = theirs.read()
+
+    async def client(source: str) -> None:
+        near, far = socket.socketpair()
+        place = book.admit(source)
+        assert place is not None
+        near.setblocking(False)
+        near.send(first)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(tls.greet, far, place)
+            await trio.lowlevel.wait_readable(near)
+            answered.append(source)
+            near.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.turns.give)
+        async with trio.open_nursery() as clients:
+            for source in [*MANY * ["mallory"], "alice"]:
+                clients.start_soon(client, source)
+        nursery.cancel_scope.cancel()
+    assert answered.index("alice") < MANY / 2

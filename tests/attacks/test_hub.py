@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import socketserver
 import threading
 import time
@@ -264,7 +265,19 @@ def test_a_redirection_to_nowhere(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "place", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1"]
+    "place",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::1]",
+        "169.254.169.254",
+        "10.0.0.1",
+        "[::ffff:10.0.0.1]",
+        "[::127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "[fec0::1]",
+    ],
 )
 def test_a_hub_in_the_internet_leads_into_this_network(
     place: str, monkeypatch: pytest.MonkeyPatch
@@ -274,23 +287,143 @@ def test_a_hub_in_the_internet_leads_into_this_network(
 
     def proxy(request: str, send: Send) -> None:
         asked.append(request.split()[1])
-        if place in asked[-1]:
-            whole(listing(file("config.json", 5)))(request, send)
-        else:
+        if "8.8.8.8" in asked[-1]:
             whole(b"", "302 Found", Location=f"http://{place}:7480/api")(request, send)
+        else:
+            whole(listing(file("config.json", 5)))(request, send)
 
+    with (
+        internet(proxy, monkeypatch),
+        pytest.raises(FetchFault, match=r"8.8.8.8 redirects to .*, which is in this net"),
+    ):
+        Hub(endpoint="http://8.8.8.8").list(MODEL, "main")
+    assert len(asked) == 1
+
+
+@contextlib.contextmanager
+def internet(proxy: Answer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Within the block a *proxy* stands for it, but for names that end with ``.example``."""
     with hostile(proxy) as url:
         for name in ("no_proxy", "NO_PROXY"):
-            monkeypatch.delenv(name, raising=False)
+            monkeypatch.setenv(name, ".example")
         for name in ("http_proxy", "HTTP_PROXY"):
             monkeypatch.setenv(name, url)
         close_session()
         try:
-            with pytest.raises(FetchFault, match=r"8.8.8.8 redirects to .*, which is in this net"):
-                Hub(endpoint="http://8.8.8.8").list(MODEL, "main")
+            yield
         finally:
             close_session()
-    assert len(asked) == 1
+
+
+def resolving(names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each look-up of a name give the next of its addresses, and then the last again. An empty
+    one: the name is not found."""
+    real = socket.getaddrinfo
+
+    def look_up(host: Any, *more: Any, **options: Any) -> Any:
+        name = host if isinstance(host, str) else host.decode()
+        name = name.encode("idna").decode()  # as Python does it
+        found = names.get(name)
+        if found is None:
+            return real(host, *more, **options)
+        address = found.pop(0) if len(found) > 1 else found[0]
+        if not address:
+            raise socket.gaierror(socket.EAI_NONAME, "not known")
+        return real(address, *more, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+
+
+@pytest.mark.parametrize(
+    ("place", "names"),
+    [
+        ("far.example", {"far.example": ["8.8.4.4", "127.0.0.1"]}),
+        ("far.example", {"far.example": ["", "127.0.0.1"]}),
+        (
+            "xn--fa-hia.example",
+            {"xn--fa-hia.example": ["127.0.0.1"], "fass.example": ["8.8.4.4"]},
+        ),
+    ],
+    ids=["another address when it is connected to", "none at first", "two ways to encode a name"],
+)
+def test_a_name_that_leads_into_this_network_when_it_is_connected_to(
+    place: str, names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def inside(request: str, send: Send) -> None:
+        asked.append(request)
+        whole(listing(file("config.json", 5)))(request, send)
+
+    with hostile(inside) as url:
+        there = f"http://{place}:{url.rsplit(':', 1)[1]}/api"
+        proxy = whole(b"", "302 Found", Location=there)
+        resolving(names, monkeypatch)
+        with (
+            internet(proxy, monkeypatch),
+            pytest.raises(FetchFault, match=r"8.8.8.8 redirects to .*, which is in this net"),
+        ):
+            Hub(endpoint="http://8.8.8.8").list(MODEL, "main")
+    assert not any(asked)  # of a connection that carried nothing
+
+
+def test_a_place_that_is_in_this_network_by_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = whole(bytes(100), "206 Partial Content", Content_Range="bytes 0-99/1000")
+    asked = []
+
+    def proxy(request: str, send: Send) -> None:
+        asked.append(request.split()[1])
+        if "8.8.8.8" in asked[-1]:
+            whole(b"", "302 Found", Location="http://place.test/x")(request, send)
+        else:
+            part(request, send)
+
+    resolving({"place.test": ["8.8.4.4", "127.0.0.1"]}, monkeypatch)
+    with internet(proxy, monkeypatch):
+        hub = Hub(endpoint="http://8.8.8.8")
+        assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+        with pytest.raises(FetchFault, match=r"8.8.8.8 redirects to .*, which is in this net"):
+            hub.content(ORIGIN, "model.safetensors", 0, 100)
+    assert [each for each in asked if "place.test" in each] == ["http://place.test/x"]
+
+
+@pytest.mark.parametrize(("length", "count"), [(100, 1), (60_000, 2)])
+def test_no_long_address_is_kept(length: int, count: int) -> None:
+    part = whole(bytes(100), "206 Partial Content", Content_Range="bytes 0-99/1000")
+    asked = []
+    with hostile(part) as place:
+
+        def redirect(request: str, send: Send) -> None:
+            asked.append(request)
+            there = f"{place}/x?{'a' * length}"
+            whole(b"", "302 Found", Location=there)(request, send)
+
+        with hostile(redirect) as url:
+            hub = Hub(endpoint=url)
+            for _ in range(2):
+                assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+    assert len(asked) == count
+
+
+def test_few_addresses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "_MAX_PLACES", 2, raising=False)
+    names = [f"model-{number}.safetensors" for number in range(3)]
+    origin = Origin(MODEL, "main", COMMIT, {name: WeightFile(1000, "") for name in names})
+    part = whole(bytes(100), "206 Partial Content", Content_Range="bytes 0-99/1000")
+    asked = []
+    with hostile(part) as place:
+
+        def redirect(request: str, send: Send) -> None:
+            asked.append(request.split()[1].rsplit("/", 1)[1])
+            whole(b"", "302 Found", Location=f"{place}/x")(request, send)
+
+        with hostile(redirect) as url:
+            hub = Hub(endpoint=url)
+            for name in [*names, *reversed(names)]:
+                hub.content(origin, name, 0, 100)
+    assert asked == [*names, names[0]]
 
 
 def test_a_redirection_in_circles() -> None:
@@ -403,3 +536,22 @@ def test_a_server_that_is_busy_and_names_no_time_is_not_asked_at_once() -> None:
         read(whole(b"", "429 Too Many", Retry_After="0"))
     assert caught.value.wait is None
     assert not caught.value.permanent
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 200 OK\r\na:" + b" " * 60_000 + b"\0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b" " * 60_000 + b"\n\r\n",
+    ],
+    ids=["header", "chunk"],
+)
+def test_blanks_of_an_answer_take_linear_time(said: bytes) -> None:
+    """They took many seconds, in which nothing else of the process ran."""
+    with hostile(lambda _, send: send(said)) as url:
+        with pytest.raises(FetchFault):  # what takes long the first time, such as imports
+            Hub(endpoint=url).list(MODEL, "main")
+        before = time.process_time()
+        with pytest.raises(FetchFault):
+            Hub(endpoint=url).list(MODEL, "main")
+        assert time.process_time() - before < 1.0

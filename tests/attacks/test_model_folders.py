@@ -139,6 +139,15 @@ def test_a_hostile_model_is_refused_and_told(folder: Path, spoil: Callable[[Path
         describe(folder)
 
 
+@pytest.mark.parametrize("value", ["x" * 3_000_000, "\0\x1b[2J"], ids=["long", "hidden"])
+def test_an_error_that_has_words_of_a_file_can_be_shown(folder: Path, value: str) -> None:
+    configured("vocab_size", value)(folder)
+    with pytest.raises(LoadError) as caught:
+        describe(folder)
+    assert len(str(caught.value)) < 5000
+    assert str(caught.value).isprintable()
+
+
 def in_tokenizer(key: str, value: Any) -> Callable[[Path], None]:
     """Set *key* of the tokenizer's configuration."""
 
@@ -175,10 +184,40 @@ def test_a_token_that_makes_the_tokenizer_panic_is_an_error_of_its_answer(folder
     words = tokenizer.stream()
     with pytest.raises(TextError, match="makes no text"):
         words.add(token)
-    assert tokenizer.token_bytes(token) == "\ufffd".encode()
+    assert tokenizer.token_bytes(token) == b""  # after another text it adds nothing
+
+
+GROW = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 10}
+"""Each makes a text ten times as long."""
+
+KEEP = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+BETWEEN = {"type": "Replace", "pattern": {"String": ""}, "content": "e" * 10}
+SLOW = {"type": "Replace", "pattern": {"String": "e" * 100_000 + "f"}, "content": ""}
+
+
+def with_a_token(text: str) -> Callable[[Path], None]:
+    """Have *text* for one of the tokenizer's tokens."""
+
+    def change(folder: Path) -> None:
+        file = folder / "tokenizer.json"
+        described = json.loads(file.read_text())
+        last = described["added_tokens"][-1]
+        described["added_tokens"].append({**last, "id": 10_000, "content": text})
+        file.write_text(json.dumps(described))
+
+    return change
 
 
 TOKENIZERS = {
+    "decoder that grows a text": decoding(*[GROW] * 10),
+    "decoder that grows a text between its characters": decoding(*[BETWEEN] * 10),
+    "decoder of a suffix that is everywhere": decoding(
+        *[{"type": "BPEDecoder", "suffix": ""}] * 40
+    ),
+    "decoder of many steps": decoding(*[KEEP] * 100_000),
+    "decoder that looks for a long text": decoding(SLOW),
+    "decoder of nested steps": decoding({"type": "Sequence", "decoders": [GROW] * 10}),
+    "token without end": with_a_token("e" * 1_000_000),
     "decoder that searches": decoding(SEARCH),
     "too deep": replaced("tokenizer.json", DEEP),
     "no object": replaced("tokenizer.json", "[]"),
@@ -199,6 +238,13 @@ def test_a_hostile_tokenizer_is_refused_and_told(
     spoil(folder)
     with pytest.raises(LoadError):
         Tokenizer(folder)
+
+
+def test_a_token_as_long_as_no_model_has_one(folder: Path) -> None:
+    """And a decoder of more steps than any."""
+    decoding(*[KEEP] * 6)(folder)
+    with_a_token("e" * 2000)(folder)
+    assert Tokenizer(folder).encode("Once")
 
 
 @pytest.mark.parametrize("settings", ["config.json", "tokenizer_config.json"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Decode,
@@ -16,15 +17,18 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.scheduler import running_rows
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,
     RequestDone,
     SchedulerConfig,
+    TokenIds,
     TokenOut,
 )
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
+from sealring_protocol.limits import MAX_BIAS, MAX_GRAMMAR, MAX_IDS
 
 EPOCH = Epoch(1, 1)
 
@@ -583,3 +587,80 @@ def test_a_lost_link_makes_nobody_a_suspect(kind):
     made.submit(Request((2,), 9))
     assert crash(made, plan(made), kind) == []
     assert len(made.uids(plan(made).n)) == 2
+
+
+# --------------------------------------------------------- what comes with a request
+
+PENALTY = Row(0, presence=1.0)
+
+UNSAYABLE = {
+    "a long history": Request((5,) * MAX_IDS, 1, sampling=PENALTY),
+    "a history that grows": Request((5,) * (MAX_IDS - 4), 5, sampling=PENALTY),
+    "an end below 0": Request((5,), 5, frozenset((-5, 2)), min_tokens=1),
+    "an end beyond u32": Request((5,), 5, frozenset((10**20,)), min_tokens=1),
+    "many ends": Request((5,), 5, frozenset(range(299_995)), min_tokens=1),
+    "many tokens first": Request((5,), 5, min_tokens=1 << 32),
+    "a long grammar": Request((5,), 5, sampling=Row(0, grammar=bytes(MAX_GRAMMAR + 1))),
+    "many biases": Request((5,), 5, sampling=Row(0, bias=((1, 1.0),) * (MAX_BIAS + 1))),
+}
+
+
+@pytest.mark.parametrize("request_", UNSAYABLE.values(), ids=UNSAYABLE)
+def test_what_no_row_can_say_is_refused_before_it_is_queued(request_):
+    made = scheduler(context=1 << 21)
+    with pytest.raises(LocalProtocolError):
+        made.submit(request_)
+    assert (made.live, made.waiting) == (0, 0)
+    uid = made.submit(Request((5,) * 3, 5))
+    planned = made.plan(0.0)
+    assert [row.uid for row in planned.rows] == [uid]
+    for message in (*planned.rows, planned.step):
+        encode(message)
+
+
+def test_a_history_ends_where_a_row_is_full(monkeypatch):
+    monkeypatch.setattr(running_rows, "MAX_IDS", 8)
+    made = scheduler()
+    uid = made.submit(Request((5,) * 5, sampling=PENALTY))
+    answer(made, plan(made))
+    ended = [outcome for _ in range(3) for outcome in answer(made, plan(made), 7)]
+    assert [type(outcome) for outcome in ended] == [TokenOut] * 3 + [RequestDone]
+    assert ended[-1] == RequestDone(uid, FinishReason.LENGTH)
+    with pytest.raises(LocalProtocolError, match=r"penalties.* holds 8"):
+        made.submit(Request((5,) * 5, 4, sampling=PENALTY))
+    made.submit(Request((5,) * 5, 4))
+
+
+class Counted(TokenIds):
+    """Counts how often somebody goes through it."""
+
+    looks = 0
+
+    def __iter__(self):
+        self.looks += 1
+        return super().__iter__()
+
+
+class Number(int):
+    """Counts how often it is hashed."""
+
+    hashes = 0
+
+    def __hash__(self):
+        Number.hashes += 1
+        return super().__hash__()
+
+
+def test_rows_that_wait_cost_nothing_for_the_length_of_their_prompt():
+    """128 choices with a prompt of a million tokens took 1 GiB, and 10 s."""
+    prompt = Counted(map(Number, range(1000)))
+    made = scheduler(rows=2, prefixes=4, vocabulary=2000, context=2000)
+    before = Number.hashes
+    uids = [made.submit(Request(prompt, 5, prediction=prompt)) for _ in range(128)]
+    assert (prompt.looks, Number.hashes - before) == (2, 1000)  # the least, and the greatest
+    for uid in reversed(uids):
+        made.cancel(uid)
+    assert (prompt.looks, Number.hashes - before) == (2, 1000)
+    made.submit(Request(prompt, 5))
+    assert plan(made).work.count  # whose prompt is read is taken in
+    assert prompt.looks == 3

@@ -116,6 +116,8 @@ def serve(sock: socket.socket, mode: str) -> None:
             message = decode_local(got.body)
             if mode == "crash":
                 sys.exit(3)
+            if mode == "faults":
+                os.kill(os.getpid(), signal.SIGSEGV)
             if mode == "eats":
                 eaten = []
                 while True:

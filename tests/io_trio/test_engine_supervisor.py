@@ -104,6 +104,22 @@ async def test_a_lost_engine_is_told_of_and_replaced(mode: str, reason: str) -> 
         assert engine.restarts == 1
 
 
+@pytest.mark.parametrize(("mode", "kept"), [("crash", True), ("faults", False)])
+async def test_kernels_that_an_engine_may_have_died_of_are_compiled_again(
+    mode: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file whose middle is lost looks whole, and would have each engine die."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kernel = tmp_path / "sealring" / "kernels" / "mlx" / "0" / "cpu" / "kernel.so"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"\x7fELF")
+    async with running(mode) as (engine, owner):
+        await owner.told.receive()
+        engine.send(Ping(0, Progress()))
+        assert isinstance(await owner.told.receive(), str)
+        assert kernel.exists() == kept
+
+
 async def test_an_engine_that_is_replaced_on_purpose_is_no_restart(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

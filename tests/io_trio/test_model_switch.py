@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -15,6 +16,7 @@ from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 
+from tests.attacks.test_hub import Send, head, hostile
 from tests.io_trio.helpers import Outcome, sealring
 
 
@@ -160,3 +162,36 @@ def test_a_node_that_is_stopped_meanwhile_stops(tmp_path, other):
         node.process.terminate()
         assert node.process.wait(60) == 0
         thread.join(60)
+
+
+@pytest.mark.long
+def test_a_node_that_is_stopped_while_it_asks_a_slow_hub_stops(tmp_path, monkeypatch):
+    asked, over = threading.Event(), threading.Event()
+
+    def answer(_: str, send: Send) -> None:
+        send(head("200 OK"))
+        asked.set()
+        while not over.wait(0.1):
+            send(b" " * 400)  # it is never silent, nor too slow
+
+    (config,) = write_cluster(tmp_path, 1, tiny.path())
+    with hostile(answer) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        with running_node(config) as node:
+            request = {"do": "use", "model": "someone/model-1", "seconds": 60}
+
+            def ask() -> None:
+                with contextlib.suppress(Exception):  # the node is gone
+                    list(node.ask(request))
+
+            thread = threading.Thread(target=ask)
+            try:
+                wait_until_up(node)
+                thread.start()
+                assert asked.wait(60)
+                node.process.terminate()
+                assert node.process.wait(30) == 0
+            finally:
+                over.set()
+                if thread.ident:
+                    thread.join(60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -13,11 +14,14 @@ import trio
 import trio.testing
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.effects import ToEngine
 from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
 from sealring_protocol.diagnosis.causes import Cause
+from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
+from sealring_trio.engine.process import pack
 from sealring_trio.errors import OperationError
-from sealring_trio.node.generation import Generator
+from sealring_trio.node.generation import Generator, Job
 from sealring_trio.node.requests import Requests
 from sealring_trio.node.trace import Trace
 from sealring_trio.node.versions import build_number
@@ -89,3 +93,34 @@ async def test_an_answer_that_reaches_its_end_on_a_former_head_is_no_error() -> 
         assert done.reason is not FinishReason.STOP
         head.runtime.finish(uid)
         head.runtime.forget(uid)
+
+
+async def test_a_request_that_fails_as_it_is_submitted_leaves_nothing_behind() -> None:
+    async with at_work() as head:
+        runtime = head.runtime
+        generator = Generator(runtime, tiny.path())
+        tokenizer, trace = await generator.tokenizer(), Trace("one", "chat", "")
+        job = Job((4, 5, 6), 5, Row(0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "drafts", Mock(begin=Mock(side_effect=MemoryError)))
+            with pytest.raises(MemoryError), generator.answering(tokenizer, job, trace):
+                pass
+        assert generator.tracer.rows(trace) == []
+        assert runtime.node.standing().requests == 0
+        with generator.answering(tokenizer, job, trace) as answer:
+            assert generator.tracer.rows(trace) == [answer.uid]
+        assert generator.tracer.rows(trace) == []
+
+
+async def test_what_cannot_be_said_to_the_engine_ends_the_engine_and_not_the_node() -> None:
+    async with at_work() as head:
+        runtime = head.runtime
+        engine = Mock(out_of_memory=False, send=lambda message: pack(message) and None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "engine", engine)
+            runtime.node.next_event()
+            wrong = ToEngine(Row(1, history=(7,) * (MAX_IDS + 1)))
+            patch.setattr(runtime.node, "next_event", Mock(side_effect=[wrong, None]))
+            runtime.carry_out_and_flush()
+        why = f"it could not be sent a Row: {MAX_IDS + 1} token ids; the limit is {MAX_IDS}"
+        engine.restart.assert_called_once_with(why)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sealring_model import tiny
+from sealring_model.loading.kernel_cache import drop_unloadable, keep_kernels_private
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other files elsewhere")
 
@@ -59,6 +60,7 @@ def test_a_kernel_that_is_not_whole_is_compiled_again(tmp_path: Path) -> None:
     for number, spoil in enumerate(SPOILED.values()):
         file = kernels[number % len(kernels)]
         file.write_bytes(spoil(contents[file]))
+        os.utime(file, (0, 0))  # long ago
     assert load(tmp_path) == kernels
     assert {file: len(file.read_bytes()) for file in kernels} == {
         file: len(data) for file, data in contents.items()
@@ -69,3 +71,31 @@ def test_a_kernel_that_is_spoiled_after_the_start_is_compiled_again(tmp_path: Pa
     kernels = load(tmp_path)
     assert load(tmp_path, "--spoil") == kernels
     assert all(file.stat().st_size > 100 for file in kernels)
+
+
+def test_a_kernel_that_another_process_is_compiling_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", os.environ.get("TMPDIR", "/tmp"))  # set back afterwards
+    folder = tmp_path / "sealring" / "kernels" / "mlx"
+    folder.mkdir(parents=True)
+    young, old = folder / "young.so", folder / "old.so"
+    for file in (young, old):
+        file.write_bytes(b"\x7fELF")  # the beginning of one
+    os.utime(old, (0, 0))
+    keep_kernels_private()
+    assert (young.exists(), old.exists()) == (True, False)
+
+
+def test_an_error_that_is_not_of_a_kernel_deletes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    kernel = tmp_path / "mlx" / "kernel.ptx"
+    kernel.parent.mkdir()
+    kernel.touch()
+    assert not drop_unloadable(ValueError("a prompt about ptx"))
+    assert kernel.exists()
+    assert drop_unloadable(RuntimeError("a PTX JIT compilation failed"))
+    assert not kernel.exists()

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
-from sealring_model.text.eos import own_sampling
+from sealring_model.text.eos import eos_ids, own_sampling
 from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -237,7 +237,29 @@ def test_what_the_makers_say_of_drawing(tmp_path, text, sampling):
     assert own_sampling(tmp_path) == sampling
 
 
-@pytest.mark.parametrize("ends", [["</s>"], [2, None], [[2]]])
+ENDS: dict[str, tuple[object, frozenset[int]]] = {
+    "below 0": ([-5, 2], frozenset((2,))),
+    "none": (-1, frozenset()),
+    "beyond u32": ([10**20, 1 << 32, 2], frozenset((2,))),
+    "no number": (True, frozenset()),
+}
+
+
+@pytest.mark.parametrize(("said", "ends"), ENDS.values(), ids=ENDS)
+def test_ends_that_no_token_has_end_nothing(tmp_path, said, ends):
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+    assert eos_ids(tmp_path) == ends
+
+
+def test_too_many_ends(folder, tmp_path):
+    copy = with_settings(folder, tmp_path / "t")
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(29_995)]}))
+    with pytest.raises(LoadError, match=r"config.json has 29995 .* for eos_token_id") as caught:
+        Tokenizer(copy)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("ends", [["</s>"], [2, None], [[2]], [True, 2]])
 def test_ends_that_are_no_ids(folder, tmp_path, ends):
     copy = with_settings(folder, tmp_path / "t")
     (copy / "config.json").write_text(json.dumps({"eos_token_id": ends}))

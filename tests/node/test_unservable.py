@@ -20,6 +20,7 @@ from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.diagnosis.why import first_permanent
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import MAX_ENDS
 
 from tests.sim.cluster import Cluster, Host
 from tests.sim.fake_engine import VOCABULARY, FakeEngine, info
@@ -187,6 +188,26 @@ def test_a_prompt_beyond_the_vocabulary_ends_no_epoch() -> None:
         ring.submit(Request((4, VOCABULARY, 6), 5))
     uid = ring.submit(Request((4, VOCABULARY - 1, 6), 5))
     ring.run_until(lambda: uid in ring.done)
+    assert ring.done[uid].reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Request((4, 5, -6), 5),
+        Request((4, 5, 6), 5, prediction=(-1,)),
+        Request((4, 5, 6), 5, frozenset((-5, 2)), min_tokens=1),
+        Request((4, 5, 6), 5, frozenset(range(MAX_ENDS + 1)), min_tokens=1),
+    ],
+)
+def test_a_request_that_no_message_can_hold_leaves_nothing_behind(asked: Request) -> None:
+    ring = Cluster(2, 1)
+    ring.run_until(lambda: ring.ready)
+    with pytest.raises(LocalProtocolError):
+        ring.submit(asked)
+    assert ring.head.node.next_event() is None
+    uid = ring.submit(Request((4, 5, 6), 5))
+    ring.run_until(lambda: ring.all_done)
     assert ring.done[uid].reason is FinishReason.LENGTH
 
 

@@ -30,6 +30,10 @@ log = logging.getLogger("sealring.api")
 HEADER_SECONDS: Final = 20.0
 """Seconds for a request's header, from the connection's start or from the last answer on it."""
 
+MAX_TARGET: Final = 2 << 10
+"""Bytes of a request's target: a path is looked for among the routes, a query is split at each
+``&``, and neither is for free. No path or query of this API is a tenth of it."""
+
 _VERSIONS: Final = (b"1.0", b"1.1")
 
 
@@ -57,7 +61,7 @@ class Connection:
         try:
             while await self._one():
                 pass
-            self._place.idle()  # where it lingers, it may have to give way
+            self._place.linger()
             await self._http.linger()
         finally:
             self._http.close()
@@ -137,6 +141,9 @@ def _check(request: h11.Request) -> None:
     """Raise `ApiError` for requests that h11 accepts and this server does not."""
     if request.http_version not in _VERSIONS:
         raise ApiError(505, "This server speaks HTTP/1.1.", "http_version_not_supported")
+    if len(request.target) > MAX_TARGET:
+        text = f"The request's path and query are larger than {MAX_TARGET >> 10} KiB."
+        raise ApiError(414, text, "uri_too_long", kind=INVALID)
     size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
     if size > MAX_HEADER:
         message = f"The header is larger than {MAX_HEADER >> 10} KiB."

@@ -4,13 +4,13 @@ Anybody who reaches the port may open a connection, and needs no key for it. So 
 all connections together, and a lower one for each source. A source is an IPv4 address, the 64-bit
 prefix of an IPv6 address, or all of loopback.
 
-A connection is idle until a whole request header has come. It stalls while its request waits for
-the client, to send the body or to take the answer. At a limit, the oldest idle connection is closed
-for the new one; if none is idle, the stalled one whose request has waited longest for its client,
-if that is at least `STALL_SECONDS` in all. At a source's limit only its own connections are
-considered, at the limit of all every one is. A connection for which this server works is never
-closed. If all are such, the new one is refused. So a client that keeps connections open, silent or
-slow, takes nothing from others.
+A connection is idle until a whole request header has come, unless it waits for its turn. It stalls
+while its request waits for the client, to send the body or to take the answer. At a limit, one that
+has its last answer and lingers is closed for the new one; if none does, the oldest idle one; if
+none is idle, the stalled one whose request has waited longest for its client, if that is at least
+`STALL_SECONDS` in all. At a source's limit only its own connections are considered, at the limit of
+all every one is. A connection for which this server works is never closed. If all are such, the new
+one is refused. So a client that keeps connections open, silent or slow, takes nothing from others.
 
 HTTP is served by the event loop that also carries the sealed links. So connections take turns
 (`Turns`): one in each pass of the loop, however many have sent something, and the links have theirs
@@ -52,39 +52,66 @@ KNOWN_SHARE: Final = 8
 _numbers = itertools.count(1)
 
 
+class _Queue:
+    """Connections that wait for a turn: sources by turns, those of one as they came."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, trio.lowlevel.ParkingLot] = OrderedDict()
+
+    async def wait(self, source: str) -> None:
+        """Wait until `call` calls."""
+        await self._of.setdefault(source, trio.lowlevel.ParkingLot()).park()
+
+    def call(self) -> bool:
+        """Let the first go on. False if nobody waits."""
+        while self._of:
+            source, lot = self._of.popitem(last=False)
+            called = lot.unpark()
+            if lot:
+                self._of[source] = lot
+            if called:
+                return True
+        return False
+
+
 class Turns:
     """Gives connections the event loop in turns.
 
     In each pass of the event loop one connection has a turn, or two when nobody waits any more.
-    Those that wait are served in the order in which they came. A connection is new until it has
-    asked for something. Where new ones wait, only one turn of `KNOWN_SHARE` is of another, so that
-    a new client need not wait for all that keep the server busy, nor they for all new ones.
+    Those that wait are served in the order in which they came, and their sources by turns. Probes
+    have every second turn, so that a supervisor need not wait for all others. A connection is new
+    until it has asked for something. Where new ones wait, only one turn of `KNOWN_SHARE` is of
+    another, so that a new client need not wait for all that keep the server busy, nor they for all
+    new ones. One that is over, and reads on for its client's sake alone, goes last.
     """
 
     def __init__(self) -> None:
         self._taken = False  # in this pass, or somebody waits
-        self._new = trio.lowlevel.ParkingLot()
-        self._known = trio.lowlevel.ParkingLot()
+        self._probes, self._new, self._known, self._over = (_Queue() for _ in range(4))
         self._giver = trio.lowlevel.ParkingLot()
 
-    async def take(self, *, new: bool) -> None:
-        """Wait for a turn, which lasts until the caller next waits for something."""
-        if self._taken:
-            await (self._new if new else self._known).park()
-        else:
+    async def take(self, place: Place, *, probe: bool) -> None:
+        """Wait for a turn of *place*, which lasts until the caller next waits for something."""
+        if not self._taken:
             self._taken = True
             self._giver.unpark()
+        elif probe:
+            await self._probes.wait(place.source)
+        elif place.over:
+            await self._over.wait(place.source)
+        else:
+            await (self._new if place.new else self._known).wait(place.source)
 
     async def give(self) -> None:
         """Give turns until cancelled."""
         for number in itertools.count():
             if not self._taken:
                 await self._giver.park()
-            first, second = self._new, self._known
+            line = [self._new, self._known, self._over]
             if number % KNOWN_SHARE == 0:
-                first, second = second, first
-            if line := first or second:
-                line.unpark()
+                line[:2] = self._known, self._new
+            line.insert(0 if number % 2 else 2, self._probes)
+            if any(queue.call() for queue in line):
                 await trio.lowlevel.checkpoint()
             else:
                 self._taken = False
@@ -101,11 +128,18 @@ class Place:
         self.waited = 0.0  # seconds that its request has waited for the client before
         self.since = 0.0  # when it began to wait (trio's clock)
         self.new = True  # no request of it has come
+        self.over = False  # none will be answered any more
+        self.waiting = False  # for this server
         self._book = book
 
-    async def turn(self) -> None:
-        """Wait until it is this connection's turn to do a piece of work."""
-        await self._book.turns.take(new=self.new)
+    async def turn(self, *, probe: bool = False, handshake: bool = False) -> None:
+        """Wait until it is this connection's turn to do a piece of work. Meanwhile it is not closed
+        for another, except before its *handshake* is over."""
+        self.waiting = not handshake
+        try:
+            await self._book.turns.take(self, probe=probe)
+        finally:
+            self.waiting = False
 
     @property
     def last(self) -> bool:
@@ -115,6 +149,11 @@ class Place:
     def idle(self) -> None:
         """It waits for a request."""
         self._book.wait(self)
+
+    def linger(self) -> None:
+        """All has been answered; it waits for its client to leave."""
+        self.over = True
+        self._book.linger(self)
 
     def busy(self) -> None:
         """A request is being answered."""
@@ -174,6 +213,7 @@ class Connections:
     closing: bool = False
     turns: Turns = attrs.field(factory=Turns)
     _of_source: Counter[str] = attrs.field(factory=Counter)
+    _over: _Line = attrs.field(factory=_Line)
     _idle: _Line = attrs.field(factory=_Line)
     _stalled: _Line = attrs.field(factory=_Line)
     _count: int = 0
@@ -207,7 +247,8 @@ class Connections:
 
     def make_room(self, source: str | None = None) -> bool:
         """Close the first connection in line, of *source* or of any. True if there was one."""
-        place = next(iter(self._idle.of(source)), None)
+        idle = (place for place in self._idle.of(source) if not place.waiting)
+        place = next(iter(self._over.of(source)), None) or next(idle, None)
         if place is None:
             place = max(self._stalled.of(source), key=_waited, default=None)
             if place is None or _waited(place) < STALL_SECONDS:
@@ -220,13 +261,19 @@ class Connections:
     def close(self) -> None:
         """Close idle connections; the others end with their answers."""
         self.closing = True
-        for place in self._idle:
+        for place in [*self._over, *self._idle]:
             self._end(place)
 
     def wait(self, place: Place) -> None:
         """*place* waits for a request."""
         if place.source:  # else it has lost its place, and is about to end
             self._idle.add(place)
+
+    def linger(self, place: Place) -> None:
+        """*place* has been answered, and ends."""
+        if place.source:
+            self._idle.discard(place)
+            self._over.add(place)
 
     def work(self, place: Place) -> None:
         """*place* is being answered."""
@@ -236,7 +283,7 @@ class Connections:
 
     def stall(self, place: Place) -> None:
         """The answer to *place* waits for its client. One between requests is idle anyway."""
-        if place.source and place not in self._idle:
+        if place.source and not place.over and place not in self._idle:
             self._stalled.add(place)
 
     def go_on(self, place: Place) -> None:
@@ -247,6 +294,7 @@ class Connections:
 
     def leave(self, place: Place) -> None:
         """*place* has ended, by itself or not."""
+        self._over.discard(place)
         self._idle.discard(place)
         self._stalled.discard(place)
         if place.source:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
+    HistoryOverflow,
     NotServed,
     QueueFull,
     RequestDone,
@@ -161,6 +162,8 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
     """The error for a request that the scheduler refused, whose prompt came in the field *param*;
     *retry* is a guess, in seconds, at when it would be accepted."""
     match error:
+        case HistoryOverflow() | RoomOverflow():
+            return invalid(f"{error}.", param, "context_length_exceeded")
         case ContextOverflow():
             message = (
                 f"This model's maximum context length is {error.context} tokens. However, you "
@@ -168,8 +171,6 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
                 f"{error.asked} in the completion). Please reduce the length of either."
             )
             return invalid(message, param, "context_length_exceeded")
-        case RoomOverflow():
-            return invalid(f"{error}.", param, "context_length_exceeded")
         case QueueFull():
             headers = {"Retry-After": str(retry)}
             message = f"The ring is busy: {error}."

@@ -16,7 +16,7 @@ from typing import Any, Generic
 import attrs
 import trio
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import RequestDone
+from sealring_protocol.control.scheduler.requests import RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -52,23 +52,46 @@ Emit = Callable[[Delta], Awaitable[None]]
 
 @attrs.define
 class Call:
-    """One request on its way: who asks, its times, what it is *holding*, the stream that is open
-    for its answer, and the answer's shape. *refused* is why it may hold no more."""
+    """One request on its way: who asks, its times, what it is *holding*, of which the answer's
+    shape has *kept* some, the *stream* for its answer, and that shape. *refused* is why it may hold
+    no more."""
 
     caller: Caller
     trace: Trace
     holding: Holding
-    stream: EventStream | None = None
+    stream: EventStream
     shape: Shape | None = None
     refused: ApiError | None = None
+    kept: int = 0
 
-    def add(self, delta: Delta, shape: Shape) -> Sequence[Any]:
-        """Add *delta* to *shape*; the bodies of its events. Raises `ApiError` if that is too much
-        to be kept."""
-        before = shape.kept
-        events = shape.add(delta)
-        self.holding.grow(shape.kept - before - size_of(delta.tokens))
-        return events
+    async def add(self, delta: Delta, shape: Shape) -> None:
+        """Add *delta* to *shape*, and write its events if the stream is open. Others have their
+        turn after each event. What *delta* is made of is held until the last. Raises `ApiError`
+        if that is too much to be held."""
+        if self.stream.opened:
+            for event in map(shape.event, shape.add(delta)):
+                self._keep(shape)
+                await self.write(event)
+        else:
+            for _ in shape.add(delta):
+                self._keep(shape)
+                await trio.lowlevel.checkpoint()
+        self._keep(shape)
+        scores = (ScoresOut(delta.index, each) for each in delta.scores)
+        self.holding.grow(-size_of((*delta.tokens, *scores)))
+
+    async def write(self, events: bytes) -> None:
+        """Send *events*, which are held until the connection has taken them. Raises `ApiError` if
+        they are too much."""
+        self.holding.grow(len(events))
+        await self.stream.write(events)
+        self.holding.grow(-len(events))
+
+    def _keep(self, shape: Shape) -> None:
+        """Hold what *shape* has kept since the last time."""
+        grown = shape.kept - self.kept
+        self.kept += grown
+        self.holding.grow(grown)
 
 
 class Generate(Generic[A]):
@@ -94,7 +117,8 @@ class Generate(Generic[A]):
         outcome = "cancelled"
         try:
             with self._head.holding(caller.account, 0) as holding:
-                outcome = await self._answer(scope, receive, send, Call(caller, trace, holding))
+                call = Call(caller, trace, holding, EventStream(send))
+                outcome = await self._answer(scope, receive, send, call)
         except ApiError as error:
             outcome, trace.fault = error.code, error.in_log()
             raise
@@ -112,7 +136,7 @@ class Generate(Generic[A]):
         head.check_serving()
         texts = [body]
         del body  # which would stay for as long as the answer takes
-        call.stream = stream = EventStream(send)
+        stream = call.stream
         try:
             response = await attended(receive, partial(self._within_time, texts, call))
         except ApiError as error:
@@ -172,17 +196,16 @@ class Generate(Generic[A]):
         choices = self._kind.choices(asked, parsed, context)
         about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
-        stream = call.stream if asked.stream else None
-        call.holding.grow(self._kind.held(parsed))
+        call.holding.grow(self._kind.held(parsed) + parsed.size)
         with contextlib.ExitStack() as stack:
-            answers = self._open(asked, tokenizer, parsed, call, stack)
+            answers = await self._open(asked, tokenizer, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
-            if stream is not None:
-                await _stream(pairs, shape, stream, call)
+            if asked.stream:
+                await _stream(pairs, shape, call)
             else:
-                await _fill(pairs, shape, call)
-        if stream is not None:  # now that the rows are over, their counts are known
-            await stream.write(shape.closing(trace))
+                await _follow_all(pairs, shape, call)
+        if asked.stream:  # now that the rows are over, their counts are known
+            await call.write(shape.closing(trace))
             return Response()
         body = await _joined(shape.whole(trace))
         call.shape = None
@@ -219,7 +242,7 @@ class Generate(Generic[A]):
                 self._kind.name, about, body, call.caller.account, call.trace
             )
 
-    def _open(
+    async def _open(
         self,
         asked: A,
         tokenizer: Tokenizer,
@@ -227,7 +250,8 @@ class Generate(Generic[A]):
         call: Call,
         stack: contextlib.ExitStack,
     ) -> list[Answer]:
-        """Open a row for each choice; all end with *stack*. Raises `ApiError`."""
+        """Open a row for each choice; others have their turn after each. All end with *stack*.
+        Raises `ApiError`."""
         head = self._head
         info = head.generator.runtime.node.engine_info
         vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
@@ -244,10 +268,11 @@ class Generate(Generic[A]):
                     trio.lowlevel.current_trio_token().run_sync_soon(withdraw, call.trace)
 
         try:
-            answers = [
-                stack.enter_context(head.generator.answering(tokenizer, job, call.trace, counted))
-                for job in jobs(asked, parsed, vocabulary, call.caller)
-            ]
+            answers = []
+            for job in jobs(asked, parsed, vocabulary, call.caller):
+                answering = head.generator.answering(tokenizer, job, call.trace, counted)
+                answers.append(stack.enter_context(answering))
+                await trio.lowlevel.checkpoint()
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
         if any(answer.fitted for answer in answers):
@@ -255,13 +280,11 @@ class Generate(Generic[A]):
         return answers
 
 
-def _check_prompt(prompt: tuple[int, ...], vocabulary: int) -> None:
+def _check_prompt(prompt: TokenIds, vocabulary: int) -> None:
     if not prompt:
         raise invalid("The prompt has no tokens; give at least one.", "prompt", "empty_prompt")
-    if max(prompt) >= vocabulary:
-        raise invalid(
-            f"The prompt has token {max(prompt)}; the vocabulary has {vocabulary}.", "prompt"
-        )
+    if (most := prompt.bounds[1]) >= vocabulary:
+        raise invalid(f"The prompt has token {most}; the vocabulary has {vocabulary}.", "prompt")
 
 
 async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
@@ -294,34 +317,16 @@ async def _joined(parts: Iterable[Json]) -> bytes:
     return b"".join(made)
 
 
-async def _fill(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
-    """All choices into *shape*, for an answer in one piece. Raises `ApiError`."""
-    reasons: list[str] = []
-
-    async def keep(delta: Delta) -> None:
-        call.add(delta, shape)
-        _note(delta, reasons, len(pairs), call.trace)
-
-    await _follow_all(pairs, keep)
-
-
-async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, call: Call) -> None:
-    """All choices at once, each delta as it comes. Raises `ApiError`."""
-    reasons: list[str] = []
-
-    async def emit(delta: Delta) -> None:
-        events = call.add(delta, shape)
-        _note(delta, reasons, len(pairs), call.trace)  # a client may go when it has this
-        await stream.write(b"".join(map(shape.event, events)))
-
-    await stream.open()
+async def _stream(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
+    """All choices into *shape*, whose events are written as they come. Raises `ApiError`."""
+    await call.stream.open()
     if opening := shape.opening():
-        await stream.write(opening)
+        await call.write(opening)
     errors: list[ApiError] = []
     async with trio.open_nursery() as beside:
-        beside.start_soon(stream.keep_alive, shape.silence)
+        beside.start_soon(call.stream.keep_alive, shape.silence)
         try:
-            await _follow_all(pairs, emit)
+            await _follow_all(pairs, shape, call)
         except ApiError as error:
             errors.append(error)  # out of here by itself, not in a group
         beside.cancel_scope.cancel()
@@ -329,10 +334,15 @@ async def _stream(pairs: Sequence[Pair], shape: Shape, stream: EventStream, call
         raise errors[0]
 
 
-async def _follow_all(pairs: Sequence[Pair], emit: Emit) -> None:
-    """All *pairs* at once, so that none has tokens that wait for another's end. Raises
+async def _follow_all(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
+    """All *pairs* into *shape* at once, so that none has tokens that wait for another's end. Raises
     `ApiError`."""
+    reasons: list[str] = []
     errors: list[ApiError] = []
+
+    async def emit(delta: Delta) -> None:
+        _note(delta, reasons, len(pairs), call.trace)  # a client may go when it has this
+        await call.add(delta, shape)
 
     async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
         try:

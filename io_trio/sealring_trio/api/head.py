@@ -30,8 +30,9 @@ from sealring_trio.node.generation import Generator
 from sealring_trio.text.shared_budget import SharedBudget
 
 MAX_HELD: Final = 256 << 20
-"""Bytes of texts that requests under way have for their answers, of answers that are being made,
-and of those that wait for their clients. One caller has half at most."""
+"""Bytes of texts that requests under way have for their answers, of their prompts as token ids, of
+answers that are being made, and of those that wait for their clients. One caller has half at
+most."""
 
 LARGE: Final = 64 << 10
 """Bytes from which they count. Small ones are bounded by the connections, and are never refused for

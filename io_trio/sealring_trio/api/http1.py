@@ -33,7 +33,9 @@ from sealring_protocol.codec.wire import clip
 
 from sealring_trio.api.connections import Place
 from sealring_trio.api.errors import INVALID, ApiError
+from sealring_trio.api.gate import PROBES
 from sealring_trio.api.tls_socket import TlsSocket
+from sealring_trio.net.h11_patterns import bound_h11
 
 MAX_HEADER: Final = 16 << 10
 """Bytes of a request's header."""
@@ -70,6 +72,10 @@ _BULK: Final = 64 << 10  # bytes read at once where they only have to be kept, o
 _HEADER_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
 
 _SHOWN: Final = 200
+
+_PROBE: Final = re.compile(rb"(GET|HEAD) (%b) HTTP/" % "|".join(PROBES).encode())
+
+bound_h11()
 
 _SENDS: Final = (h11.SEND_BODY, h11.ERROR)
 """States of a client that may still be sending."""
@@ -300,7 +306,7 @@ class Http1:
             if not here:
                 with self._place.stalled() if stalled else contextlib.nullcontext():
                     await trio.lowlevel.wait_readable(self._socket)
-            await self._place.turn()
+            await self._place.turn(probe=self._is_probe())
             try:
                 data = self._socket.recv(most)
             except (BlockingIOError, ssl.SSLWantReadError):
@@ -312,6 +318,14 @@ class Http1:
             self.left = not data
             self._full = len(data) == most
             return data
+
+    def _is_probe(self) -> bool:
+        """Whether what comes is a supervisor's question. Within TLS it cannot be seen in time."""
+        if isinstance(self._socket, TlsSocket) or self.begun or self._declared:
+            return False
+        with contextlib.suppress(OSError):
+            return _PROBE.match(self._socket.recv(32, socket.MSG_PEEK)) is not None
+        return False
 
     def _give_up(self) -> None:
         self.gone = True

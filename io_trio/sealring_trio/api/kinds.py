@@ -152,7 +152,7 @@ class ResponsesKind(ChatKind):
         inputs = tuple(parsed.rest[end:].splitlines())
 
         def keep(response: bytes, outputs: tuple[bytes, ...]) -> None:
-            kept = Kept(response, context.before, inputs, outputs)
+            kept = Kept(response, context.before, inputs, outputs, context.account)
             context.responses.keep(context.owner, about.id, kept)
 
         wanted = Wanted(parsed.rest[begin:end], told["names"], told["summary"])

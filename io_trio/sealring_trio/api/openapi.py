@@ -14,7 +14,7 @@ import attrs
 import pydantic
 from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from sealring_trio.api import answer_schema as answers
 from sealring_trio.api import shape_answers as shapes
@@ -150,9 +150,15 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
 """By method and path."""
 
 
-async def openapi(request: Request) -> JSONResponse:
+async def openapi(request: Request) -> Response:
     """``GET /openapi.json``."""
-    return JSONResponse(document())
+    return Response(_written(), media_type=JSON)
+
+
+@functools.cache
+def _written() -> bytes:
+    """The document's bytes: to write them takes 3 ms."""
+    return bytes(JSONResponse(document()).body)
 
 
 @functools.cache

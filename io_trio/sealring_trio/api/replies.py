@@ -10,6 +10,7 @@ import codecs
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final, Protocol
 
 import attrs
@@ -19,6 +20,7 @@ from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_trio.api.choices import Delta
 from sealring_trio.api.errors import ApiError
 from sealring_trio.api.schema import Sampled
+from sealring_trio.node.request_stream import AT_ONCE
 from sealring_trio.node.trace import Trace
 
 TokenBytes = Callable[[int], bytes]
@@ -51,8 +53,9 @@ class Shape(Protocol):
     def opening(self) -> bytes:
         """The events before any text."""
 
-    def add(self, delta: Delta) -> Sequence[Any]:
-        """Keep *delta*; the bodies of its events."""
+    def add(self, delta: Delta) -> Iterable[Any]:
+        """Keep *delta*; the bodies of its events. Each is kept and made when it is taken, so take
+        all of them; others may have their turn between two."""
 
     def event(self, body: Any) -> bytes:
         """The event of *body*."""
@@ -118,6 +121,15 @@ def json_bytes(body: Any) -> bytes:
     return to_json(body, inf_nan_mode="constants")
 
 
+def cut(tokens: tuple[TokenOut, ...]) -> list[tuple[TokenOut, ...]]:
+    """*tokens* in parts, at least one, of `AT_ONCE` tokens at most if they have log probabilities.
+    Text may be held back for thousands of tokens, whose log probabilities would have the event loop
+    for seconds."""
+    large = any(token.logprobs is not None for token in tokens)
+    step = AT_ONCE if large else max(1, len(tokens))
+    return [tokens[at : at + step] for at in range(0, max(1, len(tokens)), step)]
+
+
 def add_json(texts: bytearray, entries: Sequence[Any]) -> None:
     """Add *entries* to *texts*, a list as JSON without its brackets. It has a sixth of the bytes
     that the entries have as objects."""
@@ -165,11 +177,12 @@ class Chunks(ABC):
         """A chunk for each choice that has something to open with."""
         return b"".join(event(self._envelope.chunk([choice])) for choice in self.opening_choices())
 
-    def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """One chunk."""
+    def add(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """A chunk, and more where its tokens are `cut`."""
         about, asked = self._envelope.about, self._envelope.asked
-        counts = usage(about.trace) if asked.counts_in_chunks else None
-        return [self._envelope.chunk([self.choice(delta)], counts)]
+        for part in _parts(delta):
+            counts = usage(about.trace) if asked.counts_in_chunks else None
+            yield self._envelope.chunk([self.choice(part)], counts)
 
     def event(self, body: dict[str, Any]) -> bytes:
         """A chunk as an event."""
@@ -187,6 +200,18 @@ class Chunks(ABC):
     def whole(self, trace: Trace) -> Iterator[Json]:
         """The body of the answer."""
         return self._envelope.whole(self.whole_choices(), usage(trace), self.beside())
+
+
+def _parts(delta: Delta) -> Iterator[Delta]:
+    """*delta* in parts of few log probabilities. What was said is in the first, and how the choice
+    ends in the last."""
+    parts = list(zip_longest(cut(delta.tokens), delta.scores))
+    said, last = delta.said, len(parts) - 1
+    for at, (tokens, scores) in enumerate(parts):
+        finish = delta.finish if at == last else None
+        told = () if scores is None else (scores,)
+        yield Delta(delta.index, said, tokens or (), finish=finish, scores=told)
+        said = ()
 
 
 def usage(trace: Trace) -> dict[str, Any]:

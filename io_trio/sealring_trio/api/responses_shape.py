@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -27,6 +27,7 @@ from sealring_trio.api.replies import (
     TokenBytes,
     add_json,
     chat_logprobs,
+    cut,
     json_bytes,
 )
 from sealring_trio.node.trace import Trace
@@ -157,9 +158,8 @@ class ResponseShape:
             "response.in_progress", begun
         )
 
-    def add(self, delta: Delta) -> list[Body | _Event]:
+    def add(self, delta: Delta) -> Iterator[Body | _Event]:
         """The events of *delta*, and of the items that it ends and begins."""
-        events: list[Body | _Event] = []
         self._thought += delta.thought
         tokens = delta.tokens[delta.thought :]
         if delta.finish is not None:
@@ -167,21 +167,21 @@ class ResponseShape:
         for part in delta.said:
             match part:
                 case Content(text):
-                    events += self._write("message", text, tokens)
+                    yield from self._write("message", text, tokens)
                     tokens = ()
                 case Reasoning(text):
-                    events += self._write("reasoning", text, ())
+                    yield from self._write("reasoning", text, ())
                 case CallStart():
-                    events += self._close() + self._call(part)
+                    yield from self._close()
+                    yield from self._call(part)
                 case CallPart(text):
-                    events += self._called(text)
+                    yield from self._called(text)
                 case CallEnd():
-                    events += self._close()
+                    yield from self._close()
         if delta.finish is not None:
             if self._open is None and not self._done:
-                events += self._write("message", "", tokens)
-            events += self._close()
-        return events
+                yield from self._write("message", "", tokens)
+            yield from self._close()
 
     def event(self, body: Body | _Event) -> bytes:
         """*body* as an event with its number."""
@@ -242,27 +242,34 @@ class ResponseShape:
         """The event *kind*, whose last field is the *response*."""
         return self.event(_Event({"type": kind}, "response", response))
 
-    def _write(self, kind: str, text: str, tokens: Sequence[TokenOut]) -> list[Body | _Event]:
-        """Add *text* to the item of *kind*, which may begin with it."""
-        events: list[Body | _Event] = []
+    def _write(self, kind: str, text: str, tokens: tuple[TokenOut, ...]) -> Iterator[Body | _Event]:
+        """Add *text* to the item of *kind*, which may begin with it. Where its *tokens* are `cut`,
+        all of it is in the first event."""
         item = self._open
         if item is None or item.body["type"] != kind:
-            events += self._close() + self._begin(kind)
+            yield from self._close()
+            yield from self._begin(kind)
             item = self._open
         assert item is not None  # noqa: S101  it has begun
+        for part in cut(tokens):
+            more = self._more(item, text, part)
+            if text or more.get("logprobs"):
+                yield self._of_part(f"{self._text_event(kind)}.delta", item, more)
+            text = ""
+
+    def _more(self, item: _Open, text: str, tokens: Sequence[TokenOut]) -> Body:
+        """Add *text* and the log probabilities of *tokens* to *item*; what their event has."""
         before = len(item.text) + len(item.logprobs)
         item.text += text.encode()
         more: Body = {"delta": text}
-        if kind == "message":
+        if item.body["type"] == "message":
             told = []
             if self._bytes_of is not None:
                 told = chat_logprobs(tokens, self._bytes_of, self._most)
             add_json(item.logprobs, told)
             more["logprobs"] = told
         self.kept += len(item.text) + len(item.logprobs) - before
-        if text:
-            events.append(self._of_part(f"{self._text_event(kind)}.delta", item, more))
-        return events
+        return more
 
     def _text_event(self, kind: str) -> str:
         if kind == "message":
@@ -297,31 +304,30 @@ class ResponseShape:
         name = "summary_text" if self._wanted.summary else "reasoning_text"
         return json_bytes({"type": name, "text": text})
 
-    def _close(self) -> list[Body | _Event]:
+    def _close(self) -> Iterator[Body | _Event]:
         """End the item that is open."""
         item, self._open = self._open, None
         if item is None:
-            return []
+            return
         if item.called is not None:
-            return self._close_call(item, item.called)
+            yield from self._close_call(item, item.called)
+            return
         kind = item.body["type"]
         text = item.text.decode()
+        last = self._of_part(f"{self._text_event(kind)}.done", item, {"text": text})
+        if kind == "message":
+            yield _Event(last, "logprobs", b"[%b]" % bytes(item.logprobs))
+        else:
+            yield last
         part = self._part(kind, text, item.logprobs)
+        yield _Event(self._of_part(f"{self._part_event(kind)}.done", item, {}), "part", part)
         place = "content" if kind == "message" or not self._wanted.summary else "summary"
         status = "incomplete" if self._finish.reason == "length" else "completed"
         body = {name: value for name, value in item.body.items() if name != place}
         head = json_bytes({**body, "status": status})[:-1]
         made = b'%b,"%b":[%b]}' % (head, place.encode(), part)
-        last = self._of_part(f"{self._text_event(kind)}.done", item, {"text": text})
-        told = _Event(last, "logprobs", b"[%b]" % bytes(item.logprobs))
-        ended = self._of_part(f"{self._part_event(kind)}.done", item, {})
-        events = [
-            told if kind == "message" else last,
-            _Event(ended, "part", part),
-            self._done_event(made),
-        ]
+        yield self._done_event(made)
         self._done.append(made)
-        return events
 
     def _call(self, call: CallStart) -> list[Body | _Event]:
         """The event of *call*, an item that its arguments fill."""

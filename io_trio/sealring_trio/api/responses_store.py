@@ -1,13 +1,14 @@
 """Responses that are kept for ``previous_response_id`` and to be read again, in memory.
 
-Each owner has so much room, and all together have some; the oldest go first. What one owner has
-kept, no other owner sees.
+Each account has so much room, and all together have some; the oldest go first. What one owner has
+kept, no other owner sees. Without known keys one account may have many owners, or one owner many
+accounts (`gate.Caller`).
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,10 +19,10 @@ MAX_KEPT: Final = 128 << 20
 
 MAX_KEPT_OF_ONE: Final = 32 << 20
 MAX_KEPT_COUNT: Final = 256
-"""Bytes and number of one owner's."""
+"""Bytes and number of one account's."""
 
 MAX_KEPT_ITEMS: Final = 1 << 17
-"""Items of one owner's. Memory: some 250 bytes for each that has an id of its own."""
+"""Items of one account's. Memory: some 400 bytes for each that has an id of its own."""
 
 MAX_KEPT_EACH: Final = 8 << 20
 """Bytes of one. A larger one is not kept."""
@@ -33,12 +34,13 @@ _ID: Final = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*+")')
 @attrs.frozen
 class Kept:
     """A *response*, and the items of its conversation: those *before* its input, its *inputs* and
-    its *outputs*. Each is JSON, and each item begins with its id."""
+    its *outputs*. Each is JSON, and each item begins with its id. It counts to *account*."""
 
     response: bytes
     before: tuple[bytes, ...]
     inputs: tuple[bytes, ...]
     outputs: tuple[bytes, ...]
+    account: str
 
     @property
     def items(self) -> tuple[bytes, ...]:
@@ -53,52 +55,46 @@ class Kept:
 
 @attrs.define
 class _Owned:
-    """What one owner has kept, by id, and its bytes and items; the oldest comes first. Of items by
-    their id there are how many there are, and the latest: a look at all of them would take 0.1 s.
-    """
+    """What one owner has kept, by name, and the items by their id: those of one id by the name of
+    their response, the latest last. A look at all of them would take 0.1 s."""
 
     kept: dict[str, Kept] = attrs.field(factory=dict)
-    size: int = 0
-    items: int = 0
-    _count: Counter[bytes] = attrs.field(factory=Counter)
-    _latest: dict[bytes, bytes | None] = attrs.field(factory=dict)  # None: it was deleted
-
-    @property
-    def full(self) -> bool:
-        """Whether it is more than one owner may have."""
-        many = len(self.kept) > MAX_KEPT_COUNT or self.items > MAX_KEPT_ITEMS
-        return many or self.size > MAX_KEPT_OF_ONE
+    items: dict[bytes, dict[str, bytes]] = attrs.field(factory=dict)
 
     def keep(self, name: str, kept: Kept) -> None:
         """Keep response *name*."""
         self.kept[name] = kept
-        self.size += kept.size
-        self.items += len(kept.items)
         for item in kept.items:
-            known = id_of(item)
-            self._count[known] += 1
-            self._latest[known] = item
+            self.items.setdefault(id_of(item), {})[name] = item
 
-    def drop(self, name: str | None = None) -> int:
-        """Drop response *name*, or the oldest; its bytes."""
-        dropped = self.kept.pop(name if name is not None else next(iter(self.kept)))
-        self.size -= dropped.size
-        self.items -= len(dropped.items)
-        for item in dropped.items:
-            known = id_of(item)
-            self._count[known] -= 1
-            if not self._count[known]:
-                del self._count[known], self._latest[known]
-            elif self._latest[known] is item:
-                self._latest[known] = None
-        return dropped.size
+    def drop(self, name: str) -> Kept:
+        """Drop response *name*."""
+        dropped = self.kept.pop(name)
+        for known in set(map(id_of, dropped.items)):
+            del self.items[known][name]
+            if not self.items[known]:
+                del self.items[known]
+        return dropped
 
     def item(self, known: bytes) -> bytes | None:
         """The latest item whose id is *known*, as JSON; None if there is none."""
-        if known in self._latest and self._latest[known] is None:
-            every = (item for kept in reversed(self.kept.values()) for item in reversed(kept.items))
-            self._latest[known] = next(item for item in every if id_of(item) == known)
-        return self._latest.get(known)
+        return next(reversed(self.items.get(known, {}).values()), None)
+
+
+@attrs.define
+class _Account:
+    """The owner and name of each response that counts to one account, the oldest first; their
+    bytes and items."""
+
+    kept: dict[tuple[str, str], None] = attrs.field(factory=dict)
+    size: int = 0
+    items: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it is more than one account may have."""
+        many = len(self.kept) > MAX_KEPT_COUNT or self.items > MAX_KEPT_ITEMS
+        return many or self.size > MAX_KEPT_OF_ONE
 
 
 class ResponseStore:
@@ -106,21 +102,25 @@ class ResponseStore:
 
     def __init__(self) -> None:
         self._owners: dict[str, _Owned] = {}
+        self._accounts: dict[str, _Account] = {}
+        # By the bits of their size: to make room takes as long for many accounts as for one.
+        self._by_bits: defaultdict[int, dict[str, None]] = defaultdict(dict)
         self._size = 0
 
     def keep(self, owner: str, name: str, kept: Kept) -> None:
         """Keep response *name* for *owner*, if it is not too large; older ones make room."""
         if kept.size > MAX_KEPT_EACH:
             return
-        owned = self._owners.setdefault(owner, _Owned())
-        owned.keep(name, kept)
-        self._size += kept.size
-        while owned.full:
-            self._size -= owned.drop()
+        self._owners.setdefault(owner, _Owned()).keep(name, kept)
+        account = self._accounts.setdefault(kept.account, _Account())
+        account.kept[owner, name] = None
+        self._count(kept, 1)
+        while account.full:
+            self.drop(*next(iter(account.kept)))
         while self._size > MAX_KEPT:
-            largest = max(self._owners, key=lambda each: self._owners[each].size)
-            self._size -= self._owners[largest].drop()
-            self._tidy(largest)
+            most = max(bits for bits, names in self._by_bits.items() if names)
+            largest = self._accounts[next(iter(self._by_bits[most]))]
+            self.drop(*next(iter(largest.kept)))
 
     def find(self, owner: str, name: str) -> Kept | None:
         """Response *name* of *owner*; None if it is not kept."""
@@ -138,13 +138,25 @@ class ResponseStore:
         """Drop response *name* of *owner*; whether there was one."""
         if self.find(owner, name) is None:
             return False
-        self._size -= self._owners[owner].drop(name)
-        self._tidy(owner)
+        owned = self._owners[owner]
+        dropped = owned.drop(name)
+        if not owned.kept:
+            del self._owners[owner]
+        del self._accounts[dropped.account].kept[owner, name]
+        self._count(dropped, -1)
         return True
 
-    def _tidy(self, owner: str) -> None:
-        if not self._owners[owner].kept:
-            del self._owners[owner]
+    def _count(self, kept: Kept, sign: int) -> None:
+        """Count *kept* to its account, or no more if *sign* is -1."""
+        account = self._accounts[kept.account]
+        self._by_bits[account.size.bit_length()].pop(kept.account, None)
+        account.size += sign * kept.size
+        account.items += sign * len(kept.items)
+        self._size += sign * kept.size
+        if account.kept:
+            self._by_bits[account.size.bit_length()][kept.account] = None
+        else:
+            del self._accounts[kept.account]
 
 
 def id_of(item: bytes) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import socket
 from collections.abc import Sequence
@@ -49,6 +50,10 @@ CLOSE_SECONDS: Final = 1.0
 FULL_SECONDS: Final = 0.1
 """Pause where the system has no room for one more connection."""
 
+ACCEPTS: Final = 16
+"""Connections that are accepted in one pass of the event loop."""
+
+_BROKEN: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
 _FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -169,24 +174,33 @@ async def serve_connections(
 ) -> None:
     """Serve *app* at *listeners*, which are closed at the end, until *closing*, with *tls* if it is
     given; what is still being answered then has `CLOSE_SECONDS`."""
+    doors = [_plain(listener) for listener in listeners]
     try:
         async with trio.open_nursery() as turns:
             turns.start_soon(book.turns.give)
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
-                    for listener in listeners:
-                        door = _Door(app, book, tls, connections)
-                        accepting.start_soon(door.accept, listener)
+                    for listener in doors:
+                        served = _Door(app, book, tls, connections)
+                        accepting.start_soon(served.accept, listener)
                     await closing.wait()
                     accepting.cancel_scope.cancel()
-                for listener in listeners:
-                    listener.socket.close()
+                for listener in doors:
+                    listener.close()
                 book.close()
                 connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
             turns.cancel_scope.cancel()
     finally:
-        for listener in listeners:
-            listener.socket.close()
+        for listener in doors:
+            listener.close()
+
+
+def _plain(listener: trio.SocketListener) -> socket.socket:
+    """The socket of *listener*, from which more than one connection can be taken in a pass."""
+    of = listener.socket
+    sock = socket.socket(of.family, of.type, of.proto, of.detach())
+    sock.setblocking(False)
+    return sock
 
 
 @attrs.frozen
@@ -198,21 +212,23 @@ class _Door:
     tls: Tls | None
     connections: trio.Nursery
 
-    async def accept(self, listener: trio.SocketListener) -> None:
+    async def accept(self, listener: socket.socket) -> None:
         """Take every connection that comes, and begin to serve it."""
-        while True:
+        for number in itertools.count(1):
+            if number % ACCEPTS == 0:
+                await trio.lowlevel.checkpoint()
             try:
-                stream = await listener.accept()
-            except OSError as error:
-                if error.errno not in _FULL:
-                    raise
-                self.book.make_room()
-                await trio.sleep(FULL_SECONDS)
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(listener)
                 continue
-            taken = stream.socket
-            # Python asks for what it is not told, which macOS refuses for a connection that was
-            # reset.
-            sock = socket.socket(taken.family, taken.type, taken.proto, taken.detach())
+            except OSError as error:
+                if error.errno in _BROKEN:
+                    raise
+                if error.errno in _FULL:
+                    self.book.make_room()
+                    await trio.sleep(FULL_SECONDS)
+                continue  # else the client has gone
             try:
                 ends = Endpoints(
                     sock.getpeername()[:2], sock.getsockname()[:2], secure=self.tls is not None

@@ -5,8 +5,9 @@ cancelled while it waits has lost nothing. (`trio.SSLStream` cannot go on after 
 cancelled.)
 
 A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are done
-in threads, few at once, and the event loop goes on. Until it is over the connection is idle in the
-book of `connections`, like one that has sent no request: it is the first to be closed for another.
+in threads, few at once and one of each source, and the event loop goes on. Until it is over the
+connection is idle in the book of `connections`, like one that has sent no request: it is the first
+to be closed for another.
 After `HANDSHAKE_SECONDS` it is closed anyway.
 
 The two files are looked at every few seconds. When they have changed, connections that come from
@@ -22,6 +23,7 @@ import socket
 import ssl
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 import attrs
 import trio
@@ -38,7 +40,8 @@ HANDSHAKE_SECONDS: Final = 10.0
 """Seconds for a TLS handshake, from the connection's start on."""
 
 MAX_STEPS: Final = 2
-"""Steps of handshakes that are computed at once; others wait for their turn."""
+"""Steps of handshakes that are computed at once, each for another source; others wait for their
+turn."""
 
 LOOK_SECONDS: Final = 5.0
 """Time between two looks at the files of the certificate and its key."""
@@ -60,6 +63,7 @@ class Tls:
     key: Path
     pair: TlsPair
     _steps: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_STEPS))
+    _lines: WeakValueDictionary[str, trio.Lock] = attrs.field(factory=WeakValueDictionary)
     _wrong: Stamp | None = None  # of files that were no pair when they were looked at last
     _told_wrong: bool = False
     _told_days: int = WARN_DAYS
@@ -87,7 +91,7 @@ class Tls:
                     done = True
                     return sock
                 if first:
-                    await place.turn()
+                    await place.turn(handshake=True)
                     secure = TlsSocket(sock, self.pair.context)
                     done = await self._shake(secure, place)
                     return secure if done else None
@@ -108,10 +112,12 @@ class Tls:
                     return False
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(secure)
-                await place.turn()
+                await place.turn(handshake=True)
                 continue
             try:
-                await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+                line = self._lines.setdefault(place.source, trio.Lock())
+                async with line:
+                    await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
                 over = True
             except ssl.SSLWantReadError:
                 pass

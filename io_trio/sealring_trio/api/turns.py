@@ -20,7 +20,8 @@ def fitted(
     messages: Sequence[Plain], format: CallFormat, tools: Sequence[Mapping[str, Any]]
 ) -> list[Plain]:
     """*messages* as a template of *format* takes them, which is given *tools* with them."""
-    made = list(_one_call_each(messages) if format.one else messages)
+    apart = _words_apart(messages) if format.apart else messages
+    made = list(_one_call_each(apart) if format.one else apart)
     made = [_message(message, format) for message in made]
     return _with_tools(made, tools) if format.system else made
 
@@ -59,6 +60,18 @@ def _with_tools(messages: Sequence[Plain], tools: Sequence[Mapping[str, Any]]) -
     if messages and messages[0]["role"] == "system":
         return [messages[0] | {"tools": listed}, *messages[1:]]
     return [{"role": "system", "content": "", "tools": listed}, *messages]
+
+
+def _words_apart(messages: Sequence[Plain]) -> list[Plain]:
+    """*messages* with what one says beside its calls in a message before it: the template would
+    leave it out."""
+    made: list[Plain] = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            made.append({"role": message["role"], "content": message["content"]})
+            message = message | {"content": ""}  # noqa: PLW2901
+        made.append(message)
+    return made
 
 
 def _one_call_each(messages: Sequence[Plain]) -> Iterator[Plain]:

@@ -9,15 +9,16 @@ Markdown.
 
 from __future__ import annotations
 
+from hashlib import sha256
+from mimetypes import guess_type
 from pathlib import Path
 from typing import Final
 
-from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from sealring_trio.dashboard.events import Events
 
@@ -50,25 +51,46 @@ _HEADERS: Final = {
 
 def routes() -> list[BaseRoute]:
     """The page, to be mounted in the head's app."""
+    files = _Files()
     return [
-        Route("/", _page),
+        Route("/", files.page),
         Route("/v1/cluster/events", Events(), methods=["GET"]),
-        Mount("/dashboard", _Files(directory=FILES)),
+        Mount("/dashboard", files),
     ]
 
 
-async def _page(request: Request) -> FileResponse:
-    """``GET /``."""
-    return FileResponse(FILES / "index.html", headers=_HEADERS)
+class _Files:
+    """The files, which are read once. No disk or thread is asked for a stranger's request."""
 
+    def __init__(self) -> None:
+        paths = [path for path in FILES.rglob("*") if path.is_file()]
+        self._files = {
+            f"/dashboard/{path.relative_to(FILES).as_posix()}": _read(path) for path in paths
+        }
 
-class _Files(StaticFiles):
-    """The files, with the headers of the page."""
+    async def page(self, request: Request) -> Response:
+        """``GET /``."""
+        return self._answer(request, "/dashboard/index.html")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_HEADERS)
-            await send(message)
+        """``GET /dashboard/...``."""
+        request = Request(scope)
+        if request.method not in ("GET", "HEAD"):
+            raise HTTPException(405, headers={"Allow": "GET, HEAD"})
+        await self._answer(request, scope["path"])(scope, receive, send)
 
-        await super().__call__(scope, receive, answer)
+    def _answer(self, request: Request, path: str) -> Response:
+        if (file := self._files.get(path)) is None:
+            raise HTTPException(404)
+        content, headers = file
+        if headers["etag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers)
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, str]]:
+    """What the file at *path* has, and the headers of its answer."""
+    content, kind = path.read_bytes(), guess_type(path.name)[0] or "text/plain"
+    kind += "; charset=utf-8" if kind.startswith("text/") else ""
+    tag = f'"{sha256(content).hexdigest()[:32]}"'
+    return content, {**_HEADERS, "content-type": kind, "etag": tag}

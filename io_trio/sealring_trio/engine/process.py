@@ -25,6 +25,7 @@ from typing import Final
 import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
+from sealring_model.loading.kernel_cache import drop_kernels_after
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
@@ -225,6 +226,7 @@ class EngineProcess:
             self._machine.fire(EngineEvent.ENDED)
             self._wire.close()
             status = await bury(self._process, EXIT_GRACE if not self._reason else 0.0)
+            drop_kernels_after(self._process.returncode)
             killed = self._process.returncode == -signal.SIGKILL and not self._reason
             if killed and oom_kills() > self._kills:
                 self.out_of_memory = True

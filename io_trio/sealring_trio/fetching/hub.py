@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -50,6 +50,10 @@ MAX_SMALL: Final = 256 * 1024 * 1024
 MAX_FILES: Final = 10_000
 """Files of a listing that are fetched."""
 
+_MAX_PLACES: Final = 1000
+_MAX_PLACE: Final = 4096
+"""Addresses of redirections that are kept, and the characters of each, at most."""
+
 _CONNECT_SECONDS: Final = 10.0
 _SILENT_SECONDS: Final = 20.0
 """Seconds without a byte after which a connection is given up."""
@@ -70,6 +74,9 @@ _PASSING: Final = (408, 425, 429, 500, 502, 503, 504)
 _STALE: Final = (400, 401, 403, 404, 410)
 """What a server answers to an address that it gave out, once its time is up."""
 
+_INTERNET6: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
 _OF_BODY: Final = ("content-length", "content-encoding", "transfer-encoding")
 
 
@@ -86,13 +93,21 @@ class Listing:
         return sum(file.size for file in self.origin.files.values())
 
 
+@attrs.frozen
+class _Place:
+    """An *address* that the hub redirected to, and whether the hub itself is *near* (`_follow`)."""
+
+    address: str
+    near: bool
+
+
 class Hub:
     """The hub at *endpoint*, or where the environment says. *offline* forbids to ask it."""
 
     def __init__(self, *, endpoint: str | None = None, offline: bool = False) -> None:
         self._endpoint: Final = endpoint
         self._offline: Final = offline
-        self._places: dict[str, str] = {}  # by address: where the hub redirected to
+        self._places: dict[str, _Place] = {}  # by address: where the hub redirected to
         self._places_lock: Final = threading.Lock()
 
     @property
@@ -152,7 +167,7 @@ class Hub:
         address = f"{endpoint}/api/models/{model}/revision/{quote(revision, safe='')}?blobs=true"
         headers = {"Accept-Encoding": "identity", **build_hf_headers()}
         text, pace = bytearray(), _Pace()
-        with _told(model), _asked(address, headers) as response:
+        with _told(model), _asked(address, headers) as (response, _):
             _check_status(response, model)
             for chunk in response.iter_raw():
                 text += chunk
@@ -197,7 +212,7 @@ class Hub:
         file: str,
         wanted: tuple[int, int],
         take: Callable[[bytes], None],
-        where: tuple[str, str | None],
+        where: tuple[str, _Place | None],
     ) -> None:
         """`read` at the hub's address, or at the place that it redirected to."""
         from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
@@ -205,15 +220,15 @@ class Hub:
         (begin, end), (address, place) = wanted, where
         headers = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
         headers |= {} if place else build_hf_headers()
-        with _asked(place or address, headers) as response:
+        with _asked(address, headers, place) as (response, near):
             if place and response.status_code in _STALE:
                 raise FetchFault("an address has run out", permanent=False, wait=0.0)
             _check_status(response, file)
             known = origin.files.get(file)
             _check_range(response, file, begin, end, known.size if known is not None else None)
-            if _origin_of(str(response.url)) != _origin_of(place or address):
-                with self._places_lock:
-                    self._places[address] = str(response.url)
+            found = _Place(str(response.url), near)
+            if _origin_of(found.address) != _origin_of(place.address if place else address):
+                self._keep(address, found)
             left, pace = end - begin, _Pace()
             for chunk in response.iter_raw():
                 if not left:
@@ -224,6 +239,14 @@ class Hub:
                     pace.came(len(chunk))
             if left:
                 raise FetchFault("the connection ended early", permanent=False)
+
+    def _keep(self, address: str, place: _Place) -> None:
+        """Ask at *place* for the next part of what is at *address*."""
+        with self._places_lock:
+            if len(place.address) <= _MAX_PLACE:
+                self._places[address] = place
+            if len(self._places) > _MAX_PLACES:
+                del self._places[next(iter(self._places))]
 
     def content(self, origin: Origin, file: str, begin: int, end: int) -> bytes:
         """The bytes *begin* to *end* (excluded) of *file*. Raises `FetchFault`."""
@@ -270,20 +293,25 @@ def _timeout() -> Any:
 
 
 @contextmanager
-def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
-    """The answer of *address*, within the block. Raises `FetchFault` if it does not begin in time.
+def _asked(
+    address: str, headers: Mapping[str, str], place: _Place | None = None
+) -> Iterator[tuple[Any, bool]]:
+    """The answer of *address*, or of the *place* that it redirected to, within the block; and
+    whether the hub is near (`_follow`). Raises `FetchFault` if it does not begin in time.
 
     The client limits each silence and not the whole, so it runs in a thread that is left behind.
     """
     from huggingface_hub import get_session  # noqa: PLC0415
 
-    begun: Future[Any] = Future()
+    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415
+
+    bound_h11()
+    begun: Future[tuple[Any, bool]] = Future()
 
     def ask() -> None:
         try:
             client = get_session()
-            request = client.build_request("GET", address, headers=headers, timeout=_timeout())
-            begun.set_result(_follow(client, request))
+            begun.set_result(_follow(client, address, headers, place))
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             begun.set_exception(error)
 
@@ -292,7 +320,7 @@ def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
     except RuntimeError:
         raise FetchFault("the system gives no thread to ask the hub", permanent=False) from None
     try:
-        response = begun.result(_HEAD_SECONDS)
+        answer = begun.result(_HEAD_SECONDS)
     except TimeoutError:
         begun.add_done_callback(_close)
         text = f"the hub is too slow: no answer has begun within {_HEAD_SECONDS:.0f} s"
@@ -301,43 +329,108 @@ def _asked(address: str, headers: Mapping[str, str]) -> Iterator[Any]:
         begun.add_done_callback(_close)
         raise
     try:
-        yield response
+        yield answer
     finally:
-        response.close()
+        answer[0].close()
 
 
-def _follow(client: Any, request: Any) -> Any:
-    """What *client* gets for *request*, after redirections. Raises `FetchFault` if a hub in the
-    internet redirects to an address of this machine or its network, whose servers may trust it."""
+def _follow(
+    client: Any, address: str, headers: Mapping[str, str], place: _Place | None
+) -> tuple[Any, bool]:
+    """What *client* gets for *address*, or at *place*, after redirections; and whether the hub is
+    near: in this machine or its network. Raises `FetchFault` if a hub that is not redirects to what
+    is, whose servers may trust this machine.
+
+    A name may have other addresses the next time that somebody looks it up. So what counts is the
+    address that a connection has; where a proxy has that, it is those of the name.
+    """
     import httpx2  # noqa: PLC0415
 
-    asked = request
+    asked = request = client.build_request("GET", address, headers=headers, timeout=_timeout())
+    near: bool | None = None
+    if place is not None:
+        near = place.near
+        request = client.build_request("GET", place.address, headers=headers, timeout=_timeout())
     for _ in range(_MAX_REDIRECTS):
+        if near is False:
+            _keep_out(client, request, asked.url.host)
         response = client.send(request, stream=True, follow_redirects=False)
+        if near is None:
+            near = _is_near(client, response)
         if (following := response.next_request) is None:
-            return response
+            return response, near
         response.close()
-        if _is_near(following.url.host) and not _is_near(asked.url.host):
-            text = f"{asked.url.host} redirects to {following.url.host}, which is in this network"
-            raise FetchFault(f"{text}; name a hub there in HF_ENDPOINT instead", permanent=True)
         request = following
     raise httpx2.TooManyRedirects("too many redirections", request=asked)
 
 
-def _is_near(host: str) -> bool:
-    """Whether *host* has an address that is not one of the internet. A name that this machine
-    cannot resolve, but a proxy may, has none."""
+def _keep_out(client: Any, request: Any, asked: str) -> None:
+    """Have *request*, to which the host *asked* has redirected, fail rather than reach this machine
+    or its network. Raises `FetchFault` if its host's name is enough to tell."""
+
+    def refused() -> FetchFault:
+        text = f"{asked} redirects to {request.url.host}, which is in this network"
+        return FetchFault(f"{text}; name a hub there in HF_ENDPOINT instead", permanent=True)
+
+    def look(event: str, info: Mapping[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            stream = info["return_value"]
+            if not _is_outside(stream):
+                stream.close()
+                raise refused()
+
+    if not all(map(_is_of_internet, _addresses(request))):
+        raise refused()
+    if not _is_carried(client, request):
+        request.extensions["trace"] = look
+
+
+def _is_near(client: Any, response: Any) -> bool:
+    """Whether *response* came from this machine or its network, or a proxy may have it there."""
+    if not _is_carried(client, response.request):
+        return not _is_outside(response.extensions["network_stream"])
+    found = _addresses(response.request)
+    return bool(found) and not any(map(_is_of_internet, found))
+
+
+def _is_carried(client: Any, request: Any) -> bool:
+    """Whether a proxy carries *request*."""
+    return client._transport_for_url(request.url) is not client._transport
+
+
+def _is_outside(stream: Any) -> bool:
+    """Whether a connection leads into the internet."""
+    here, there = (stream.get_extra_info(name)[0] for name in ("client_addr", "server_addr"))
+    return here != there and _is_of_internet(there)
+
+
+def _addresses(request: Any) -> set[str]:
+    """Those that the host of *request* has, as its connection looks for them. Empty if this machine
+    finds none; a proxy may."""
     try:
-        found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
-        return not all(ip_address(each.partition("%")[0]).is_global for each in found)
+        host = request.url.raw_host.decode("ascii")
+        return {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
     except (OSError, ValueError):
-        return False
+        return set()
+
+
+def _is_of_internet(text: str) -> bool:
+    """Whether *text* is an address of the internet, whichever way of writing IPv4 as IPv6 it is."""
+    address = ip_address(text.partition("%")[0])
+    if isinstance(address, IPv6Address):
+        within = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            within = IPv4Address(int(address) & 0xFFFFFFFF)
+        if within is None and address not in _INTERNET6:
+            return False
+        address = within or address
+    return address.is_global and not address.is_multicast
 
 
 def _close(begun: Future[Any]) -> None:
     """Close an answer that nobody waits for any more."""
     if begun.exception() is None:
-        begun.result().close()
+        begun.result()[0].close()
 
 
 def _origin_of(address: str) -> tuple[str, str]:

@@ -291,40 +291,41 @@ class Generator:
             job.branches,
         )
         runtime, tracer = self.runtime, self.tracer
+        with contextlib.ExitStack() as over:
 
-        def known(uid: int) -> None:
-            trace.choices += 1
-            tracer.follow(uid, trace)
+            def known(uid: int) -> None:
+                trace.choices += 1
+                tracer.follow(uid, trace)
+                over.callback(tracer.leave, uid)
 
-        fitted = False
-        try:
-            uid, stream = runtime.submit(request, known, counted)
-        except (ContextOverflow, RoomOverflow):
-            if not job.max_tokens:
-                raise
-            fitted = True
-            request = attrs.evolve(request, max_tokens=None)
-            uid, stream = runtime.submit(request, known, counted)
-        try:
-            yield Answer(
-                uid,
-                stream,
-                lambda: runtime.finish(uid),
-                tokenizer.stream(None if job.opens else job.prompt, special=job.special),
-                StopText(job.stop, shown=job.stop_shown),
-                (tracer, trace),
-                fitted=fitted,
-            )
-        finally:
-            tracer.leave(uid)
-            runtime.forget(uid)
-            if (done := stream.done) is not None:
-                trace.guessed(done.accepted, done.rejected)
+            fitted = False
+            try:
+                uid, stream = runtime.submit(request, known, counted)
+            except (ContextOverflow, RoomOverflow):
+                if not job.max_tokens:
+                    raise
+                fitted = True
+                request = attrs.evolve(request, max_tokens=None)
+                uid, stream = runtime.submit(request, known, counted)
+            try:
+                yield Answer(
+                    uid,
+                    stream,
+                    lambda: runtime.finish(uid),
+                    tokenizer.stream(None if job.opens else job.prompt, special=job.special),
+                    StopText(job.stop, shown=job.stop_shown),
+                    (tracer, trace),
+                    fitted=fitted,
+                )
+            finally:
+                runtime.forget(uid)
+                if (done := stream.done) is not None:
+                    trace.guessed(done.accepted, done.rejected)
 
     def withdraw(self, trace: Trace) -> None:
         """Cancel the request of *trace*, whatever it waits for. Its answers end with an error."""
         trace.withdrawn = True
-        for uid in self.tracer.rows(trace):
+        for uid in reversed(self.tracer.rows(trace)):  # so that none takes another's place
             self.runtime.cancel(uid)
 
     async def end(self, why: str) -> None:
@@ -346,7 +347,7 @@ class Generator:
         """End what is under way, whatever it waits for, because of *why*."""
         for trace in self._unended():
             trace.given_up = why
-            for uid in self.tracer.rows(trace):
+            for uid in reversed(self.tracer.rows(trace)):  # as in `withdraw`
                 self.runtime.give_up(uid, why)
 
     async def drain(self, seconds: float, why: str, own: str = _SHUTS_DOWN) -> None:

@@ -139,7 +139,9 @@ class ModelSwitch:
         is back."""
         await tell({"event": "waiting", "text": f"describing {model}"})
         alone = generator.runtime.node.world == 1
-        new = await trio.to_thread.run_sync(self._described, old.config, model, alone)
+        new = await trio.to_thread.run_sync(
+            self._described, old.config, model, alone, abandon_on_cancel=True
+        )  # a hub may be slow, and the node is to stop at once
         log.info("from now on with another model: %s", model)
         await tell({"event": "waiting", "text": "finishing what is under way"})
         if await self._live(new):

@@ -174,14 +174,19 @@ class Runtime:
         """Give *request* to the head; its uid, and what comes of it, whose bytes are *counted*.
         *known* is told the uid before anything does.
 
-        Raises `LocalProtocolError` when it can never be done.
+        Raises `LocalProtocolError` when it can never be done. Whatever it raises, nothing of the
+        request is left.
         """
         uid = self.node.submit(request, trio.current_time())
         stream = self._streams[uid] = Stream(counted)
-        known(uid)
-        if self.drafts is not None:
-            self.drafts.begin(uid, request)
-        self.carry_out_and_flush()
+        try:
+            known(uid)
+            if self.drafts is not None:
+                self.drafts.begin(uid, request)
+            self.carry_out_and_flush()
+        except BaseException:
+            self.forget(uid)
+            raise
         return uid, stream
 
     def finish(self, uid: int) -> None:
@@ -370,7 +375,10 @@ class Runtime:
             self._sharing = True
         elif isinstance(message, Bootstrap):
             self._trying = False
-        self.engine.send(message)
+        try:
+            self.engine.send(message)
+        except LocalProtocolError as error:  # one request's, which its lost steps tell of
+            self.engine.restart(f"it could not be sent a {type(message).__name__}: {error}")
 
     def _watched(self, event: StepTiming | RowOpened) -> None:
         if isinstance(event, StepTiming):

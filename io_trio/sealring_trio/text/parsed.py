@@ -8,9 +8,13 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import attrs
+from sealring_protocol.control.scheduler.requests import TokenIds
 
 ID: Final = "I"
 """The type code of an array of token ids."""
+
+_SIZE: Final = 40
+"""Bytes of a token id in a tuple, with the tuple's reference."""
 
 _BRANCHES: Final = 8
 """Branches of a prompt: each may have its cache kept."""
@@ -25,14 +29,19 @@ class ParsedRequest:
     on with the prompt's. *branches* are as `Request` has them."""
 
     told: Mapping[str, Any]
-    prompts: list[tuple[int, ...]]
-    prediction: tuple[int, ...]
+    prompts: list[TokenIds]
+    prediction: TokenIds
     rest: bytes
     ends: frozenset[int] = frozenset()
     grammar: bytes = b""
     bad: tuple[tuple[int, ...], ...] = ()
     opens: bool = False
     branches: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes that its token ids take."""
+        return _SIZE * sum(map(len, (*self.prompts, self.prediction)))
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
@@ -46,7 +55,7 @@ class ParsedRequest:
         if len(ends) == 2 or ends != sorted(ends) or len(data) < size:
             raise ValueError(f"{lengths} are no lengths of {len(data)} bytes of ids")
         ids.frombytes(data[:size])
-        *prompts, prediction = [tuple(ids[start:end]) for start, end in pairwise(ends)]
+        *prompts, prediction = [TokenIds(ids[start:end]) for start, end in pairwise(ends)]
         grammar = size + int(told.get("grammar", 0))
         if not size <= grammar <= len(data):
             raise ValueError("a grammar that is not there")

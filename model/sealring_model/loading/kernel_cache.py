@@ -7,7 +7,8 @@ every local user.
 
 A file that a full disk or a loss of power has cut short would be loaded as it is, too, at each
 start: MLX raises an error, or the process dies where it runs what is not there. So such files are
-deleted before MLX computes, and one that MLX cannot load is deleted then.
+deleted before MLX computes, and one that MLX cannot load is deleted then. All are deleted when a
+process has died so, since not every damage shows.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import stat
 import struct
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +36,12 @@ _UNLOADABLE: Final = re.compile(
     re.IGNORECASE,
 )
 """What MLX and CUDA say of a kernel file that they cannot load."""
+
+_DEATHS: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
+"""By which a process dies that runs what is no code."""
+
+_WRITTEN_SECONDS: Final = 60.0
+"""Since its last change, after which nobody writes a file any more."""
 
 _TAIL: Final = 64
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -49,7 +58,7 @@ def keep_kernels_private() -> None:
     os.environ["TMPDIR"] = str(folder)
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):
-            if file.is_file() and not _is_complete(file):
+            if file.is_file() and not (_is_being_written(file) or _is_complete(file)):
                 file.unlink()
 
 
@@ -57,7 +66,9 @@ def drop_unloadable(error: Exception) -> bool:
     """Delete the kernel file that MLX cannot load, if *error* says so, or all of this process's
     folder if it does not say which. MLX compiles them again. False if nothing is deleted."""
     kernels = Path(os.environ.get("TMPDIR", ""), "mlx")
-    if not _UNLOADABLE.search(str(error)) or not kernels.is_absolute() or not kernels.is_dir():
+    if not isinstance(error, RuntimeError) or not _UNLOADABLE.search(str(error)):
+        return False
+    if not kernels.is_absolute() or not kernels.is_dir():
         return False
     if named := [file for file in kernels.rglob("*") if str(file) in str(error) and file.is_file()]:
         for file in named:
@@ -65,6 +76,18 @@ def drop_unloadable(error: Exception) -> bool:
         return True
     shutil.rmtree(kernels, ignore_errors=True)
     return not kernels.exists()
+
+
+def drop_kernels_after(code: int) -> None:
+    """Delete the kernels that are kept, if a process that ended with *code* may have died of one:
+    the next compiles them again."""
+    if -code in _DEATHS and (folder := _cached()) is not None:
+        shutil.rmtree(folder / "mlx", ignore_errors=True)
+
+
+def _is_being_written(file: Path) -> bool:
+    """Whether another process may be compiling *file*, which its compiler writes in place."""
+    return abs(time.time() - file.stat().st_mtime) < _WRITTEN_SECONDS
 
 
 def _is_complete(file: Path) -> bool:

@@ -6,21 +6,34 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from sealring_protocol.limits import MAX_ENDS
+
 from sealring_model.errors import LoadError
 from sealring_model.loading.weights import read_json
 
+_GREATEST: Final = (1 << 32) - 1
+_MOST: Final = MAX_ENDS // 4
+"""Ids that may end all answers: the tokenizer and each request add some to them."""
+
 
 def eos_ids(folder: Path) -> frozenset[int]:
-    """The ids that end an answer, as the model's generation settings or configuration say."""
+    """The ids that end an answer, as the model's generation settings or configuration say. Raises
+    `LoadError` for what are no ids, or too many."""
     for name in ("generation_config.json", "config.json"):
         file = folder / name
         value = read_json(file).get("eos_token_id") if file.exists() else None
-        if isinstance(value, int):
-            return frozenset((value,))
-        if isinstance(value, list) and value:
-            if not all(isinstance(token, int) for token in value):
-                raise LoadError(f"{file} has {value} for eos_token_id, which are no token ids")
-            return frozenset(value)
+        ids = value if isinstance(value, list) else [value] if type(value) is int else []
+        if not ids:
+            continue
+        if not all(type(token) is int for token in ids):
+            raise LoadError(f"{file} has {ids!r:.80} for eos_token_id, which are no token ids")
+        # No token has another id, so it ends nothing: -1 says that no token ends an answer.
+        ends = frozenset(token for token in ids if 0 <= token <= _GREATEST)
+        if len(ends) > _MOST:
+            raise LoadError(
+                f"{file} has {len(ends)} token ids for eos_token_id, of {_MOST} at most"
+            )
+        return ends
     return frozenset()
 
 

@@ -37,7 +37,8 @@ class CallFormat:
     object may be a call. With *whole* the *reader* reads whole answers. *nested* calls have
     elements within elements.
 
-    Of earlier turns the template takes *one* call in a message, arguments *as_text*, and thoughts
+    Of earlier turns the template takes *one* call in a message, with words of its message *apart*
+    before it, arguments *as_text*, and thoughts
     as the field *thoughts*. It takes tools as a field of the *system* message; *written* is how a
     call is written, for a model whose template says nothing of tools.
     """
@@ -54,6 +55,7 @@ class CallFormat:
     whole: bool = False
     nested: bool = False
     one: bool = False
+    apart: bool = False
     as_text: bool = False
     thoughts: str = "reasoning_content"
     system: bool = False
@@ -252,6 +254,7 @@ FORMATS: Final = (
         signs=(("<|python_tag|>",), ("ipython", '"parameters": ')),
         bare=True,
         one=True,
+        apart=True,
     ),
     CallFormat(
         "json_tools",

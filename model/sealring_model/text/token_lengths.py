@@ -13,7 +13,7 @@ beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 _COMPOSED: Final = 4
@@ -41,6 +41,36 @@ def longest_token(rules: Mapping[str, Any], alphabet: Collection[str]) -> float:
     ):
         return math.inf
     return max(1, *map(len, words)) * _merged(steps[1])
+
+
+def decoding_work(decoder: Mapping[str, Any]) -> float:
+    """The steps in which the *decoder* of a fast tokenizer makes text of each character of a token,
+    at most. Infinity if it searches with a regular expression."""
+    work = size = 1.0
+    for old, new in _replacements(decoder):
+        if old is None:
+            return math.inf
+        work += size * max(1, len(old))
+        size *= max(1.0, len(new) / len(old)) if old else 1 + len(new)
+        work += size
+    return work
+
+
+def _replacements(decoder: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+    """The texts that each step of *decoder* replaces, and by what. None: a regular expression."""
+    match decoder.get("type"):
+        case "Sequence":
+            for step in decoder["decoders"]:
+                yield from _replacements(step)
+        case "Replace":
+            yield decoder["pattern"].get("String"), decoder["content"]
+        case "BPEDecoder":
+            yield decoder["suffix"], " "
+        case "CTC":
+            yield decoder["pad_token"], ""
+            yield decoder["word_delimiter_token"], " "
+        case _:  # it makes a text no longer but by a space for each token
+            yield "", ""
 
 
 def _knows_bytes(

@@ -48,7 +48,7 @@ from sealring_model.text.formats import (
 )
 from sealring_model.text.marks import Marks, is_guarded, shortest
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
-from sealring_model.text.token_lengths import longest_token
+from sealring_model.text.token_lengths import decoding_work, longest_token
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
 _FAULTS: Final = (
@@ -79,6 +79,9 @@ _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 
 _TEMPLATE_FILE: Final = "chat_template.json"
 """Has the chat template of models whose processor transformers loads, beside the tokenizer."""
+
+_MAX_WORK: Final = 65_536
+"""Characters that making text of one token may take. Models have some 1,000."""
 
 _TAIL: Final = 16
 """Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
@@ -180,7 +183,7 @@ class Tokenizer:
             # The scheduler refuses a prompt beyond the context; transformers need not warn.
             inner.deprecation_warnings[_TOO_LONG] = True
             described = _described(inner)
-            _check_decoder(described)
+            _check_decoder(inner, (described or {}).get("decoder") or {})
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if its template has none."""
@@ -488,11 +491,18 @@ def _described(inner: Any) -> dict[str, Any] | None:
     return None if backend is None else dict(json.loads(backend.to_str()))
 
 
-def _check_decoder(described: dict[str, Any] | None) -> None:
-    """Raise `ValueError` for a decoder that searches text with a regular expression: that may take
-    any time, and text is made where everybody waits. No known model has one."""
-    if described is not None and '"Regex":' in json.dumps(described.get("decoder")):
-        raise ValueError("its decoder has a regular expression")
+def _check_decoder(inner: Any, decoder: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a token or a decoder that takes too long: text is made where everybody
+    waits."""
+    longest = max(map(len, inner.get_vocab()), default=0)
+    work = longest * decoding_work(decoder)
+    if math.isinf(work):
+        raise ValueError("its decoder has a regular expression, which may take any time")
+    if work > _MAX_WORK:
+        raise ValueError(
+            f"its longest token has {longest:,} characters, which its decoder makes text of in "
+            f"{work:,.0f} steps, and {_MAX_WORK:,} are the most"
+        )
 
 
 def _special(described: dict[str, Any] | None) -> frozenset[int]:

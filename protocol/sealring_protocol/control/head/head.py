@@ -48,7 +48,7 @@ from sealring_protocol.control.head.config import HeadConfig, scheduler_config
 from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
 from sealring_protocol.control.head.membership import hello
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.scheduler.requests import Request, TokenIds
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
@@ -142,9 +142,11 @@ class Head:
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
         info = self._engine.info
-        token = max((*request.prompt, *request.prediction, *(request.guesses or ())), default=0)
-        if info is not None and token >= info.vocabulary:
-            raise LocalProtocolError(f"token {token} is beyond the vocabulary of {info.vocabulary}")
+        for ids in (request.prompt, request.prediction, TokenIds(request.guesses or ())):
+            for token in ids.bounds:
+                if info is not None and not 0 <= token < info.vocabulary:
+                    text = f"token {token} is beyond the vocabulary of {info.vocabulary}"
+                    raise LocalProtocolError(text)
         uid = self.scheduler.submit(request)
         return uid, self.plan_steps(now)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from functools import cached_property
+from typing import ClassVar
 
 import attrs
 
@@ -44,6 +47,27 @@ class SchedulerConfig:
     weights: int = 0
 
 
+class TokenIds(tuple[int, ...]):
+    """Token ids that any number of requests may share: what looks at all of them is worked out
+    once, and `TokenIds` of them are no copy."""
+
+    def __new__(cls, ids: Iterable[int] = ()) -> TokenIds:
+        """*ids* themselves, if they are `TokenIds`."""
+        return ids if isinstance(ids, TokenIds) else super().__new__(cls, ids)
+
+    @cached_property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the greatest of them; 0 and 0 if there are none."""
+        return min(self, default=0), max(self, default=0)
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 @attrs.frozen
 class Request:
     """Continue *prompt* (token ids) by at most *max_tokens*; None means as many as the context
@@ -61,13 +85,13 @@ class Request:
     the prompt at which a later one is likely to go another way.
     """
 
-    prompt: tuple[int, ...]
+    prompt: TokenIds = attrs.field(converter=TokenIds)
     max_tokens: int | None = None
     eos: frozenset[int] = frozenset()
     sampling: Row = attrs.field(factory=lambda: Row(0))
     owner: str = ""
     scope: str = ""
-    prediction: tuple[int, ...] = ()
+    prediction: TokenIds = attrs.field(default=TokenIds(), converter=TokenIds)
     guesses: tuple[int, ...] | None = None
     scores: bool = False
     min_tokens: int = 0
@@ -82,12 +106,21 @@ class Request:
 class ContextOverflow(LocalProtocolError):
     """The *prompt* tokens and the *asked* further ones exceed the model's *context*, in tokens."""
 
+    HOLDER: ClassVar = "the model's context"
+
     def __init__(self, prompt: int, asked: int, context: int) -> None:
         super().__init__(
-            f"the prompt has {prompt} tokens and {asked} more are asked for; the model's context "
+            f"the prompt has {prompt} tokens and {asked} more are asked for; {self.HOLDER} "
             f"holds {context}. Shorten the prompt or lower max_tokens"
         )
         self.prompt, self.asked, self.context = prompt, asked, context
+
+
+class HistoryOverflow(ContextOverflow):
+    """As `ContextOverflow`, for a request of which every token depends on all earlier ones: its ROW
+    has them, and holds no more than *context*."""
+
+    HOLDER = "a request with penalties, a form or bad words"
 
 
 class RoomOverflow(LocalProtocolError):

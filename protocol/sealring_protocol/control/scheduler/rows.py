@@ -12,7 +12,7 @@ from sealring_protocol.codec.messages import Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
 from sealring_protocol.control.scheduler.guesses import RowGuesses
 from sealring_protocol.control.scheduler.requests import Request, RowOpened
-from sealring_protocol.limits import ENTRY_WEIGHT, HISTORY_WEIGHT
+from sealring_protocol.limits import HISTORY_WEIGHT
 from sealring_protocol.table import Machine, Table
 
 
@@ -63,8 +63,8 @@ def row_machine() -> Machine[RowState, RowEvent]:
 
 @attrs.define(eq=False)
 class LiveRow:
-    """A request that is not over. *tokens* are its prompt and answer so far, *end* their greatest
-    number."""
+    """A request that is not over. *tokens* are its prompt and answer so far, none before it is to
+    be opened: many may wait, with long prompts. *end* is their greatest number."""
 
     uid: int
     request: Request
@@ -80,6 +80,7 @@ class LiveRow:
     flying: int = 0  # decode steps in flight
     wasted: int = 0  # those of them that give no token, because of a wrong guess
     guesses: RowGuesses = attrs.field(init=False)
+    settings: Row = attrs.field(init=False)  # its ROW without the history
     group: int = 0
     failures: int = 0
     stalls: int = 0
@@ -91,6 +92,12 @@ class LiveRow:
 
     def __attrs_post_init__(self) -> None:
         self.guesses = RowGuesses(self.tokens, self.request)
+        asked, least = self.request.sampling, self.request.min_tokens
+        if asked.constrained or least:
+            prompt = len(self.request.prompt)
+            ends = tuple(sorted(self.request.eos))
+            asked = attrs.evolve(asked, least=prompt + least if least else 0, ends=ends)
+        self.settings = attrs.evolve(asked, uid=self.uid)
 
     @property
     def draws(self) -> bool:
@@ -128,31 +135,24 @@ class LiveRow:
     @property
     def sampling(self) -> Row:
         """Its sampling settings, for an engine that opens it now."""
-        asked, least = self.request.sampling, self.request.min_tokens
-        if asked.constrained or least:
-            prompt = len(self.request.prompt)
-            ends = tuple(sorted(self.request.eos))
-            asked = attrs.evolve(asked, least=prompt + least if least else 0, ends=ends)
-        if not asked.remembers:
-            return attrs.evolve(asked, uid=self.uid)
-        history = tuple(self.tokens)
-        return attrs.evolve(asked, uid=self.uid, history=history, generated=self.emitted)
+        if not self.settings.remembers:
+            return self.settings
+        return attrs.evolve(self.settings, history=tuple(self.tokens), generated=self.emitted)
 
     @property
     def told(self) -> int:
         """The number of token ids in the history of its ROW."""
-        return len(self.tokens) if self.request.sampling.remembers else 0
+        return len(self.tokens) if self.settings.remembers else 0
 
     @property
     def row_weight(self) -> int:
         """The weight of its ROW, in bytes (`pipeline.weight`)."""
-        ends = ENTRY_WEIGHT * len(self.request.eos)
-        return weight(self.request.sampling) + ends + HISTORY_WEIGHT * self.told
+        return weight(self.settings) + HISTORY_WEIGHT * self.told
 
     @property
     def emitted(self) -> int:
         """The number of tokens generated so far."""
-        return len(self.tokens) - len(self.request.prompt)
+        return max(0, len(self.tokens) - len(self.request.prompt))
 
     @property
     def unread(self) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.messages import Decode, Ready, Save, Step, TakeBack
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.scheduler.cache_room import CacheRoom
@@ -26,6 +27,7 @@ from sealring_protocol.control.scheduler.prefixes import SHORTEST, Prefixes, Sna
 from sealring_protocol.control.scheduler.requests import (
     ContextOverflow,
     FinishReason,
+    HistoryOverflow,
     Outcome,
     QueueFull,
     Request,
@@ -72,7 +74,7 @@ class RunningRows:
         """Queue *request*; returns its uid.
 
         Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if the queue is
-        full, and another `LocalProtocolError` for an empty prompt.
+        full, and another `LocalProtocolError` for an empty prompt, or for what no ROW can say.
         """
         length = len(request.prompt)
         if not length:
@@ -80,13 +82,19 @@ class RunningRows:
         least = 1 if request.max_tokens is None else request.max_tokens
         if length + least > self._context:
             raise ContextOverflow(length, least, self._context)
-        if length + least > self.room.longest:
-            raise RoomOverflow(length + least, self.room.longest)
+        longest = self.room.longest
+        if request.sampling.remembers:  # its ROW tells all its tokens, in every epoch
+            if length + least > MAX_IDS:
+                raise HistoryOverflow(length, least, MAX_IDS)
+            longest = min(longest, MAX_IDS)
+        if length + least > longest:
+            raise RoomOverflow(length + least, longest)
         if self.waiting.is_full(request.owner, self.config.queue):
             raise QueueFull(len(self.waiting))
         uid = self._number()
-        end = self.room.longest if request.max_tokens is None else length + least
-        row = LiveRow(uid, request, end, list(request.prompt))
+        end = longest if request.max_tokens is None else length + least
+        row = LiveRow(uid, request, end, [])
+        encode(row.settings)  # or else the fault would come where nobody waits for it
         self.rows[uid] = row
         self.waiting.queue(row)
         if self.config.prefixes and length > SHORTEST:
@@ -107,6 +115,8 @@ class RunningRows:
             row.leader = leader
 
     def _stop_leading(self, row: LiveRow) -> None:
+        if row.leader is not None:
+            return
         key = row.request.sharer, row.request.prompt
         if self._leaders.get(key) is row:
             del self._leaders[key]
@@ -307,7 +317,11 @@ class RunningRows:
                 if len(self.unread()) >= _READING:
                     return
                 row = self.waiting.next(lambda row: not row.led)
-            if row is None or self._tells_too_much(row) or not self._open(row):
+            if row is None:
+                return
+            if not row.tokens:
+                row.tokens.extend(row.request.prompt)
+            if self._tells_too_much(row) or not self._open(row):
                 return
 
     def _tells_too_much(self, row: LiveRow) -> bool:

@@ -58,6 +58,7 @@ from sealring_protocol.control.scheduler.requests import (
     Outcome,
     Request,
     SchedulerConfig,
+    TokenIds,
 )
 from sealring_protocol.control.scheduler.results import Results
 from sealring_protocol.control.scheduler.rows import LiveRow, Planned
@@ -122,18 +123,18 @@ class Scheduler:
         """Queue *request*; returns its uid.
 
         Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if the queue is
-        full, and another `LocalProtocolError` for an empty prompt.
+        full, and another `LocalProtocolError` for an empty prompt, or for what no ROW can say.
         """
         prediction = self._known(request.prediction)
         guesses = None if request.guesses is None else self._known(request.guesses)
         return self._running.submit(attrs.evolve(request, prediction=prediction, guesses=guesses))
 
-    def _known(self, guesses: Sequence[int]) -> tuple[int, ...]:
+    def _known(self, guesses: Sequence[int]) -> TokenIds:
         """*guesses* up to the first beyond the vocabulary, which no step may have."""
-        most = self.config.vocabulary
-        if not most or max(guesses, default=0) < most:
-            return tuple(guesses)
-        return tuple(itertools.takewhile(lambda token: token < most, guesses))
+        most, ids = self.config.vocabulary, TokenIds(guesses)
+        if not most or ids.bounds[1] < most:
+            return ids
+        return TokenIds(itertools.takewhile(lambda token: token < most, ids))
 
     def cancel(self, uid: int) -> list[Outcome]:
         """Cancel *uid* in any state; the next step frees its caches. It may be unknown."""
