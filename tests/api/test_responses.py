@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             ]
         },
         "input.0.output.0",
-    ),  # fmt: skip
+    ),
     "another's item": ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0"),
     "nobody's message": ({"input": [{"content": "x"}]}, "input.0.role"),
     "a nameless call": ({"input": [{"type": "function_call", "call_id": "x"}]}, "input.0"),
