@@ -147,6 +147,8 @@ FIELDS: Final = {
 """By name, with ``[]`` after a list and a dot before what is in an object."""
 
 ADAPTED: Final = {
+    "tool-arguments-wrapped": "A call's arguments that are no object, as those of a call that was "
+    "cut off, are in one, as `arguments`.",
     "tool-call-ids-shortened": "The ids of calls and results have nine letters and digits.",
     "tool-calls-split": "Each call has a message of its own, before its result.",
     "tool-results-wrapped": "A result without a call is the user's text, in `<tool_response>`.",

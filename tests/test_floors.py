@@ -124,6 +124,7 @@ def test_nothing_that_is_installed_knows_the_tools():
 
 
 PARSES_JSON = {
+    "api/adapting.py": "runs in a text worker",
     "api/forms.py": "runs in a text worker",
     "api/messages.py": "runs in a text worker",
     "api/texts.py": "runs in a text worker",

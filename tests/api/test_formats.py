@@ -16,6 +16,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
@@ -338,7 +339,9 @@ def messages_streamed(events: list[Any]) -> tuple[Answered, int]:
                 texts["text"] += text
             case {"delta": {"stop_reason": finish}}:
                 pass
-    made = tuple((name, json.dumps(json.loads(arguments))) for name, arguments in calls)
+    # The official client reads what has come of an object like this.
+    read = [(name, from_json(given, allow_partial=True)) for name, given in calls]
+    made = tuple((name, json.dumps(given)) for name, given in read)
     return Answered(*texts.values(), made, finish), parts
 
 
@@ -404,13 +407,10 @@ async def test_an_answer_that_ends_within_its_thoughts(
 @pytest.mark.parametrize("api", APIS)
 async def test_a_call_that_is_cut_off(api: str) -> None:
     template = FORMATS["json_tools"][0]
-    pieces = ['<tool_call>{"name": "f", "arguments": {"city": "Par', "is"]
-    if api != "messages":
-        streamed, whole, _ = await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
-        assert whole == streamed == Answered("", "", (("f", '{"city": "Paris'),), CUT[api])
-    else:
-        with pytest.raises(json.JSONDecodeError, match="Unterminated"):
-            await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
+    pieces = ['<tool_call>{"name": "f", "arguments": {"days": 2, "city": "Par', "is"]
+    streamed, whole, _ = await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
+    given = '{"days": 2}' if api == "messages" else '{"days": 2, "city": "Paris'
+    assert whole == streamed == Answered("", "", (("f", given),), CUT[api])
 
 
 ALL = [said + call for _, said, call in FORMATS.values()]
@@ -452,15 +452,36 @@ async def test_the_input_of_a_custom_tool_is_streamed() -> None:
     text = 'a "quoted"\nline, \\ and \N{GRINNING FACE}'
     for arguments in (json.dumps({"input": text}), json.dumps({"input": text}, ensure_ascii=False)):
         call = f'<tool_call>{{"name": "patch", "arguments": {arguments}}}</tool_call>'
-        deltas = await custom(tokenizer, list(call))
-        assert "".join(deltas) == text
+        deltas, given = await custom(tokenizer, list(call))
+        assert "".join(deltas) == given == text
         assert len(deltas) > 10
     wrong = '<tool_call>{"name": "patch", "arguments": {"text": "x"}}</tool_call>'
-    assert await custom(tokenizer, list(wrong)) == ['{"text": "x"}']
+    assert await custom(tokenizer, list(wrong)) == (['{"text": "x"}'], '{"text": "x"}')
 
 
-async def custom(tokenizer: Tokenizer, pieces: list[str]) -> list[str]:
-    """The deltas of a custom tool's input."""
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"input": "abc', "abc"),  # cut off
+        ('{"input": "abc\\', "abc"),
+        ('{"input": "abc", "input": "xyz"}', "abc"),
+        ('{"input": "a\\xb"}', "a\\xb"),
+        ('{"input": "a\\ud800b"}', "a\\ud800b"),
+        ('{"input": "a\\ud83d\\ude00b"}', "a\N{GRINNING FACE}b"),
+        ('{"other": 1, "input": "abc"}', "abc"),
+        ('{"input": 5}', '{"input": 5}'),
+    ],
+)
+async def test_the_input_of_a_custom_tool_is_what_was_streamed(arguments: str, text: str) -> None:
+    tokenizer = tokenizer_of(FORMATS["json_tools"][0])
+    call = f'<tool_call>{{"name": "patch", "arguments": {arguments}'
+    for pieces in (list(call), [call]):
+        deltas, given = await custom(tokenizer, pieces)
+        assert "".join(deltas) == given == text
+
+
+async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], str]:
+    """The deltas of a custom tool's input, and the whole of it."""
     kind = APIS["responses"]
     body = json.dumps({"model": "m", "input": "x", "tools": [CUSTOM]}).encode()
     told, rest = JOBS["responses"](
@@ -473,13 +494,16 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> list[str]:
         options, parsed, context, About("a", 0, "m", "f", Trace("a", "", "", began=0.0))
     )
     (choice,) = kind.choices(options, parsed, context)
-    deltas = []
+    events: list[Any] = []
     for piece in pieces:
         if (delta := await choice.take(Piece((piece,), ()))) is not None:
-            for event in read_events(b"".join(map(shape.event, shape.add(delta)))):
-                if event["type"] == "response.custom_tool_call_input.delta":
-                    deltas.append(event["delta"])
-    return deltas
+            events += read_events(b"".join(map(shape.event, shape.add(delta))))
+    delta = await choice.finish(RequestDone(0, FinishReason.STOP))
+    events += read_events(b"".join(map(shape.event, shape.add(delta))))
+    kind_of = "response.custom_tool_call_input"
+    deltas = [event["delta"] for event in events if event["type"] == f"{kind_of}.delta"]
+    (given,) = (event["input"] for event in events if event["type"] == f"{kind_of}.done")
+    return deltas, given
 
 
 def prompt(tokenizer: Tokenizer, messages: list[Any], **more: Any) -> str:
@@ -541,6 +565,41 @@ def test_a_template_that_takes_one_call_in_a_message_gets_each_with_its_result()
 
 PHI = """{% for m in messages %}<|{{ m.role }}|>{{ m.content }}
 {%- if m.tools is defined %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}<|end|>{% endfor %}"""
+
+
+CUT_OFF = '{"city": "Par'
+
+
+def cut_off(tokenizer: Tokenizer, arguments: str = CUT_OFF) -> tuple[str, list[str]]:
+    """The prompt of a history in which a call has *arguments*, and how it was changed."""
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "a", "type": "function", "function": function}
+    talk = [TURN, {"role": "assistant", "content": None, "tool_calls": [call]}, result("a")]
+    body = json.dumps(body_of("chat", messages=talk)).encode()
+    asked = {"models": ["m"], "context": 1 << 16}
+    told, rest = JOBS["chat"](tokenizer, asked, body, lambda stage: None)
+    return tokenizer.decode(ParsedRequest.of(told, rest).prompts[0]), told["adapted"]
+
+
+def test_a_call_that_was_cut_off_can_be_sent_back() -> None:
+    """As a text where the template takes one, and else within an object."""
+    call = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}<|python_tag|>CALL{% endfor %}"
+        "{% endfor %}"
+    )
+    given = "c.function.arguments"
+    takes_text = tokenizer_with(call.replace("CALL", f"[{{{{ {given} }}}}]"))
+    assert cut_off(takes_text) == (f"<|python_tag|>[{CUT_OFF}]", [])
+    pairs = f"{{% for k, v in {given}.items() %}}[{{{{ k }}}}={{{{ v }}}}]{{% endfor %}}"
+    takes_object = tokenizer_with(call.replace("CALL", pairs))
+    for arguments in (CUT_OFF, "[1]", "Paris"):
+        said = f"<|python_tag|>[arguments={arguments}]"
+        assert cut_off(takes_object, arguments) == (said, ["tool-arguments-wrapped"])
+    assert cut_off(takes_object, "null") == ("<|python_tag|>", ["tool-arguments-wrapped"])
+    assert cut_off(takes_object, GIVEN) == ("<|python_tag|>[city=Paris][days=2]", [])
+    prompt, changes = cut_off(tokenizer_with(DEEPSEEK))
+    assert f"f<｜tool▁sep｜>{CUT_OFF}<｜tool▁call▁end｜>" in prompt
+    assert changes == []
 
 
 def test_phi_4_mini_gets_tools_with_the_system_message() -> None:

@@ -153,6 +153,9 @@ def test_paths_of_other_servers(ring: Served) -> None:
             assert answer.json()["error"]["message"] == says
     for path in ("/v1/v1/models", "/chat/completions"):
         assert "ends with /v1, once" in ring.post({}, path).json()["error"]["message"]
+    for path in ("/v1/v1/messages", "/v1/v1/messages/count_tokens"):
+        error = ring.post({}, path).json()["error"]
+        assert "Anthropic's clients take the base URL without /v1." in error["message"]
 
 
 def test_slashes_too_many(ring: Served, team: Served) -> None:

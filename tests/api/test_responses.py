@@ -154,6 +154,18 @@ def test_a_call_and_what_it_gave(team: Served) -> None:
         team.openai.responses.retrieve(made.id)
 
 
+def test_a_call_that_was_cut_off_is_gone_on_from(team: Served) -> None:
+    create = team.openai.responses.create
+    first = create(model=team.model, input="weather", tools=[TOOL], max_output_tokens=4)
+    (call,) = first.output
+    assert call.type == "function_call"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(call.arguments)
+    given: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "fruit"}
+    more = create(model=team.model, input=[given], tools=[TOOL], previous_response_id=first.id)
+    assert more.output_text == "apple banana cherry"
+
+
 def test_a_conversation_goes_on(team: Served) -> None:
     create = team.openai.responses.create
     first = create(model=team.model, input="think", metadata={"a": "b"}, instructions="nothing")
@@ -278,7 +290,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a number": ({"input": 3}, "input"),
     "an image": (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input.0",
+        "input.0.content.0",
+    ),
+    "an image that a tool gave": (
+        {
+            "input": [
+                {
+                    "type": "function_call_output",
+                    "call_id": "1",
+                    "output": [{"type": "input_image", "image_url": "x"}],
+                }
+            ]
+        },
+        "input.0.output.0",
     ),
     "another's item": ({"input": [{"type": "computer_call", "id": "x"}]}, "input.0"),
     "nobody's message": ({"input": [{"content": "x"}]}, "input.0.role"),
@@ -329,7 +353,7 @@ def test_what_is_no_text_in_an_earlier_turn_is_left_out(team: Served) -> None:
         assert after.status_code == 200, after.text
         assert after.headers["x-sealring-ignored"] == "previous_response_id"
     refused = team.post({"model": team.model, "input": [said, picture]}, PATH)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.1")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input.1.content.0")
     made = convert(ResponsesRequest.model_validate({"model": "m", "input": [found, said]}), b"")
     assert made.request.messages[0].text == (
         '[web_search_call: {"action": {"type": "search", "query": "fox"}}]'

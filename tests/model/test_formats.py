@@ -247,7 +247,31 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
     ),
     "glm without arguments": ("glm47", "g\n</tool_call>", BOTH[1:]),
     "glm without anything": ("glm47", "g", BOTH[1:]),
+    "glm, a key without a value": (
+        "glm47",
+        "f<arg_key>count</arg_key>1<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>",
+        BOTH[:1],
+    ),
+    "glm, only a key without a value": (
+        "glm47",
+        "g<arg_key>text</arg_key></tool_call>I ask first. <tool_call>f<arg_key>text</arg_key>"
+        "<arg_value>a</arg_value></tool_call>",
+        [
+            *BOTH[1:],
+            "I ask first. <tool_call>f<arg_key>text</arg_key><arg_value>a</arg_value></tool_call>",
+        ],
+    ),
+    "glm, a key without an end": (
+        "glm47",
+        "g<arg_key>text</tool_call>b</arg_key>",
+        [*BOTH[1:], "b</arg_key>"],
+    ),
     "glm, prose": ("glm47", "it is <b> so", ["<tool_call>it is <b> so"]),
+    "longcat, only a key without a value": (
+        "longcat",
+        "g<longcat_arg_key>text</longcat_arg_key></longcat_tool_call>the rest",
+        [*BOTH[1:], "the rest"],
+    ),
     "longcat": (
         "longcat",
         "f\n<longcat_arg_key>text</longcat_arg_key>\n<longcat_arg_value>a</longcat_arg_value>\n"
@@ -282,6 +306,11 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
         BOTH[:1],
     ),
     "qwen, no end": ("qwen3_coder", "<function=f>\n<parameter=text>\na\n</parameter>", BOTH[:1]),
+    "qwen, a key without an end": (
+        "qwen3_coder",
+        "<function=g>\n<parameter=text\na\n</parameter>\n</function>\n</tool_call>b <c>",
+        [*BOTH[1:], "b <c>"],
+    ),
     "qwen, another function": (
         "qwen3_coder",
         "\n<function=h>\n</function>",
@@ -315,6 +344,48 @@ def test_calls_as_models_write_them(name: str, text: str, parts: list[Any]) -> N
     assert told(parts_of(format, text)) == parts
     for size in (1, 2, 3, 7):
         assert parts_of(format, text, size) == parts_of(format, text)
+
+
+LONG: dict[str, tuple[str, str]] = {
+    "a key of qwen's": ("qwen3_coder", qwen(("k" * 3000, "a"))),
+    "a key of glm's": (
+        "glm47",
+        f"f<arg_key>{'k' * 3000}</arg_key><arg_value>a</arg_value></tool_call>",
+    ),
+    "a tag": (
+        "minimax_m3",
+        f'{NS}<invoke name="f">{NS}<{"k" * 3000}>a{NS}</invoke>{NS}</tool_call>',
+    ),
+    "a number": ("json_tools", f'{{"name": "f", "arguments": {"7" * 3000}}}</tool_call>'),
+    "a header": ("harmony", f"<|channel|>{'z' * 1500} to=functions.f<|message|>{{}}<|call|>"),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), LONG.values(), ids=LONG)
+def test_long_names_are_cut_alike_in_all_pieces(name: str, text: str) -> None:
+    whole = parts_of(BY_NAME[name], text, mark="" if name == "harmony" else None)
+    assert sum(len(part.text) for part in whole if isinstance(part, CallPart)) < 1100
+    for size in (1, 7, 1000):
+        assert parts_of(BY_NAME[name], text, size, "" if name == "harmony" else None) == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ('{"text": "a"} garbage', '{"text": "a"}'),
+        ('{"text": "a"}{"text": "b"}', '{"text": "a"}'),
+        ('{"text": "a\nb"}', '{"text": "a\\nb"}'),
+        ('"{\\"text\\": 1}"', '{"text": 1}'),
+        ("  ", "{}"),
+        ('{"text": "a', '{"text": "a'),
+    ],
+)
+def test_arguments_in_a_channel_are_one_value(given: str, arguments: str) -> None:
+    call = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{given}"
+    text = f"{call}<|call|><|start|>assistant<|channel|>final<|message|>b"
+    for size in (0, 1, 7):
+        parts = parts_of(BY_NAME["harmony"], text, size, mark="")
+        assert parts == [CallStart("f"), CallPart(arguments), CallEnd(), Content("b")]
 
 
 TYPED: dict[str, tuple[str, str, Any]] = {

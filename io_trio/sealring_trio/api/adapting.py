@@ -1,9 +1,10 @@
 """A conversation that the model's template refuses, made to fit.
 
 Many templates take less than the APIs do: one system message at the front or none, users and the
-assistant in turn, ids of calls of nine characters. So a conversation that is refused is changed,
-one kind of change after the other, until the template takes it. Changes that turn out not to be
-needed are undone. Nothing that somebody wrote is left out. The answer's header names the changes.
+assistant in turn, ids of calls of nine characters, arguments that are objects. So a conversation
+that is refused is changed, one kind of change after the other, until the template takes it. Changes
+that turn out not to be needed are undone. Nothing that somebody wrote is left out. The answer's
+header names the changes.
 """
 
 from __future__ import annotations
@@ -85,6 +86,33 @@ def _json(text: str) -> str:
 def _leading(messages: Sequence[Plain]) -> int:
     """How many system messages are at the front."""
     return sum(1 for _ in takewhile(lambda each: each["role"] == "system", messages))
+
+
+def _wrap_arguments(messages: Sequence[Plain]) -> list[Plain]:
+    """Have an object of arguments that are none: those of a call that was cut off are a text."""
+    return [
+        message | {"tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def _with_object(call: Plain) -> Plain:
+    function = call["function"]
+    given = function["arguments"]
+    if isinstance(given, dict) or _is_object(given):
+        return call
+    wrapped = {} if given is None else {"arguments": given}
+    return call | {"function": function | {"arguments": wrapped}}
+
+
+def _is_object(text: Any) -> bool:
+    """Whether *text* is an object as JSON, which is how some templates take arguments."""
+    try:
+        return isinstance(text, str) and isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _short_ids(messages: Sequence[Plain]) -> list[Plain]:
@@ -179,6 +207,7 @@ def _system_to_user(messages: Sequence[Plain]) -> list[Plain]:
 
 
 CHANGES: Final[Mapping[str, Change]] = {
+    "tool-arguments-wrapped": _wrap_arguments,
     "tool-call-ids-shortened": _short_ids,
     "tool-calls-split": _split_calls,
     "tool-results-wrapped": _wrap_results,

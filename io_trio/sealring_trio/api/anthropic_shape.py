@@ -190,9 +190,10 @@ class MessageShape:
 
 
 def _object(arguments: str) -> Body:
-    """A call's *arguments*, which are an object, or are put into one."""
+    """A call's *arguments*, which are an object, or are put into one. Of an object that was cut
+    off: its whole members, as clients read it that have it streamed."""
     try:
-        given = from_json(arguments or "{}", allow_inf_nan=False)
+        given = from_json(arguments or "{}", allow_inf_nan=False, allow_partial=True)
     except ValueError:
         given = arguments
     return given if isinstance(given, dict) else {"arguments": given}

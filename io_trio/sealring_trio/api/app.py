@@ -86,7 +86,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         code = "method_not_allowed"
     else:
         message, code = f"There is nothing at {path}.", "not_found"
-        if path.startswith("/v1/v1/") or f"/v1{path}" in PREFIXES:
+        if path.startswith("/v1/v1/messages"):
+            message += " Anthropic's clients take the base URL without /v1."
+        elif path.startswith("/v1/v1/") or f"/v1{path}" in PREFIXES:
             message += " The base URL ends with /v1, once."
     return ApiError(
         error.status_code, message, code, kind=INVALID, headers=error.headers or {}

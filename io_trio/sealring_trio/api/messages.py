@@ -1,9 +1,9 @@
 """A conversation as the model's chat template takes it, and as the text of a prompt.
 
 A template gets plain values: each content one text, a tool call's arguments as an object rather
-than the text that the API carries, and only the fields that a message has. A developer is the
-system to models here. A tool call that must be made is begun for the model, by the mark that opens
-a call in its format; `holding` holds what follows to its form.
+than the text that the API carries (a text that is no JSON stays one), and only the fields that a
+message has. A developer is the system to models here. A tool call that must be made is begun for
+the model, by the mark that opens a call in its format; `holding` holds what follows to its form.
 """
 
 from __future__ import annotations
@@ -261,11 +261,10 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _arguments(text: str | dict[str, Any] | None) -> Any:
+    """What a call was given. *text* that is no JSON, as that of a call that was cut off, stays."""
     if isinstance(text, dict):
         return text
     try:
         return json.loads(text or "{}")
     except (ValueError, RecursionError):
-        raise invalid(
-            "The arguments of a tool call are no JSON.", "messages.tool_calls.function.arguments"
-        ) from None
+        return text

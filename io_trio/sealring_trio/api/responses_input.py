@@ -330,7 +330,8 @@ class _Talk:
                 self._called(item, json.dumps({"input": item.input or ""}), place)
             case "function_call_output" | "custom_tool_call_output":
                 message = {"role": "tool", "tool_call_id": item.call_id}
-                self._messages.append({**message, "content": self._text(item.output, number)})
+                text = self._text(item.output, number, "output")
+                self._messages.append({**message, "content": text})
             case kind if kind.startswith(_SERVED):
                 told = item.model_dump(exclude_none=True, exclude={"id", "type", "status"})
                 self._said("content", f"[{kind}: {json.dumps(told, ensure_ascii=False)}]")
@@ -345,9 +346,9 @@ class _Talk:
         at = number - self._before
         return f"input.{at}" if at >= 0 else "previous_response_id"
 
-    def _text(self, content: str | list[Part] | None, number: int) -> str:
-        """The text of *content*, of item *number*. Raises `ApiError` for what is none, unless the
-        item is of the history."""
+    def _text(self, content: str | list[Part] | None, number: int, field: str = "content") -> str:
+        """The text of *content*, the *field* of item *number*. Raises `ApiError` for what is none,
+        unless the item is of the history."""
         if content is None or isinstance(content, str):
             return content or ""
         texts = []
@@ -360,8 +361,10 @@ class _Talk:
                 texts.append(text)
             else:
                 place = self._place(number)
+                if number >= self._before:
+                    place += f".{field}.{at}"
                 texts.append(left_out(part.type, place, history=number < self._history))
-                self.left_out.append(place if number < self._before else f"{place}.content.{at}")
+                self.left_out.append(place)
         return "".join(texts)
 
     def _said(self, field: str, text: str) -> None:

@@ -43,6 +43,9 @@ _UNQUOTED: Final = re.compile(
 )
 """Whole characters of a JSON string."""
 
+_UNREAD: Final = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
+"""The rest of a JSON string that ends."""
+
 _CALLED: Final = {"input": "custom_tool_call_input", "arguments": "function_call_arguments"}
 _FAILED: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -64,7 +67,7 @@ class _Called:
 
     def __init__(self, *, custom: bool) -> None:
         self.custom = custom
-        self._sent = ""
+        self._sent: list[str] = []
         self._rest = ""  # of a custom tool's arguments
         self._within = False  # the text
 
@@ -84,14 +87,20 @@ class _Called:
         except ValueError:
             return ""
         self._rest = self._rest[run.end() :]
-        self._sent += told
+        self._sent.append(told)
         return told
 
-    def end(self, whole: str) -> str:
-        """What of the *whole* text has not been sent."""
-        if not self.custom or not whole.startswith(self._sent):
-            return ""
-        return whole[len(self._sent) :]
+    def end(self, arguments: str) -> tuple[str, str]:
+        """What is still to be sent of *arguments*, and all that the call is given: what has been
+        sent, with that. What cannot be read of a text that ends is passed on as it is."""
+        if not self.custom:
+            return "", arguments
+        if not self._within:
+            given = _input(arguments)
+            return given, given
+        ended = _UNREAD.match(self._rest)
+        rest = ended[1] if ended else ""
+        return rest, "".join(self._sent) + rest
 
 
 @attrs.define
@@ -352,9 +361,7 @@ class ResponseShape:
 
     def _close_call(self, item: _Open, called: _Called) -> list[Body | _Event]:
         """The events of the call *item* at its end."""
-        given = item.text.decode()
-        if called.custom:
-            given = _input(given)
+        rest, given = called.end(item.text.decode())
         field = _field(item.body)
         body = {**item.body, "status": "completed", field: given}
         if self._finish.reason == "length":
@@ -362,7 +369,7 @@ class ResponseShape:
         place = {"item_id": body["id"], "output_index": len(self._done)}
         name = {} if called.custom else {"name": body["name"]}
         done = json_bytes(body)
-        events = self._of_call(item, called.end(given))
+        events = self._of_call(item, rest)
         events += [
             {"type": f"response.{_CALLED[field]}.done", **place, **name, field: given},
             self._done_event(done),

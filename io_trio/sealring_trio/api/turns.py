@@ -47,7 +47,8 @@ def _message(message: Plain, format: CallFormat) -> Plain:
 
 def _with_text(call: Plain) -> Plain:
     function = call["function"]
-    text = json.dumps(function["arguments"], ensure_ascii=False)
+    given = function["arguments"]
+    text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
 
 

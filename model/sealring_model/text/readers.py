@@ -406,7 +406,7 @@ def _arguments(given: Input) -> Steps:
             given.add("".join(parts))
     elif empty and first:
         parts = []
-        yield from json_value(given, lambda text: parts.append(text[: MAX_HEADER - len(parts)]))
+        yield from json_value(given, _first(parts))
         if (scalar := "".join(parts).strip()) and scalar != "null":
             given.add(scalar)
             empty = False
@@ -671,6 +671,7 @@ class Elements:
         """Pass on the arguments of a call; whether they are whole."""
         sign = "{"
         marks = tuple(filter(None, (self.key, self.over, self.last)))
+        ends = (*marks, self.value)
         while True:
             found = yield from given.upto(marks, _dropped)
             if found != self.key:
@@ -680,15 +681,17 @@ class Elements:
                 return True
             given.take(len(found))
             parts: list[str] = []
-            whole = yield from given.upto((self.keyed,), _first(parts))
-            if not whole:
+            found = yield from given.upto((self.keyed, *ends), _first(parts))
+            if found == self.keyed and self.valued:
+                given.take(len(found))
+                found = yield from given.upto((self.valued, *ends), _dropped)
+            if not found:
                 given.finish()
                 return False
-            given.take(len(whole))
+            if found in ends:  # it has no value
+                continue
+            given.take(len(found))
             key, kind = self._key("".join(parts), kinds)
-            if self.valued:
-                yield from given.upto((self.valued,), _dropped)
-                given.take(len(self.valued))
             given.add(f"{sign}{quoted(key)}: ")
             sign = ", "
             value = Value(given.add, kind, lined=self.lined)
@@ -733,8 +736,16 @@ class Elements:
 
 
 def _first(parts: list[str]) -> Callable[[str], None]:
-    """What keeps text in *parts*, as much as a name may have."""
-    return lambda text: parts.append(text[:MAX_HEADER]) if len(parts) < MAX_HEADER else None
+    """What keeps text in *parts*, as many characters as a name may have."""
+    left = MAX_HEADER
+
+    def keep(text: str) -> None:
+        nonlocal left
+        if left:
+            parts.append(text[:left])
+            left -= len(parts[-1])
+
+    return keep
 
 
 _SPACE: Final = "]<]minimax[>["
@@ -889,17 +900,28 @@ def _message(given: Input, functions: Functions, header: str) -> Found:
     channel, name = _CHANNEL.search(header), _RECIPIENT.search(header)
     if name is not None and name[1] in functions:
         given.begin(name[1])
-        yield from given.peek()
-        if (yield from given.at(_MARKS)) or not given.held:
-            given.add("{}")
-        found = yield from given.upto(_MARKS, given.add)
-        given.finish()
+        arguments = Reading(_rest_of_call, functions, "")
+        found = yield from given.upto(_MARKS, lambda text: _read(arguments, text, given))
+        given.parts += arguments.end()
         return found
     given.thinks = channel is not None and channel[1] == "analysis"
     kind = Reasoning if given.thinks else Content
     found = yield from given.upto(_MARKS, lambda text: given.parts.append(kind(text)))
     given.thinks = False
     return found
+
+
+def _rest_of_call(given: Input, functions: Functions, mark: str) -> Steps:
+    """The arguments of a call that has begun. What follows them is left out."""
+    given.take_whole()
+    given.calls = 1
+    yield from _arguments(given)
+
+
+def _read(reading: Reading, text: str, given: Input) -> None:
+    """Have *reading*, unless it is done, read *text* for *given*."""
+    if not reading.done:
+        given.parts += reading.add(text)
 
 
 def _header(given: Input, head: str) -> Found:
