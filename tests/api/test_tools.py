@@ -92,8 +92,8 @@ def test_what_tools_gave_goes_back_to_the_model(team: Served) -> None:
     answer = team.openai.chat.completions.create(**body).choices[0]
     assert answer.message.content == "apple banana cherry"
     called["tool_calls"][0]["function"]["arguments"] = "{city"  # type: ignore[index]
-    with pytest.raises(openai.BadRequestError, match="no JSON"):
-        team.openai.chat.completions.create(**body)
+    answer = team.openai.chat.completions.create(**body).choices[0]  # it was cut off, perhaps
+    assert answer.message.content == "apple banana cherry"
 
 
 def test_reasoning_is_told_apart(team: Served) -> None:

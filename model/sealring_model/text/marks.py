@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 _BREAK: Final = "\ufdd0"
@@ -49,7 +49,9 @@ _HEAD: Final = 4
 _PROBE: Final = " a\n b1 "
 """A text that shows whether a class changes texts before it encodes them."""
 
-_LIKE_A_MARK: Final = re.compile(r"[<\[\]{@]..|.*[|\uff5c]")
+_LIKE_A_MARK: Final = re.compile(r'[<\[\]@]..|\{[^"].|.*[|\uff5c]')
+"""What begins an object of JSON is no mark."""
+
 _HTML: Final = re.compile(
     "</?(?:a|abbr|b|blockquote|br|caption|center|code|dd|del|div|dl|dt|em|h[1-6]|hr|i|img|ins|kbd|li"
     "|mark|ol|p|pre|q|s|small|span|strike|strong|su[bp]|table|t[dhr]|tbody|tfoot|thead|u|ul|var)>"
@@ -189,6 +191,10 @@ class Marks:
             else:
                 run.append(token)
         return [*ids, *self._between(text, end, len(text), run), *encoded.ids[len(tokens) - tail :]]
+
+    def among(self, ids: Sequence[int]) -> list[int]:
+        """The control tokens among *ids*, in order, but for that of unknown words."""
+        return [token for token in ids if token in self._never]
 
     def _between(self, text: str, start: int, end: int, ids: list[int]) -> list[int]:
         """The ids of *text* from *start* to *end*, which has no mark; *ids* with the breaks."""

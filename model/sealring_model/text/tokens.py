@@ -46,7 +46,7 @@ from sealring_model.text.formats import (
     format_named,
     thought_marks,
 )
-from sealring_model.text.marks import Marks, is_guarded, shortest
+from sealring_model.text.marks import Marks, is_guarded, plain, shortest
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
 from sealring_model.text.token_lengths import decoding_work, longest_token
 
@@ -342,9 +342,12 @@ class Tokenizer:
         with *around* those of `encode` too. Raises `ValueError` if the tokenizer cannot but make
         control tokens of what others wrote."""
         around = not self.has_chat if around is None else around
-        if is_guarded(text):
-            return self._marks.encode(text, around=around)
-        return self.encode(text, around=around)
+        ids = self.encode(plain(text), around=around)
+        if not is_guarded(text):
+            return ids
+        # Where no mark would arise without the breaks, the tokens are those of the text as it is.
+        guarded = self._marks.encode(text, around=around)
+        return ids if self._marks.among(ids) == self._marks.among(guarded) else guarded
 
     def chat(
         self,
