@@ -378,7 +378,7 @@ def other_weights(folder: Path) -> None:
     entry = next(iter(read_entries(folder).values()))
     with entry.file.open("r+b") as stream:
         stream.seek(entry.offset)
-        stream.write(bytes(entry.size))
+        stream.write(b"\1" * entry.size)
 
 
 CHANGES = {
