@@ -139,7 +139,6 @@ REFUSED: dict[str, tuple[dict[str, object], type[Exception], str]] = {
         UserError,
         rf"{TINY.context} tokens\. However, you requested \d+",
     ),
-    "too many tokens": ({"max_tokens": 4000}, UserError, r"4000 in the completion"),
     "empty": ({"prompt": "", "raw": True}, UserError, "the prompt has no tokens"),
     "unknown field": ({"colour": 1}, UserError, "colour: "),
     "wrong type": ({"max_tokens": "many"}, UserError, "max_tokens: "),
