@@ -102,6 +102,7 @@ from sealring_protocol.codec.messages import (
     Waiting,
     Work,
 )
+from sealring_protocol.codec.tensor import decode_tensor, encode_tensor
 from sealring_protocol.codec.wire import Buffer, Reader, sized
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import (
@@ -120,6 +121,7 @@ from sealring_protocol.limits import (
     MAX_ROWS,
     MAX_SCORES,
     MAX_SPENT,
+    MAX_TENSORS,
     MAX_WINDOWS,
     MAX_WORLD,
     NO_GROUP,
@@ -575,7 +577,10 @@ def _add_tail(parts: list[Buffer], m: Step | StepDone) -> None:
     if m.ids:
         parts += _IDS.parts(m.ids)
     if m.tensors:
-        parts += _TENSORS.parts(m.tensors)
+        if len(m.tensors) > MAX_TENSORS:
+            raise LocalProtocolError(f"{len(m.tensors)} tensors; the limit is {MAX_TENSORS}")
+        for tensor in m.tensors:
+            parts += encode_tensor(tensor)
     if m.failed is not None:
         parts += _FAILED.parts(m.failed)
 
@@ -588,7 +593,12 @@ def decode_step(reader: Reader) -> Step:
         counter,
         n,
         digest,
-        *counts,
+        backs,
+        saves,
+        evicts,
+        drops,
+        opens,
+        joins,
         kind,
         target,
         position,
@@ -598,14 +608,19 @@ def decode_step(reader: Reader) -> Step:
         tensors,
         failed,
     ) = reader.unpack(_STEP)
-    changes: list[Any] = [()] * len(counts)
-    if any(counts):
+    back: Any = ()
+    save: Any = ()
+    evict: Any = ()
+    drop: Any = ()
+    opened: Any = ()
+    join: Any = ()
+    if backs or saves or evicts or drops or opens or joins:
+        counts = (backs, saves, evicts, drops, opens, joins)
         for field, entries in zip(_CHANGES, counts, strict=True):
             field.check(entries)
-        changes = [
+        back, save, evict, drop, opened, join = (
             field.read(reader, entries) for field, entries in zip(_CHANGES, counts, strict=True)
-        ]
-    back, save, evict, drop, opened, join = changes
+        )
     work = _join_work(kind, target, position, count)
     times, drawn, data, failure = _read_tail(reader, spent, ids, tensors, failed)
     return Step(
@@ -644,7 +659,7 @@ def _read_tail(reader: Reader, spent: int, ids: int, tensors: int, failed: int) 
         drawn = _IDS.read(reader, ids)
     if tensors:
         _TENSORS.check(tensors)
-        data = _TENSORS.read(reader, tensors)
+        data = tuple([decode_tensor(reader) for _ in range(tensors)])
     if failed:
         _FAILED.check(failed)
         failure = _FAILED.read(reader, failed)
