@@ -650,7 +650,10 @@ def decode_done(reader: Reader) -> StepDone:
 
 def _read_tail(reader: Reader, spent: int, ids: int, tensors: int, failed: int) -> Any:
     """The values of the tail, each checked on its declared count before it is read."""
-    times, drawn, data, failure = (), (), (), None
+    times: Any = ()
+    drawn: Any = ()
+    data: Any = ()
+    failure: Any = None
     if spent:
         _SPENT.check(spent)
         times = _SPENT.read(reader, spent)
