@@ -15,8 +15,8 @@ from typing import Any, Final, cast
 
 import attrs
 import pydantic
-import sealring_trio.api
-from sealring_trio.api import (
+import sealring.api
+from sealring.api import (
     adapting,
     anthropic_body,
     bodies,
@@ -36,18 +36,18 @@ from sealring_trio.api import (
     unserved,
     values,
 )
-from sealring_trio.api.app import build_app
-from sealring_trio.api.head import ApiHead
-from sealring_trio.api.openapi import OPERATIONS
-from sealring_trio.dashboard import events, pages
+from sealring.api.app import build_app
+from sealring.api.head import ApiHead
+from sealring.api.openapi import OPERATIONS
+from sealring.dashboard import events, pages
 from sealring_trio.files import config
-from sealring_trio.text import workers
+from sealring.text import workers
 from starlette.routing import Route
 
 from docs import words, words_shapes
 from docs.schemas import table, told_type
 
-_SOURCE: Final = Path(sealring_trio.api.__file__).parent
+_SOURCE: Final = Path(sealring.api.__file__).parent
 
 
 def _same(found: set[str], told: set[str], what: str) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 import cyclopts
 from rich.console import Console
-from sealring_trio.cli import COMMANDS, GROUPS, build_app
+from sealring.cli import COMMANDS, GROUPS, build_app
 
 WIDTH: Final = 88
 """Columns of the help on the page."""

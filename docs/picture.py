@@ -75,7 +75,7 @@ def main() -> int:
     if chromium is None:
         sys.stderr.write("there is no Chromium: install one, or name one in CHROMIUM\n")
         return 2
-    command = [sys.executable, "-m", "sealring_trio", "serve", "--ranks", "3", "--port", "0"]
+    command = [sys.executable, "-m", "sealring", "serve", "--ranks", "3", "--port", "0"]
     with subprocess.Popen(
         [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as serve:

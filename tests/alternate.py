@@ -24,8 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from sealring_model.tiny import DEFAULT_PROMPT
 try:
     from sealring_trio.files.models import TINY, find_model
-    from sealring_trio.local.pace import pace
-    from sealring_trio.local.ring import local_ring
+    from sealring.local.pace import pace
+    from sealring.local.ring import local_ring
 except ImportError:  # before the rooms
     from sealring_tools.bench.measure import pace
     from sealring_trio.local_ring import local_ring

@@ -26,7 +26,7 @@ import attrs
 import httpx2
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.files.models import TINY, find_model
-from sealring_trio.local.ring import running_node, write_cluster
+from sealring.local.ring import running_node, write_cluster
 
 from tests.families.checkpoints import write
 
@@ -156,7 +156,7 @@ class Told:
 def command(way: Way, model: Path, name: str) -> Told:
     """`sealring demo` or `serve` (*name*) of *model*."""
     port = ("--port", "0") if name == "serve" else ()
-    words = [sys.executable, "-m", "sealring_trio", name, "--model", str(model)]
+    words = [sys.executable, "-m", "sealring", name, "--model", str(model)]
     start = time.perf_counter()
     done = subprocess.run(
         [*words, "--ranks", str(way.ranks), *way.options, *port],
@@ -188,7 +188,7 @@ def nodes(way: Way, model: Path, folder: Path) -> tuple[Told, Told, int]:
     start = time.perf_counter()
     with ExitStack() as stack:
         running = [stack.enter_context(running_node(config)) for config in configs[:2]]
-        asking = [sys.executable, "-m", "sealring_trio", "generate", "--config", str(configs[0])]
+        asking = [sys.executable, "-m", "sealring", "generate", "--config", str(configs[0])]
         said = Told(LIMIT)
         end = start + LIMIT
         while time.perf_counter() < end:

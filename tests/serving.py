@@ -39,7 +39,7 @@ class Served:
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Served]:
     """`sealring serve` with *options*, until the block ends."""
-    command = [sys.executable, "-m", "sealring_trio", "serve", "--port", "0", "--json", *options]
+    command = [sys.executable, "-m", "sealring", "serve", "--port", "0", "--json", *options]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )

@@ -56,7 +56,7 @@ def ran(checkout: Path, tokens: int) -> Counts:
             "SEALRING_COUNT_ROOT": str(checkout),
             "SEALRING_COUNT_FOLDER": folder,
         }
-        command = ["-m", "sealring_trio", "demo", "--json", "--max-tokens", str(tokens)]
+        command = ["-m", "sealring", "demo", "--json", "--max-tokens", str(tokens)]
         try:
             done = subprocess.run(
                 [sys.executable, *command],

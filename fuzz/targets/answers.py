@@ -14,7 +14,7 @@ from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.formats import CHANNEL, FORMATS, PLAIN, THOUGHTS, CallFormat
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Elements, joined
 from sealring_model.text.tokens import ToolFormat
-from sealring_trio.api.parsing import AnswerText
+from sealring.api.parsing import AnswerText
 
 from fuzz.source import Source
 

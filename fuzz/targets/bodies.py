@@ -14,23 +14,23 @@ import attrs
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode
-from sealring_trio.api.errors import ANTHROPIC, ApiError
-from sealring_trio.api.gate import Caller
-from sealring_trio.api.kinds import (
+from sealring.api.errors import ANTHROPIC, ApiError
+from sealring.api.gate import Caller
+from sealring.api.kinds import (
     ChatKind,
     ChoiceContext,
     CompletionKind,
     MessagesKind,
     ResponsesKind,
 )
-from sealring_trio.api.replies import About
-from sealring_trio.api.responses import earlier
-from sealring_trio.api.sampling import jobs
-from sealring_trio.api.texts import JOBS
-from sealring_trio.api.values import MAX_CHOICES, MAX_STOPS
-from sealring_trio.node.generation import Generator
-from sealring_trio.node.trace import Trace
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api.replies import About
+from sealring.api.responses import earlier
+from sealring.api.sampling import jobs
+from sealring.api.texts import JOBS
+from sealring.api.values import MAX_CHOICES, MAX_STOPS
+from sealring.daemon.generation import Generator
+from sealring.daemon.trace import Trace
+from sealring.text.parsed import ParsedRequest
 
 from fuzz.source import Source
 

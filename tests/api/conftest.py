@@ -19,9 +19,9 @@ import httpx2
 import pytest
 from openai import OpenAI
 from sealring_model import tiny
-from sealring_trio.api.keys import KEY_FILE, new_key
+from sealring.api.keys import KEY_FILE, new_key
 from sealring_trio.collective.ports import free_ports
-from sealring_trio.local.ring import (
+from sealring.local.ring import (
     LocalNode,
     running_node,
     wait_until_up,

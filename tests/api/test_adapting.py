@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring_trio.api.adapting import CHANGES
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.fields import ADAPTED_HEADER, headers_of
-from sealring_trio.api.texts import JOBS
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api.adapting import CHANGES
+from sealring.api.errors import ApiError
+from sealring.api.fields import ADAPTED_HEADER, headers_of
+from sealring.api.texts import JOBS
+from sealring.text.parsed import ParsedRequest
 
 from tests import family_tokenizers as families
 from tests.family_tokenizers import KINDS, tokenizer

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_trio.api import fields, schema
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.fields import IGNORED, IGNORED_HEADER, REFUSED, TOOLS_HEADER
-from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
-from sealring_trio.api.texts import JOBS
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api import fields, schema
+from sealring.api.errors import ApiError
+from sealring.api.fields import IGNORED, IGNORED_HEADER, REFUSED, TOOLS_HEADER
+from sealring.api.schema import ChatRequest, CompletionRequest, read
+from sealring.api.texts import JOBS
+from sealring.text.parsed import ParsedRequest
 
 from tests.api.conftest import Served
 from tests.api.scripted import END, SCRIPTS

@@ -20,12 +20,12 @@ from pydantic_core import from_json
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
-from sealring_trio.api.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
-from sealring_trio.api.replies import About
-from sealring_trio.api.texts import JOBS
-from sealring_trio.node.generation import Generator, Piece
-from sealring_trio.node.trace import Trace
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
+from sealring.api.replies import About
+from sealring.api.texts import JOBS
+from sealring.daemon.generation import Generator, Piece
+from sealring.daemon.trace import Trace
+from sealring.text.parsed import ParsedRequest
 
 APIS = {kind.name: kind for kind in (ChatKind(), ResponsesKind(), MessagesKind())}
 PARAMETERS = {

@@ -22,14 +22,14 @@ from llguidance import LLTokenizer
 from sealring_model import tiny
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer, ToolFormat
-from sealring_trio.api.gate import Caller
-from sealring_trio.api.holding import Holding, chat_grammar
-from sealring_trio.api.messages import Conversation, Opening, asked_tools
-from sealring_trio.api.sampling import jobs
-from sealring_trio.api.schema import ChatRequest, read
+from sealring.api.gate import Caller
+from sealring.api.holding import Holding, chat_grammar
+from sealring.api.messages import Conversation, Opening, asked_tools
+from sealring.api.sampling import jobs
+from sealring.api.schema import ChatRequest, read
 from sealring_trio.collective.ports import free_ports
-from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.local.ring import running_node, wait_until_up, write_cluster
+from sealring.text.parsed import ParsedRequest
 
 from tests.api.conftest import Served, connected
 

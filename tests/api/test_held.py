@@ -16,26 +16,26 @@ import trio
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.control.scheduler.requests import TokenOut
-from sealring_trio.api import head
-from sealring_trio.api.anthropic_shape import MessageShape
-from sealring_trio.api.chat import ChatShape
-from sealring_trio.api.choices import Delta, Finish
-from sealring_trio.api.completions import TextShape
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.gate import Caller
-from sealring_trio.api.generate import Call, Generate
-from sealring_trio.api.head import LARGE, MAX_HELD, ApiHead, Holding
-from sealring_trio.api.kinds import CompletionKind
-from sealring_trio.api.parsing import Content
-from sealring_trio.api.replies import About, Envelope, Shape
-from sealring_trio.api.responses_shape import ResponseShape, Wanted
-from sealring_trio.api.schema import ChatOptions, CompletionOptions
-from sealring_trio.api.streaming import EventStream
-from sealring_trio.node.generation import Generator
+from sealring.api import head
+from sealring.api.anthropic_shape import MessageShape
+from sealring.api.chat import ChatShape
+from sealring.api.choices import Delta, Finish
+from sealring.api.completions import TextShape
+from sealring.api.errors import ApiError
+from sealring.api.gate import Caller
+from sealring.api.generate import Call, Generate
+from sealring.api.head import LARGE, MAX_HELD, ApiHead, Holding
+from sealring.api.kinds import CompletionKind
+from sealring.api.parsing import Content
+from sealring.api.replies import About, Envelope, Shape
+from sealring.api.responses_shape import ResponseShape, Wanted
+from sealring.api.schema import ChatOptions, CompletionOptions
+from sealring.api.streaming import EventStream
+from sealring.daemon.generation import Generator
 from sealring_trio.node.request_stream import AT_ONCE, Stream, size_of
-from sealring_trio.node.trace import Trace
-from sealring_trio.text.parsed import ID, ParsedRequest
-from sealring_trio.text.shared_budget import SharedBudget
+from sealring.daemon.trace import Trace
+from sealring.text.parsed import ID, ParsedRequest
+from sealring.text.shared_budget import SharedBudget
 from starlette.types import Message, Send
 
 from tests.api.conftest import Served

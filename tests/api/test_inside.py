@@ -18,15 +18,15 @@ from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_protocol.limits import PING_TIMEOUT
-from sealring_trio.api import bodies, gate
-from sealring_trio.api.bodies import BODY_SECONDS, Bodies
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key
-from sealring_trio.api.replies import TextLogprobs
-from sealring_trio.api.schema import ChatRequest, CompletionRequest, read
-from sealring_trio.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
+from sealring.api import bodies, gate
+from sealring.api.bodies import BODY_SECONDS, Bodies
+from sealring.api.errors import ApiError
+from sealring.api.keys import KEY_FILE, ApiKeys, new_key
+from sealring.api.replies import TextLogprobs
+from sealring.api.schema import ChatRequest, CompletionRequest, read
+from sealring.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
 from sealring_trio.node.request_stream import AT_ONCE, Stream
-from sealring_trio.node.trace import StepParts, Trace
+from sealring.daemon.trace import StepParts, Trace
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import jsonschema
 import pytest
-from sealring_trio.api import unserved
-from sealring_trio.api.openapi import OPERATIONS, document
+from sealring.api import unserved
+from sealring.api.openapi import OPERATIONS, document
 
 from tests.api.conftest import Served
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from sealring_model.text.tokens import Tokenizer
-from sealring_trio.api.texts import JOBS
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api.texts import JOBS
+from sealring.text.parsed import ParsedRequest
 
 from tests.family_tokenizers import KINDS, config, count, saved, tokenizer
 

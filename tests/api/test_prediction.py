@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.texts import chat
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api.errors import ApiError
+from sealring.api.texts import chat
+from sealring.text.parsed import ParsedRequest
 
 from tests.api.conftest import Served
 

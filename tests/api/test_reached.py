@@ -24,8 +24,8 @@ from sealring_trio.files.origins import (
     parse_origin,
 )
 from sealring_trio.files.units import is_loopback
-from sealring_trio.local import client
-from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
+from sealring.local import client
+from sealring.local.ring import running_node, wait_until_up, write_cluster
 
 from tests.api.certificates import write_pair
 from tests.api.conftest import Served, connected

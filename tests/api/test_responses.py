@@ -13,15 +13,15 @@ import pytest
 from sealring_model import tiny
 from sealring_model.text.readers import CallEnd, CallPart, CallStart
 from sealring_model.text.tokens import Tokenizer
-from sealring_trio.api import responses_store
-from sealring_trio.api.choices import Delta, Finish
-from sealring_trio.api.replies import About, json_bytes
-from sealring_trio.api.responses_body import ResponsesRequest
-from sealring_trio.api.responses_input import convert
-from sealring_trio.api.responses_shape import ResponseShape, Wanted
-from sealring_trio.api.responses_store import Kept, ResponseStore
-from sealring_trio.api.texts import JOBS
-from sealring_trio.node.trace import Trace
+from sealring.api import responses_store
+from sealring.api.choices import Delta, Finish
+from sealring.api.replies import About, json_bytes
+from sealring.api.responses_body import ResponsesRequest
+from sealring.api.responses_input import convert
+from sealring.api.responses_shape import ResponseShape, Wanted
+from sealring.api.responses_store import Kept, ResponseStore
+from sealring.api.texts import JOBS
+from sealring.daemon.trace import Trace
 
 from tests.api.conftest import Served
 from tests.api.test_shapes import events

@@ -12,14 +12,14 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring_trio.api import anthropic_input, responses_input
-from sealring_trio.api.anthropic_body import MessagesRequest
-from sealring_trio.api.errors import ApiError
-from sealring_trio.api.fields import ADAPTED_HEADER, OF_CHAT
-from sealring_trio.api.replies import json_bytes
-from sealring_trio.api.responses_body import ResponsesRequest
-from sealring_trio.api.schema import ChatRequest, parse, validated
-from sealring_trio.node.trace import Trace, Tracer
+from sealring.api import anthropic_input, responses_input
+from sealring.api.anthropic_body import MessagesRequest
+from sealring.api.errors import ApiError
+from sealring.api.fields import ADAPTED_HEADER, OF_CHAT
+from sealring.api.replies import json_bytes
+from sealring.api.responses_body import ResponsesRequest
+from sealring.api.schema import ChatRequest, parse, validated
+from sealring.daemon.trace import Trace, Tracer
 
 from tests.api.conftest import Served
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from sealring_trio.api.tls import HANDSHAKE_SECONDS, Tls
+from sealring.api.tls import HANDSHAKE_SECONDS, Tls
 from sealring_trio.errors import UserError
 from sealring_trio.files.tls_files import read_pair
 from trio.testing import MockClock, wait_all_tasks_blocked

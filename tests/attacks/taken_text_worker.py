@@ -13,7 +13,7 @@ import socket
 import time
 from pathlib import Path
 
-from sealring_trio.text.frames import SIZES, pack
+from sealring.text.frames import SIZES, pack
 
 PAUSE = 0.02
 """Seconds between two bytes: shorter than the node's looks at a worker that says nothing."""

@@ -16,7 +16,7 @@ import trio
 from sealring_model import tiny
 from sealring_trio.processes.interpreter import child_environment
 from sealring_trio.processes.namespace import why_not
-from sealring_trio.text.workers import TextWorkers
+from sealring.text.workers import TextWorkers
 
 SECRETS = {
     "HF_TOKEN": "hf_x",

@@ -27,7 +27,7 @@ from sealring_protocol.codec.messages import Tunnel, TunnelEvent
 from sealring_trio.collective.loopback import LOOPBACK, SharedLoopback
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine
-from sealring_trio.local.ring import local_ring
+from sealring.local.ring import local_ring
 from sealring_trio.processes.namespace import NoNamespace, take_sockets, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
@@ -239,7 +239,7 @@ def test_whose_a_connection_is_can_be_told_of_a_process_that_hides_its_sockets()
 def where_none_can_be_had(*command: str) -> subprocess.CompletedProcess[str]:
     """`sealring` *command*, on a system that allows no network namespaces."""
     forbid = "echo 0 > /proc/sys/user/max_net_namespaces"
-    run = [sys.executable, "-m", "sealring_trio", *command]
+    run = [sys.executable, "-m", "sealring", *command]
     return subprocess.run(
         ["unshare", "--user", "--map-root-user", "sh", "-c", f'{forbid}; exec "$@"', "-", *run],
         capture_output=True,

@@ -13,10 +13,10 @@ import pytest
 import trio
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local.control_client import ask
-from sealring_trio.node import control
-from sealring_trio.node.control import Reply, serve_control
-from sealring_trio.node.requests import read_request
+from sealring.local.control_client import ask
+from sealring.daemon import control
+from sealring.daemon.control import Reply, serve_control
+from sealring.daemon.requests import read_request
 
 
 async def echo(request: dict[str, Any], reply: Reply) -> None:

@@ -20,10 +20,10 @@ from sealring_trio.engine.supervisor import Engine
 from sealring_trio.errors import OperationError
 from sealring_trio.files.key_log import KeyLog, read_key_log
 from sealring_trio.net.connecting import dial
-from sealring_trio.node.control import serve_control
-from sealring_trio.node.generation import Generator
+from sealring.daemon.control import serve_control
+from sealring.daemon.generation import Generator
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.status import describe_node
+from sealring.daemon.status import describe_node
 
 from tests.attacks.test_control_socket import echo, raw
 from tests.attacks.test_floods import two

@@ -25,10 +25,10 @@ from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
-from sealring_trio.api.head import ApiHead
+from sealring.api.head import ApiHead
 from sealring_trio.clock import wall_ms
 from sealring_trio.net.wire import RECEIVE_SIZE
-from sealring_trio.node.generation import Generator
+from sealring.daemon.generation import Generator
 from sealring_trio.node.runtime import Runtime
 
 from tests.driver import End

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
-from sealring_trio.cli import run
+from sealring.cli import run
 from sealring_trio.errors import OperationError
-from sealring_trio.local import client
-from sealring_trio.local.chat_session import ChatSession
-from sealring_trio.local.head_client import HeadClient
+from sealring.local import client
+from sealring.local.chat_session import ChatSession
+from sealring.local.head_client import HeadClient
 
 from tests.attacks.test_local import answering
 
@@ -106,7 +106,7 @@ os.setresuid(65534, 65534, 0)
 with socket.create_server(("127.0.0.1", 7480)) as server:
     os.setresuid(0, 0, 0)
     server.settimeout(0.1)
-    done = subprocess.run([sys.executable, "-P", "-m", "sealring_trio", *sys.argv[1:]])
+    done = subprocess.run([sys.executable, "-P", "-m", "sealring", *sys.argv[1:]])
     try:
         server.accept()
     except TimeoutError:

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 import trio
-from sealring_trio.api.connections import Connections
-from sealring_trio.api.gate import PROBES
-from sealring_trio.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
-from sealring_trio.api.tls import Tls
-from sealring_trio.dashboard import pages
+from sealring.api.connections import Connections
+from sealring.api.gate import PROBES
+from sealring.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
+from sealring.api.tls import Tls
+from sealring.dashboard import pages
 from starlette.applications import Starlette
 from trio.testing import wait_all_tasks_blocked
 

@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 from sealring_model.loading.kernel_cache import keep_kernels_private
-from sealring_trio.api.keys import read_keys
-from sealring_trio.cli import run
+from sealring.api.keys import read_keys
+from sealring.cli import run
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import make_private_folder, replace_file
 from sealring_trio.files.roster_files import read_roster
-from sealring_trio.local.chat_session import ChatSession
-from sealring_trio.local.head_client import HeadClient
+from sealring.local.chat_session import ChatSession
+from sealring.local.head_client import HeadClient
 
 INTRUDER = """
 import os, sys
@@ -45,7 +45,7 @@ def test_no_process_runs_code_of_the_folder_in_which_it_is_started(tmp_path: Pat
     for name in ("resource", "attrs", "trio"):
         (tmp_path / f"{name}.py").write_text(INTRUDER)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "sealring_trio", "demo", "--max-tokens", "2", "--json"],
+        [sys.executable, "-P", "-m", "sealring", "demo", "--max-tokens", "2", "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -71,7 +71,7 @@ def test_no_process_loads_kernels_that_others_may_have_put_there(
     cache = tmp_path / "cache"
     short_folder.chmod(0o1777)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "sealring_trio", "demo", "--max-tokens", "2", "--json"],
+        [sys.executable, "-P", "-m", "sealring", "demo", "--max-tokens", "2", "--json"],
         env={**os.environ, "TMPDIR": str(short_folder), "XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
@@ -292,7 +292,7 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
 ) -> None:
     with answering(models, stream) as url:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
+            [sys.executable, "-P", "-m", "sealring", "chat", "--url", url],
             input=b"Hello.\n/stats\nHello.\n",
             capture_output=True,
             timeout=120,
@@ -319,7 +319,7 @@ def test_bytes_that_are_no_text_and_characters_that_a_terminal_lacks_are_replace
     stream = said({"content": "caf\xe9 \U0001f600"}) + ENDED
     with answering(b'{"data":[{"id":"m"}]}', stream) as url:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "sealring_trio", "chat", "--url", url],
+            [sys.executable, "-P", "-m", "sealring", "chat", "--url", url],
             env={**os.environ, "PYTHONIOENCODING": encoding},
             input=b"Hello, \xff.\nHello.\n",
             capture_output=True,

@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 from sealring_protocol.control.scheduler.requests import Request
-from sealring_trio.api import gate
-from sealring_trio.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
-from sealring_trio.node import requests
+from sealring.api import gate
+from sealring.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
+from sealring.daemon import requests
 
 SHARING = ["connection", "off", "everyone"]
 

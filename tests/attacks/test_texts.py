@@ -23,13 +23,13 @@ import pytest
 import trio
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_trio.api.kinds import CallReader, ChoiceContext
-from sealring_trio.api.parsing import MAX_CALL
+from sealring.api.kinds import CallReader, ChoiceContext
+from sealring.api.parsing import MAX_CALL
 from sealring_trio.errors import OperationError
-from sealring_trio.node.generation import Generator
-from sealring_trio.node.trace import Trace
-from sealring_trio.text import workers as text_workers
-from sealring_trio.text.frames import (
+from sealring.daemon.generation import Generator
+from sealring.daemon.trace import Trace
+from sealring.text import workers as text_workers
+from sealring.text.frames import (
     CALL,
     RENDER,
     SIZES,
@@ -39,7 +39,7 @@ from sealring_trio.text.frames import (
     TextQueueFull,
     pack,
 )
-from sealring_trio.text.workers import TextWorkers
+from sealring.text.workers import TextWorkers
 
 SPARE = 1.0
 """Seconds of this thread's processor that one attack may cost; a peer is lost after 1.5."""

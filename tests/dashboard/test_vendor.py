@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from sealring_trio.dashboard.pages import FILES
+from sealring.dashboard.pages import FILES
 
 VENDOR = FILES / "vendor"
 RECORDED = json.loads((VENDOR / "versions.json").read_text())

@@ -25,7 +25,7 @@ from sealring_model.loading.pins import pins_of
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
 from sealring_trio.files.config import load_config
-from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
+from sealring.local.ring import running_node, wait_until_up, write_cluster
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

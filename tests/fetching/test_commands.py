@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import PartialModel
-from sealring_trio.local.ring import write_cluster
+from sealring.local.ring import write_cluster
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn
@@ -145,7 +145,7 @@ def test_a_pull_that_is_killed_goes_on(server, store, tmp_path, source):
     """As a person does it: in a process of its own. All bytes count, also those that had come and
     were not kept yet."""
     size = (source / "model.safetensors").stat().st_size
-    command = [sys.executable, "-m", "sealring_trio", "pull", MODEL, "--json"]
+    command = [sys.executable, "-m", "sealring", "pull", MODEL, "--json"]
     env = {
         **os.environ,
         "HF_ENDPOINT": server.url,

@@ -11,7 +11,7 @@ import pytest
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import LOG, ORIGIN, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
-from sealring_trio.local.ring import (
+from sealring.local.ring import (
     LocalNode,
     local_ring,
     running_node,

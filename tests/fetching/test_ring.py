@@ -22,7 +22,7 @@ from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.config import NO_API
-from sealring_trio.local.ring import (
+from sealring.local.ring import (
     LocalNode,
     local_ring,
     running_node,

@@ -11,7 +11,7 @@ import attrs
 import pytest
 from sealring_model import tiny
 from sealring_trio.collective.ports import free_ports
-from sealring_trio.local.ring import (
+from sealring.local.ring import (
     LocalNode,
     running_node,
     wait_until_up,

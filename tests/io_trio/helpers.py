@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from sealring_trio.cli import run
+from sealring.cli import run
 
 
 @attrs.frozen

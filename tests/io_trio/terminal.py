@@ -37,7 +37,7 @@ class Terminal:
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self.ours, theirs = pty.openpty()
-        command = [sys.executable, "-m", "sealring_trio", *arguments]
+        command = [sys.executable, "-m", "sealring", *arguments]
         place = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **environment}
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CONTROLLED, *command],

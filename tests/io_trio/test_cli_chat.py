@@ -14,17 +14,17 @@ from pathlib import Path
 import httpx2
 import pytest
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local import answering, client, head_client
-from sealring_trio.local.chat_session import ChatSession
-from sealring_trio.local.head_client import HeadClient
-from sealring_trio.local.saved_chat import load
+from sealring.local import answering, client, head_client
+from sealring.local.chat_session import ChatSession
+from sealring.local.head_client import HeadClient
+from sealring.local.saved_chat import load
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.strange_head import BREAKS, COMMENT, strange_head
 from tests.io_trio.terminal import PROMPT, Terminal
 from tests.serving import PATIENCE, Served
 
-CHAT = [sys.executable, "-m", "sealring_trio", "chat"]
+CHAT = [sys.executable, "-m", "sealring", "chat"]
 
 
 def chat(url: str, lines: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:

@@ -13,8 +13,8 @@ from itertools import groupby, pairwise
 
 import pytest
 from rich.console import Console
-from sealring_trio.cli import COMMANDS, GROUPS, build_app
-from sealring_trio.cli.help_pages import MOST_COLUMNS
+from sealring.cli import COMMANDS, GROUPS, build_app
+from sealring.cli.help_pages import MOST_COLUMNS
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 ENTRY = re.compile(r"│ (?:\*| )? *(?:\S.*?) {2,}(?=\S)")
@@ -108,7 +108,7 @@ def test_paragraphs_fill_the_width(width: int, colours: bool) -> None:
     ],
 )
 def test_streams_that_take_nothing(where: str, code: int, told: str) -> None:
-    command = f"{sys.executable} -m sealring_trio keygen --help {where}"
+    command = f"{sys.executable} -m sealring keygen --help {where}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, told)
 
@@ -120,7 +120,7 @@ def test_environment_variables_are_one_sentence() -> None:
         assert "env var" not in text, words
         assert text.count("Options may be environment variables: SEALRING_SERVE_PORT") == 1, words
     answer = subprocess.run(
-        [sys.executable, "-m", "sealring_trio", "serve"],
+        [sys.executable, "-m", "sealring", "serve"],
         env={**os.environ, "SEALRING_SERVE_PORT": "no number"},
         capture_output=True,
         text=True,
@@ -132,7 +132,7 @@ def test_environment_variables_are_one_sentence() -> None:
 
 def test_commands_of_a_checkout_are_named_where_there_is_none() -> None:
     """An installation has no bench, and says where there is one; its help does not list it."""
-    alone = "import sys; sys.modules['sealring_tools'] = None; from sealring_trio.cli import main; "
+    alone = "import sys; sys.modules['sealring_tools'] = None; from sealring.cli import main; "
     for arguments, code, part in (
         (["bench", "hop"], 2, "In a checkout of sealring: uv run sealring bench"),
         (["--help"], 0, "Hold this implementation to the conformance vectors."),

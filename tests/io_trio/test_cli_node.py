@@ -15,10 +15,10 @@ import mlx.core as mx
 import pytest
 from sealring_model import tiny
 from sealring_tools.bench import hop, measure, solo
-from sealring_trio.cli import COMMANDS
+from sealring.cli import COMMANDS
 from sealring_trio.errors import OperationError
-from sealring_trio.local.pace import pace
-from sealring_trio.local.reference import Gap, one_process
+from sealring.local.pace import pace
+from sealring.local.reference import Gap, one_process
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import expire, flip, make_home
@@ -196,7 +196,7 @@ def test_options_out_of_range(home: Path, option: str, value: str) -> None:
 
 def test_the_demo_proves_itself() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "sealring_trio", "demo", "--max-tokens", "24", "--json"],
+        [sys.executable, "-m", "sealring", "demo", "--max-tokens", "24", "--json"],
         capture_output=True,
         text=True,
         timeout=120,
@@ -382,7 +382,7 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from sealring_trio.cli import run; run(['--help']);"
+        "import sys; from sealring.cli import run; run(['--help']);"
         "print(*(m for m in ('mlx', 'mlx_lm', 'trio', 'transformers', 'pydantic',"
         " 'cryptography', 'sealring_model') if m in sys.modules), file=sys.stderr)"
     )
@@ -395,7 +395,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 def test_commands_that_need_no_model_import_no_mlx(tmp_path: Path) -> None:
     program = (
-        "import sys; from sealring_trio.cli import run;"
+        "import sys; from sealring.cli import run;"
         f"run(['keygen', {str(tmp_path / 'k')!r}]);"
         "run(['status', '--config', 'none.toml']);"
         "print(*(m for m in ('mlx', 'mlx_lm', 'transformers') if m in sys.modules))"
@@ -415,7 +415,7 @@ def test_a_node_imports_no_web_server_that_it_does_not_run() -> None:
 
 def test_help_teaches() -> None:
     program = (
-        "from sealring_trio.cli import COMMANDS, run;"
+        "from sealring.cli import COMMANDS, run;"
         "[(run([c, '--help']), print('\\f', end='')) for c in COMMANDS]"
     )
     done = python(program)

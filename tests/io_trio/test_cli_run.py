@@ -18,7 +18,7 @@ from tests.io_trio.strange_head import BREAKS, strange_head
 from tests.io_trio.terminal import PROMPT, Terminal
 from tests.serving import PATIENCE, Served
 
-RUN = [sys.executable, "-m", "sealring_trio", "run"]
+RUN = [sys.executable, "-m", "sealring", "run"]
 ASKED = ("--temperature", "0", "--max-tokens", "12")
 
 

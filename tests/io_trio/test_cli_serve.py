@@ -141,7 +141,7 @@ def test_clients_are_told_which_rank_was_killed() -> None:
 FAULTY = """
 import os, sys
 if "up" in sys.orig_argv:
-    from sealring_trio.api.history import History
+    from sealring.api.history import History
     def sample(*_):
         if os.path.exists(os.environ["FAULT"]):
             raise KeyError("a fault that a test has made")
@@ -222,7 +222,7 @@ def test_a_tokenizer_that_cannot_be_read_ends_it_with_the_reason(
 ) -> None:
     model = model_with(tmp_path, '{"version": "1.0", "model": 7}')
     done = subprocess.run(
-        [sys.executable, "-m", "sealring_trio", command, "--ranks", "1", "--model", model],
+        [sys.executable, "-m", "sealring", command, "--ranks", "1", "--model", model],
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import trio
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local import control_client
-from sealring_trio.local.control_client import ask
-from sealring_trio.node import control
-from sealring_trio.node.control import Reply, serve_control
+from sealring.local import control_client
+from sealring.local.control_client import ask
+from sealring.daemon import control
+from sealring.daemon.control import Reply, serve_control
 
 
 async def echo(request: dict[str, Any], reply: Reply) -> None:

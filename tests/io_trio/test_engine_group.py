@@ -48,7 +48,7 @@ from sealring_trio.engine.states import (
     GroupEvent,
     GroupState,
 )
-from sealring_trio.local.ring import local_ring
+from sealring.local.ring import local_ring
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.engine_child import INFO, PROMPT

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from sealring_trio.cli import markdown
-from sealring_trio.cli.markdown import ShownMarkdown
-from sealring_trio.cli.output import visible
+from sealring.cli import markdown
+from sealring.cli.markdown import ShownMarkdown
+from sealring.cli.output import visible
 
 WIDTH, HEIGHT = 40, 8
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 from sealring_model import tiny
-from sealring_trio.local.api import LocalApi, local_api
+from sealring.local.api import LocalApi, local_api
 
 from tests.io_trio.helpers import sealring
 from tests.serving import PATIENCE, serving
@@ -62,7 +62,7 @@ def test_none_is_looked_up_nor_taken_of_a_prediction(api: LocalApi) -> None:
 
 
 def test_a_run_without_guesses_starts_a_ring() -> None:
-    command = [sys.executable, "-m", "sealring_trio", "run", "tiny", PASSAGE, "--no-guesses"]
+    command = [sys.executable, "-m", "sealring", "run", "tiny", PASSAGE, "--no-guesses"]
     done = subprocess.run(
         [*command, "--temperature", "0", "--max-tokens", "96", "--json"],
         stdin=subprocess.DEVNULL,

@@ -26,11 +26,11 @@ from sealring_trio.errors import OperationError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.units import format_address
-from sealring_trio.local.ring import running_node, wait_until_up, write_cluster
+from sealring.local.ring import running_node, wait_until_up, write_cluster
 
 from tests.io_trio.helpers import sealring
 
-SEALRING = [sys.executable, "-m", "sealring_trio"]
+SEALRING = [sys.executable, "-m", "sealring"]
 
 
 @pytest.fixture(scope="module")

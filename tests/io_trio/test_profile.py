@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring_trio.errors import OperationError
-from sealring_trio.local.control_client import ask
-from sealring_trio.profiling.balance import balance_of
-from sealring_trio.profiling.gather import gather
-from sealring_trio.profiling.parts import RankParts, parts_of
-from sealring_trio.profiling.recording import Recording
-from sealring_trio.profiling.slow_links import slow_links_of
-from sealring_trio.profiling.trace_file import events
+from sealring.local.control_client import ask
+from sealring.profiling.balance import balance_of
+from sealring.profiling.gather import gather
+from sealring.profiling.parts import RankParts, parts_of
+from sealring.profiling.recording import Recording
+from sealring.profiling.slow_links import slow_links_of
+from sealring.profiling.trace_file import events
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sealring_trio.collective.ports import free_ports
-from sealring_trio.local.ring import running_node, wait_until_up
+from sealring.local.ring import running_node, wait_until_up
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -50,7 +50,7 @@ def test_two_nodes_as_the_readme_says() -> None:
                 wait_until_up(stack.enter_context(running_node(folder / command[1])))
                 continue
             done = subprocess.run(
-                [sys.executable, "-m", "sealring_trio", *command],
+                [sys.executable, "-m", "sealring", *command],
                 cwd=folder,
                 capture_output=True,
                 text=True,

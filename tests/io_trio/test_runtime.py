@@ -21,9 +21,9 @@ from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.process import pack
 from sealring_trio.errors import OperationError
-from sealring_trio.node.generation import Generator, Job
-from sealring_trio.node.requests import Requests
-from sealring_trio.node.trace import Trace
+from sealring.daemon.generation import Generator, Job
+from sealring.daemon.requests import Requests
+from sealring.daemon.trace import Trace
 from sealring_trio.node.versions import build_number
 
 from tests.attacks.test_floods import at_work

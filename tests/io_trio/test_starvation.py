@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from sealring_trio.local.ring import LocalNode
+from sealring.local.ring import LocalNode
 
 from tests.io_trio.conftest import Ring
 

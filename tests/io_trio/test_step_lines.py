@@ -3,7 +3,7 @@
 import pytest
 from sealring_protocol.codec.messages import NO_WORK, Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
-from sealring_trio.node.trace import describe_step
+from sealring.daemon.trace import describe_step
 
 WORKS = {
     "decode of group 2, rows 7": Decode(2),

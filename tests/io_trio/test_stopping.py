@@ -11,10 +11,10 @@ import pytest
 import trio
 import trio.testing
 from sealring_model import tiny
-from sealring_trio.node import generation
-from sealring_trio.node.generation import Generator
-from sealring_trio.node.requests import Requests
-from sealring_trio.node.trace import Trace
+from sealring.daemon import generation
+from sealring.daemon.generation import Generator
+from sealring.daemon.requests import Requests
+from sealring.daemon.trace import Trace
 
 
 class Ring:

@@ -12,11 +12,11 @@ from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.head.partition import Partition
 from sealring_protocol.control.head.plan import Plan, Strategy
-from sealring_trio.local.api import LocalApi, local_api
-from sealring_trio.local.reference import one_process
-from sealring_trio.local.ring import LocalNode
-from sealring_trio.node.activations import told_seals
-from sealring_trio.node.status import collective_link
+from sealring.local.api import LocalApi, local_api
+from sealring.local.reference import one_process
+from sealring.local.ring import LocalNode
+from sealring.daemon.activations import told_seals
+from sealring.daemon.status import collective_link
 
 from tests.io_trio.helpers import sealring
 

@@ -11,8 +11,8 @@ from model_rings import Ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import Prefill
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
-from sealring_trio.api.texts import JOBS
-from sealring_trio.text.parsed import ParsedRequest
+from sealring.api.texts import JOBS
+from sealring.text.parsed import ParsedRequest
 from test_guesses import RealEngine
 
 from tests.families.checkpoints import write

@@ -10,7 +10,7 @@ from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 from sealring_protocol.codec.tensor import DType
-from sealring_trio.local.ring import local_ring
+from sealring.local.ring import local_ring
 
 QUESTION = {"do": "generate", "prompt": "Count to fifty.", "max_tokens": 32}
 

@@ -35,7 +35,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import httpx2
 import pytest
-from sealring_trio.local.ring import LocalNode, running_node
+from sealring.local.ring import LocalNode, running_node
 
 from tests.io_trio.helpers import Outcome, sealring
 from tests.networks import network_at
@@ -178,7 +178,7 @@ class Machine:
 
     def run(self, *arguments: str | Path) -> Outcome:
         """A `sealring` command, as a person at this machine gives it, in its folder."""
-        command = [sys.executable, "-m", "sealring_trio", *map(str, arguments)]
+        command = [sys.executable, "-m", "sealring", *map(str, arguments)]
         with self.inside():
             done = subprocess.run(
                 command,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from sealring_trio.cli import run
+from sealring.cli import run
 from sealring_trio.node import service
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import mlx.core as mx
 from sealring_model import tiny
-from sealring_trio.local.ring import LocalNode, running_node, wait_until_up, write_cluster
-from sealring_trio.verify.report import Options, Verified, verify
+from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring.verify.report import Options, Verified, verify
 
 from tests.families.checkpoints import write
 from tests.verify.faults import VARIABLE
@@ -46,7 +46,7 @@ def ring(
         configs = write_cluster(folder, ranks, model, layers)
         nodes = []
         for rank, config in reversed(list(enumerate(configs))):
-            place, program = {}, "sealring_trio"
+            place, program = {}, "sealring"
             if fault is not None and fault[0] == rank:
                 place = {VARIABLE: fault[1], "PYTHONPATH": str(ROOT)}
                 program = "tests.verify.faulty_node"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sealring_trio.verify.answers import run_rows
-from sealring_trio.verify.rows import PlannedRow
+from sealring.verify.answers import run_rows
+from sealring.verify.rows import PlannedRow
 
 
 def numbers(n: int, rank: int, given: bool) -> dict[str, Any]:

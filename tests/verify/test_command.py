@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from sealring_model import tiny
-from sealring_trio.local.ring import LocalNode
+from sealring.local.ring import LocalNode
 
 from tests.io_trio.helpers import sealring
 from tests.verify.rings import ring

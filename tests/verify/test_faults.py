@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sealring_model import tiny
-from sealring_trio.verify.report import Options, difference_text, verify
+from sealring.verify.report import Options, difference_text, verify
 
 from tests.verify.rings import family, ring, verified
 

@@ -7,11 +7,11 @@ import math
 import attrs
 import pytest
 from sealring_protocol.codec.tensor import DType
-from sealring_trio.verify.answers import Claim, Drawn, RingAnswers, RingRow
-from sealring_trio.verify.judge import Difference, Verdict, deviation, judge
-from sealring_trio.verify.report import difference_text
-from sealring_trio.verify.tolerance import Tolerance, tolerance_of
-from sealring_trio.verify.yardstick import Expected, Score
+from sealring.verify.answers import Claim, Drawn, RingAnswers, RingRow
+from sealring.verify.judge import Difference, Verdict, deviation, judge
+from sealring.verify.report import difference_text
+from sealring.verify.tolerance import Tolerance, tolerance_of
+from sealring.verify.yardstick import Expected, Score
 
 PROMPT, COUNT = tuple(range(10)), 6
 READ = len(PROMPT) + COUNT - 1

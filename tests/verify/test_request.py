@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sealring_model import tiny
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.local.ring import LocalNode
+from sealring.local.ring import LocalNode
 
 from tests.verify.rings import ring
 

@@ -69,7 +69,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, open_listeners
 from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.sockets import NodeSockets
-from sealring_trio.node.step_recorder import StepRecorder
+from sealring.daemon.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from sealring_trio.node.drafts import Drafts

@@ -31,13 +31,13 @@ from sealring_trio.files.config import Config
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.units import format_address
 from sealring_trio.net.descriptors import raise_limit
-from sealring_trio.node.control import serve_control
+from sealring.daemon.control import serve_control
 from sealring_trio.node.drafts import Drafts
 from sealring_trio.node.expiry import watch_expiry
-from sealring_trio.node.generation import Generator
-from sealring_trio.node.head_api import HeadApi
+from sealring.daemon.generation import Generator
+from sealring.daemon.head_api import HeadApi
 from sealring_trio.node.model_source import source_for
-from sealring_trio.node.model_switch import ModelSwitch
+from sealring.daemon.model_switch import ModelSwitch
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import NodeSetup, prepare, renewed, why_not_head
 from sealring_trio.node.versions import build_number

@@ -21,7 +21,7 @@ from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster
 
-from sealring_trio.api.keys import KEY_FILE, read_keys
+from sealring.api.keys import KEY_FILE, read_keys
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub

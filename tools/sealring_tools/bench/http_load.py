@@ -17,7 +17,7 @@ import h11
 import httpx2
 import trio
 from sealring_trio.errors import OperationError
-from sealring_trio.local import client
+from sealring.local import client
 
 ANSWER_SECONDS: Final = 600.0
 """Seconds that all the answers together may take."""

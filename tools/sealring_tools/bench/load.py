@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 import httpx2
 import trio
-from sealring_trio.local import client
+from sealring.local import client
 
 _WORDS: Final = re.findall(
     r"\w+",

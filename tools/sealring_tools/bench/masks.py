@@ -21,9 +21,9 @@ import httpx2
 from sealring_tools.bench.batch import Case, Side, take_turns
 from sealring_tools.bench.measure import Result
 from sealring_trio.errors import OperationError
-from sealring_trio.local import client
-from sealring_trio.local.api import LocalApi, local_api
-from sealring_trio.local.pace import pace
+from sealring.local import client
+from sealring.local.api import LocalApi, local_api
+from sealring.local.pace import pace
 
 FREE: Final = "the same ring without"
 FLOOR: Final = 0.97

@@ -18,7 +18,7 @@ from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model
 from sealring_tools.bench.texts import text_of
-from sealring_trio.local.ring import LocalNode, local_ring
+from sealring.local.ring import LocalNode, local_ring
 
 LONG: Final = 4000
 """Tokens of the long prompt."""

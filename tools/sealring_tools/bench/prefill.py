@@ -29,8 +29,8 @@ from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.texts import text_of
 from sealring_trio.errors import OperationError
-from sealring_trio.local.reference import Reference, one_process
-from sealring_trio.local.ring import LocalNode, local_ring
+from sealring.local.reference import Reference, one_process
+from sealring.local.ring import LocalNode, local_ring
 
 YARDSTICK: Final = "mlx-lm, one process"
 MAY_WAIT: Final = "before the prompt, and the bound"

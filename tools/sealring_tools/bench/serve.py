@@ -22,8 +22,8 @@ from sealring_tools.bench.load import Load, Outcome, Target
 from sealring_tools.bench.phases import Spread, decompose
 from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.errors import UserError
-from sealring_trio.local import client
-from sealring_trio.local.api import local_api
+from sealring.local import client
+from sealring.local.api import local_api
 
 SECOND_MODEL: Final = "5m"
 """What a second ring has, where a load is spread over two."""

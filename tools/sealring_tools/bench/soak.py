@@ -22,9 +22,9 @@ import trio
 from sealring_tools.bench import load
 from sealring_tools.bench.load import Ask, Load, Outcome, Target
 from sealring_trio.errors import OperationError
-from sealring_trio.local import client
-from sealring_trio.local.api import LocalApi, local_api
-from sealring_trio.text.workers import WORKERS
+from sealring.local import client
+from sealring.local.api import LocalApi, local_api
+from sealring.text.workers import WORKERS
 
 CLIENTS: Final = 6
 WARM_UPS: Final = 5

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring_tools.bench.shown import report
 from sealring_tools.cli.bench_tensor import Count, Counts
-from sealring_trio.cli.output import teller
+from sealring.cli.output import teller
 from sealring_trio.files.models import TINY
 
 Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]

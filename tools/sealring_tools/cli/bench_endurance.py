@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring_tools.bench.fault_names import FAULTS, FaultName
 from sealring_tools.cli.bench_tensor import Count
-from sealring_trio.cli.output import print_json, teller
+from sealring.cli.output import print_json, teller
 from sealring_trio.errors import FOUND_WRONG
 from sealring_trio.files.models import TINY, find_whole_model
 

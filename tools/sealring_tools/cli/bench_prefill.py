@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring_tools.bench.shown import report
 from sealring_tools.cli.bench_tensor import Count, Counts
-from sealring_trio.cli.output import teller
+from sealring.cli.output import teller
 
 Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring_tools.bench.shown import describe_report, report, show_report
 from sealring_tools.cli.bench_tensor import Count, Counts
-from sealring_trio.cli.output import print_json, teller
+from sealring.cli.output import print_json, teller
 from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
@@ -130,7 +130,7 @@ def serve(
         raise UserError("several --ranks or --concurrency are for --beside mlx-lm", "Give one.")
     from sealring_tools.bench import serve as bench  # noqa: PLC0415
     from sealring_tools.bench.load import SCENARIOS, Load  # noqa: PLC0415
-    from sealring_trio.local import client  # noqa: PLC0415
+    from sealring.local import client  # noqa: PLC0415
 
     tell = teller()
     at_once = concurrency[0] if concurrency else 5

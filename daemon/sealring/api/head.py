@@ -1,0 +1,173 @@
+"""What the API's modules share on one head: the generator, the model's name, the keys, and the
+state."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import attrs
+import trio
+from sealring_model.text.tokens import has_chat_template
+from sealring_protocol.diagnosis.why import starving
+from sealring_protocol.link import Link
+
+from sealring.api.bodies import Bodies
+from sealring.api.errors import unavailable
+from sealring.api.history import History
+from sealring.api.keys import ApiKeys
+from sealring.api.metrics import Metrics
+from sealring.api.responses_store import ResponseStore
+from sealring.api.tls import Tls
+from sealring_trio.files.config import Config
+from sealring_trio.files.units import is_loopback
+from sealring.daemon.generation import Generator
+from sealring.text.shared_budget import SharedBudget
+
+MAX_HELD: Final = 256 << 20
+"""Bytes of texts that requests under way have for their answers, of their prompts as token ids, of
+answers that are being made, and of those that wait for their clients. One caller has half at
+most."""
+
+LARGE: Final = 64 << 10
+"""Bytes from which they count. Small ones are bounded by the connections, and are never refused for
+what others hold."""
+
+_RECENT = 32
+_LONGEST_RETRY = 30
+
+
+@attrs.define
+class Holding:
+    """What one request of *owner* holds of the *budget*. It may grow until the request is over."""
+
+    _budget: SharedBudget
+    _owner: str
+    _size: int = 0
+    _taken: int = 0
+
+    def grow(self, size: int) -> None:
+        """Hold *size* bytes more; fewer if it is below 0. Raises `ApiError` if it would be too
+        many."""
+        self._size += size
+        if self._size < LARGE or self._size <= self._taken:
+            return
+        if not self._budget.take(self._owner, self._size - self._taken):
+            text = "The requests under way, and answers that their clients do not take, are large."
+            raise unavailable(text, "overloaded")
+        self._taken = self._size
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        if self._taken:
+            self._budget.give_back(self._owner, self._taken)
+        self._size = self._taken = 0
+
+
+@attrs.define
+class ApiHead:
+    """One head's API. *model* is the name that clients use. If the model has no chat template,
+    conversations are continued as they stand."""
+
+    generator: Generator
+    config: Config
+    model: str
+    keys: ApiKeys
+    tls: Tls | None = None
+    metrics: Metrics = attrs.field(factory=Metrics)
+    bodies: Bodies = attrs.field(factory=Bodies)
+    responses: ResponseStore = attrs.field(factory=ResponseStore)
+    held: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_HELD))
+    has_chat_template: bool = attrs.field(
+        default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)
+    )
+    began: int = attrs.field(factory=lambda: int(time.time()))
+    history: History = attrs.field(
+        default=attrs.Factory(lambda self: History(self.hops), takes_self=True)
+    )
+    _key_updates: int = 0
+    _seen_updates: WeakKeyDictionary[Link, int] = attrs.field(factory=WeakKeyDictionary)
+
+    def __attrs_post_init__(self) -> None:
+        self.generator.tracer.observers += [self.metrics, self.history]
+        self.metrics.watch(self)
+
+    @property
+    def models(self) -> list[str]:
+        """The names that a request may give the model: its own, and those of the config."""
+        return list(dict.fromkeys([self.model, *self.config.aliases]))
+
+    @property
+    def keys_needed(self) -> bool:
+        """Whether a request needs a key now. Raises `UserError` when the key file cannot be
+        read."""
+        address = self.config.api
+        if address is not None and not is_loopback(address[0]):
+            return True
+        return self.config.api_keys == "everywhere" and self.keys.made
+
+    @property
+    def hops(self) -> int:
+        """Hops of a step round the ring, from each rank to the next and back; 1 for a single rank,
+        which makes none."""
+        return self.generator.runtime.node.world
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for this exact model. Where it is equal, answers with equal seeds are equal."""
+        info = self.generator.runtime.node.engine_info
+        return f"fp_{info.model.hex()[:12]}" if info else "fp_unknown"
+
+    @contextmanager
+    def holding(self, owner: str, size: int) -> Iterator[Holding]:
+        """Within, *size* bytes are held for a request of *owner*, which may grow. Raises `ApiError`
+        if it would be too many."""
+        holding = Holding(self.held, owner)
+        try:
+            holding.grow(size)
+            yield holding
+        finally:
+            holding.end()
+
+    def check_serving(self) -> None:
+        """Raises `ApiError` when no request can be answered now."""
+        node = self.generator.runtime.node
+        if node.rank:
+            head = node.roster.roster.members[0].name
+            raise unavailable(f"This node is rank {node.rank}; ask the head, {head}.", "not_head")
+        if waiting := self.generator.missing():
+            advice = dict.fromkeys(each.advice for each in self.generator.obstacles())
+            message = " ".join(filter(None, (f"The ring is not up: {waiting}.", *advice)))
+            raise unavailable(message, "ring_not_ready")
+
+    def why(self) -> list[dict[str, Any]]:
+        """The obstacles to serving, most telling first; empty if the ring serves."""
+        now = trio.current_time()
+        return [obstacle.describe(now) for obstacle in self.generator.obstacles()]
+
+    def starved(self) -> list[dict[str, Any]]:
+        """The engines that starve and slow the ring down, whether or not it serves."""
+        runtime = self.generator.runtime
+        return [each.describe(trio.current_time()) for each in starving(runtime.facts())]
+
+    def retry_after(self) -> int:
+        """Seconds after which a request may be accepted: about what requests have taken lately."""
+        past = islice(self.generator.tracer.latest, _RECENT)
+        totals = [trace.ended - trace.began for trace in past if trace.ended is not None]
+        usual = statistics.median(totals) if totals else 1.0
+        return max(1, min(_LONGEST_RETRY, round(usual)))
+
+    def key_updates(self) -> int:
+        """The number of key updates of the head's links. A link that broke counts as last seen."""
+        for _, _, link in self.generator.runtime.links():
+            seen = self._seen_updates.get(link, 0)
+            # A link that broke has no keys. A tunnel's thread may be ahead of the event loop, to
+            # which the link is still up.
+            self._seen_updates[link] = latest = max(seen, link.key_updates)
+            self._key_updates += latest - seen
+        return self._key_updates

@@ -1,0 +1,279 @@
+"""Listening for HTTP, in the event loop of the node, and ending in good order.
+
+The node's event loop serves the app, so that an answer costs no change of threads; `connection` has
+what each client gets. Neither a client nor a lack of descriptors ends the listening: connections
+that wait for their clients are closed first (`connections`). The generator closes the server once
+the requests under way have finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import trio
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from sealring.api.app import build_app
+from sealring.api.connection import Connection, refusal
+from sealring.api.connections import MAX_CONNECTIONS, Connections, Place, source_of
+from sealring.api.errors import INVALID, ApiError, unavailable
+from sealring.api.exchange import Endpoints
+from sealring.api.head import ApiHead
+from sealring.api.http1 import STUCK_SECONDS, Http1
+from sealring.api.keys import KEY_FILE, ApiKeys
+from sealring.api.tls import Tls
+from sealring.api.tls_socket import TlsSocket
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import OperationError
+from sealring_trio.files.config import Config
+from sealring_trio.files.models import model_name
+from sealring_trio.files.units import format_address, is_loopback
+from sealring_trio.net import descriptors
+from sealring.daemon.generation import Generator
+
+log = logging.getLogger("sealring.api")
+
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""
+
+CLOSE_SECONDS: Final = 1.0
+"""Time for the connections to close when the server does."""
+
+FULL_SECONDS: Final = 0.1
+"""Pause where the system has no room for one more connection."""
+
+ACCEPTS: Final = 16
+"""Connections that are accepted in one pass of the event loop."""
+
+_BROKEN: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+_FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@attrs.define
+class ApiServer:
+    """The HTTP server of one head."""
+
+    head: ApiHead
+    pages: Sequence[BaseRoute] = ()
+    _closing: trio.Event = attrs.field(factory=trio.Event)
+    _closed: trio.Event = attrs.field(factory=trio.Event)
+
+    @classmethod
+    def of(cls, generator: Generator, config: Config, pages: Sequence[BaseRoute] = ()) -> ApiServer:
+        """The server that *config* asks for. Raises `UserError`."""
+        keys = ApiKeys(config.state / KEY_FILE)
+        tls = None if config.tls is None else Tls.read(*config.tls)
+        return cls(ApiHead(generator, config, model_name(generator.model), keys, tls), pages)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `close`. Raises `OperationError` when it cannot listen."""
+        address = self.head.config.api
+        if address is None:
+            raise ValueError("this node has no API")
+        listeners = await _listen(*address)
+        book = Connections(_most())
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._sample)
+                if self.head.tls is not None:
+                    nursery.start_soon(self.head.tls.watch)
+                task_status.started()
+                self._tell(*address)
+                app = build_app(self.head, self.pages)
+                await serve_connections(app, listeners, book, self._closing, self.head.tls)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._closed.set()
+
+    async def close(self) -> None:
+        """Stop listening, and let the connections end."""
+        self._closing.set()
+        with trio.move_on_after(2 * CLOSE_SECONDS):
+            await self._closed.wait()
+
+    def _tell(self, host: str, port: int) -> None:
+        config, tls = self.head.config, self.head.tls
+        scheme = "http" if tls is None else "https"
+        log.info("the API is at %s://%s/v1", scheme, format_address(host, port))
+        if tls is None and not is_loopback(host):
+            log.warning(
+                "it is plain HTTP: keys and texts can be read on the way. Give it a certificate "
+                "(tls_certificate and tls_key in the config), put a proxy that speaks TLS before "
+                "it, or reach it through a tunnel"
+            )
+        if self.head.keys_needed:
+            return
+        if self.head.keys.made:
+            log.warning(
+                "it asks for no key on loopback, as the config says: whoever reaches this "
+                "address has the API, through a proxy too"
+            )
+        for name, allowed in (
+            ("allowed_hosts", config.allowed_hosts),
+            ("allowed_origins", config.allowed_origins),
+        ):
+            if allowed.everyone:
+                log.warning(
+                    '%s = ["*"], and there are no keys: every web page that a browser on this '
+                    "machine opens can use the API. Make a key (sealring apikey new), or name "
+                    "those that may",
+                    name,
+                )
+
+    async def _sample(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            self.head.key_updates()
+            self.head.history.sample(self.head.generator.tracer, wall_ms())
+
+
+def _most() -> int:
+    """The most connections that the API may have."""
+    limit = descriptors.raise_limit()
+    most = min(MAX_CONNECTIONS, descriptors.for_clients(limit))
+    if most < MAX_CONNECTIONS:
+        log.warning(
+            "the API takes %d connections at once, for this process may open %d files; "
+            "to have more, raise that limit: ulimit -n",
+            most,
+            limit,
+        )
+    return most
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+    try:
+        listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except OSError as error:
+        raise OperationError(
+            f"cannot listen at {format_address(host, port)} for the API: {error.strerror or error}",
+            "Is another head running with this address? Change 'api' in the config.",
+        ) from None
+    for listener in listeners:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
+            listener.socket.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STUCK_SECONDS * 1000)
+            )
+    return listeners
+
+
+async def serve_connections(
+    app: ASGIApp,
+    listeners: Sequence[trio.SocketListener],
+    book: Connections,
+    closing: trio.Event,
+    tls: Tls | None = None,
+) -> None:
+    """Serve *app* at *listeners*, which are closed at the end, until *closing*, with *tls* if it is
+    given; what is still being answered then has `CLOSE_SECONDS`."""
+    doors = [_plain(listener) for listener in listeners]
+    try:
+        async with trio.open_nursery() as turns:
+            turns.start_soon(book.turns.give)
+            async with trio.open_nursery() as connections:
+                async with trio.open_nursery() as accepting:
+                    for listener in doors:
+                        served = _Door(app, book, tls, connections)
+                        accepting.start_soon(served.accept, listener)
+                    await closing.wait()
+                    accepting.cancel_scope.cancel()
+                for listener in doors:
+                    listener.close()
+                book.close()
+                connections.cancel_scope.deadline = trio.current_time() + CLOSE_SECONDS
+            turns.cancel_scope.cancel()
+    finally:
+        for listener in doors:
+            listener.close()
+
+
+def _plain(listener: trio.SocketListener) -> socket.socket:
+    """The socket of *listener*, from which more than one connection can be taken in a pass."""
+    of = listener.socket
+    sock = socket.socket(of.family, of.type, of.proto, of.detach())
+    sock.setblocking(False)
+    return sock
+
+
+@attrs.frozen
+class _Door:
+    """Where connections to *app* come in, to be served in *connections*."""
+
+    app: ASGIApp
+    book: Connections
+    tls: Tls | None
+    connections: trio.Nursery
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Take every connection that comes, and begin to serve it."""
+        for number in itertools.count(1):
+            if number % ACCEPTS == 0:
+                await trio.lowlevel.checkpoint()
+            try:
+                sock, _ = listener.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(listener)
+                continue
+            except OSError as error:
+                if error.errno in _BROKEN:
+                    raise
+                if error.errno in _FULL:
+                    self.book.make_room()
+                    await trio.sleep(FULL_SECONDS)
+                continue  # else the client has gone
+            try:
+                ends = Endpoints(
+                    sock.getpeername()[:2], sock.getsockname()[:2], secure=self.tls is not None
+                )
+            except OSError:
+                sock.close()  # it has been cut off already
+                continue
+            place = self.book.admit(source_of(ends.client[0]))
+            if place is not None:
+                self.connections.start_soon(self._serve, sock, ends, place)
+            elif self.tls is None:
+                _turn_away(sock)
+            else:
+                sock.close()  # an answer would cost a handshake
+
+    async def _serve(self, sock: socket.socket, ends: Endpoints, place: Place) -> None:
+        """Serve one client. What goes wrong is logged, and ends with its connection."""
+        try:
+            with place.scope:
+                await self._greet_and_serve(sock, ends, place)
+        except* Exception:
+            log.exception("a connection of the API failed")
+
+    async def _greet_and_serve(self, sock: socket.socket, ends: Endpoints, place: Place) -> None:
+        wrong = None
+        stream: socket.socket | TlsSocket = sock
+        if self.tls is not None:
+            try:
+                greeted = await self.tls.greet(sock, place)
+            except BaseException:
+                place.leave()
+                raise
+            if greeted is None:
+                place.leave()
+                return
+            if greeted is sock:
+                text = "This port speaks TLS, and the request was plain HTTP: use https://."
+                wrong = ApiError(400, text, "tls_needed", kind=INVALID)
+            stream = greeted
+        await Connection(self.app, place, Http1(stream, place), ends, wrong).run()
+
+
+def _turn_away(sock: socket.socket) -> None:
+    """Say that there is no room, and close *sock*."""
+    sock.setblocking(False)
+    error = unavailable("The API has as many connections as it may.", "overloaded")
+    with sock, contextlib.suppress(OSError):
+        sock.send(refusal(error))

@@ -1,0 +1,200 @@
+"""TLS of the API's server: the handshake of each connection, and certificates that are renewed.
+
+A `TlsSocket` has what `Http1` needs of a socket, and keeps half-sent records itself: whoever is
+cancelled while it waits has lost nothing. (`trio.SSLStream` cannot go on after a send was
+cancelled.)
+
+A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are done
+in threads, few at once and one of each source, and the event loop goes on. Until it is over the
+connection is idle in the book of `connections`, like one that has sent no request: it is the first
+to be closed for another.
+After `HANDSHAKE_SECONDS` it is closed anyway.
+
+The two files are looked at every few seconds. When they have changed, connections that come from
+then on get the new pair. A pair that is wrong changes nothing, and is told once: a program that
+renews a certificate may replace one file after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import ssl
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+import attrs
+import trio
+
+from sealring.api.connections import Place
+from sealring.api.tls_socket import TlsSocket
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import UserError
+from sealring_trio.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
+
+log = logging.getLogger("sealring.api")
+
+HANDSHAKE_SECONDS: Final = 10.0
+"""Seconds for a TLS handshake, from the connection's start on."""
+
+MAX_STEPS: Final = 2
+"""Steps of handshakes that are computed at once, each for another source; others wait for their
+turn."""
+
+LOOK_SECONDS: Final = 5.0
+"""Time between two looks at the files of the certificate and its key."""
+
+WARN_DAYS: Final = 14
+"""From so many days before the certificate expires, the log says so each day."""
+
+_HANDSHAKE: Final = 22  # the type of the first record of TLS, which no request of HTTP begins with
+_RECORD_HEADER: Final = 5  # bytes: type, version, and the length of what follows
+_MAX_RECORD: Final = 1 << 14
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+@attrs.define
+class Tls:
+    """What the API's TLS is done with: the files, and the *pair* that they held."""
+
+    certificate: Path
+    key: Path
+    pair: TlsPair
+    _steps: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_STEPS))
+    _lines: WeakValueDictionary[str, trio.Lock] = attrs.field(factory=WeakValueDictionary)
+    _wrong: Stamp | None = None  # of files that were no pair when they were looked at last
+    _told_wrong: bool = False
+    _told_days: int = WARN_DAYS
+
+    @classmethod
+    def read(cls, certificate: Path, key: Path) -> Tls:
+        """The TLS of the pair in these files. Raises `UserError`."""
+        return cls(certificate, key, read_pair(certificate, key))
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the certificate expires; negative once it has."""
+        return (self.pair.expires_ms - wall_ms()) / 1000
+
+    async def greet(self, sock: socket.socket, place: Place) -> socket.socket | TlsSocket | None:
+        """The client at *sock*, which has *place*, after the handshake: a `TlsSocket`; *sock*
+        itself if the client does not speak TLS; None if it has left, or took too long. Closes
+        *sock* if it returns neither."""
+        sock.setblocking(False)
+        done = False
+        try:
+            with trio.move_on_after(HANDSHAKE_SECONDS):
+                first = await _first_record(sock)
+                if first and first[0] != _HANDSHAKE:
+                    done = True
+                    return sock
+                if first:
+                    await place.turn(handshake=True)
+                    secure = TlsSocket(sock, self.pair.context)
+                    done = await self._shake(secure, place)
+                    return secure if done else None
+        except OSError as error:  # as all of OpenSSL's are
+            log.debug("a TLS handshake failed: %s", error)
+        finally:
+            if not done:
+                trio.lowlevel.notify_closing(sock)
+                sock.close()
+        return None
+
+    async def _shake(self, secure: TlsSocket, place: Place) -> bool:
+        """Whether the handshake came to its end, and the client did not leave. Raises `OSError`."""
+        over = False
+        while not over:
+            try:
+                if not secure.pull():
+                    return False
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(secure)
+                await place.turn(handshake=True)
+                continue
+            try:
+                line = self._lines.setdefault(place.source, trio.Lock())
+                async with line:
+                    await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+                over = True
+            except ssl.SSLWantReadError:
+                pass
+            except OSError:
+                with contextlib.suppress(BlockingIOError):
+                    secure.push()  # the alert that says what is wrong
+                raise
+            await _push(secure)
+        return True
+
+    async def watch(self) -> None:
+        """Look after the files until cancelled."""
+        while True:
+            self._warn()
+            await trio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take a renewed pair up, if there is one."""
+        stamp = await trio.to_thread.run_sync(stamp_of, self.certificate, self.key)
+        if stamp == self.pair.stamp or (stamp == self._wrong and self._told_wrong):
+            return
+        try:
+            self.pair = await trio.to_thread.run_sync(read_pair, self.certificate, self.key)
+        except UserError as error:
+            if stamp == self._wrong:  # for a whole look: nobody is in the middle of replacing it
+                self._told_wrong = True
+                log.warning(
+                    "the API goes on with the certificate that it has: %s. %s",
+                    error.what,
+                    error.advice,
+                )
+            else:
+                self._wrong, self._told_wrong = stamp, False
+        else:
+            self._wrong, self._told_days = None, WARN_DAYS
+            log.info("the API has a renewed certificate, for %d days", self.seconds_left // 86_400)
+
+    def _warn(self) -> None:
+        days = (self.pair.expires_ms - wall_ms()) // _DAY_MS
+        if days < self._told_days:
+            self._told_days = days
+            log.warning(
+                "the API's certificate %s %s: renew it, and it is taken up at once",
+                self.certificate,
+                f"expires in {days + 1} days" if days >= 0 else "has expired",
+            )
+
+
+async def _push(secure: TlsSocket) -> None:
+    while True:
+        try:
+            return secure.push()
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(secure)
+
+
+async def _first_record(sock: socket.socket) -> bytes:
+    """What comes first at *sock*, which is left there: a whole record of TLS, or a byte of what is
+    none; nothing if the client leaves. It is less than a record if the client sends no more.
+
+    Whoever sends a record byte by byte is not looked at before it is whole, and costs no step.
+    """
+    need = 1
+    try:
+        while True:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, need)
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                seen = sock.recv(need, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            if len(seen) < need or need > _RECORD_HEADER or seen[0] != _HANDSHAKE:
+                return seen
+            size = int.from_bytes(seen[-2:], "big") if need == _RECORD_HEADER else 0
+            need = _RECORD_HEADER + min(size, _MAX_RECORD)
+            if need == len(seen):  # an empty record
+                return seen
+    finally:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)

@@ -1,0 +1,279 @@
+"""`sealring plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from sealring_model.loading.model_folder import ModelInfo
+from sealring_protocol.control.head.partition import TooLittleRoom
+from sealring_protocol.control.head.plan import Plan, PlanRequest, Strategy, make_plan
+from sealring_protocol.errors import LocalProtocolError
+
+from sealring.cli.output import print_facts, print_json, print_table
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.config import StrategyName
+from sealring_trio.files.drafts import plan_draft
+from sealring_trio.files.models import (
+    describe_model,
+    engine_info,
+    find_model,
+    load_text,
+    structure,
+)
+from sealring_trio.files.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from sealring_model.loading.structure import Structure
+
+
+def plan(
+    *,
+    model: str,
+    memory: str,
+    adapter: Path | None = None,
+    draft: str | None = None,
+    layers: str = "",
+    strategy: StrategyName = "pp",
+    context: int = 0,
+    rows: int = 1,
+    json: bool = False,
+) -> None:
+    """Work out which machine would hold which layers, and whether that fits.
+
+    Builds the model without its weights, as the nodes do before they load
+    anything, so it finds what they would refuse: a class that mlx-lm does not
+    have, a tensor that is missing, a cut that is not possible, a tokenizer
+    that cannot be loaded. Needs no other machine. Exit code 1 if the model
+    cannot be served so.
+
+        sealring plan --model models/llama-8b --memory 32G,24G
+        sealring plan --model models/llama-8b --memory 32G,24G --layers 20,12
+        sealring plan --model models/llama-8b --memory 32G,24G --strategy tp
+        sealring plan --model models/llama-8b --memory 32G,24G --context 32768 --rows 4
+
+    It shows what a rank holds in memory, which may be more than its files:
+    fp8 becomes bf16. While it loads, it also holds one layer's files. Running
+    requests take memory for their caches: --rows rows of --context tokens.
+
+    Next: put the same split into the head's config (layers = [20, 12]), or
+    leave it out to have it worked out like this from each machine's memory.
+
+    Parameters
+    ----------
+    model
+        Folder of the model, a hub id, or 'tiny'.
+    adapter
+        Folder of an adapter of mlx-lm's (LoRA, DoRA) to use with the model.
+    draft
+        Folder or hub id of a draft model, which takes memory of the head.
+    memory
+        Memory of each rank for weights and caches, in rank order.
+    layers
+        Layers of each rank, if you want to choose.
+    strategy
+        'pp': each rank has some of the layers. 'tp': each has its share of
+        every layer. 'auto' chooses.
+    context
+        Tokens of a row, prompt and answer, that its caches are to have room
+        for. If left out: 4096, or what the model takes, and nothing is
+        refused for it.
+    rows
+        Rows at once.
+    json
+        Print one JSON object.
+    """
+    info = describe_model(find_model(model), adapter)
+    rooms = [_size(part) for part in memory.split(",")]
+    counts = [_count(part) for part in layers.split(",")] if layers else []
+    if context < 0 or rows < 1:
+        raise UserError(
+            f"--context {context} --rows {rows}: there are no fewer than 0 tokens, and 1 row",
+            "For example --context 32768 --rows 4.",
+        )
+    load_text(info.folder)
+    found = structure(info)
+    beside = _draft_memory(draft, info.folder, rooms[0]) if draft is not None else 0
+    rooms[0] -= beside
+    request = PlanRequest(Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE, tuple(counts))
+    try:
+        made = make_plan(request, engine_info(info, found, rooms[0]), rooms)
+    except TooLittleRoom as error:
+        raise OperationError(
+            f"it does not fit: {error}", "Change --memory or --layers, or take a smaller model."
+        ) from None
+    except LocalProtocolError as error:
+        raise OperationError(
+            f"the model cannot be served so: {error}",
+            "Change --strategy, --layers or the number of ranks, or take another model.",
+        ) from None
+    if context > info.context:
+        raise UserError(
+            f"--context {context}: the model takes {info.context} tokens", "Ask for no more."
+        )
+    asked = _Asked(context or min(4096, info.context), rows)
+    ranks = [_Rank.of(found, made, rank, room, asked) for rank, room in enumerate(rooms)]
+    if context:
+        _check_caches(ranks, asked)
+    if json:
+        print_json({**_describe(info, found, made, asked, ranks), "draft": beside})
+    else:
+        _show(info, found, made, asked, ranks, beside)
+
+
+@attrs.frozen
+class _Asked:
+    """How many *rows* of how many tokens (*context*) the caches are for."""
+
+    context: int
+    rows: int
+
+
+@attrs.frozen
+class _Rank:
+    """What one rank would hold, in bytes: *weights*, the most while it loads (*loading*), and the
+    *caches* of the rows that were asked for."""
+
+    layers: range
+    memory: int
+    weights: int
+    loading: int
+    caches: int
+
+    @classmethod
+    def of(cls, found: Structure, made: Plan, rank: int, room: int, asked: _Asked) -> _Rank:
+        """*rank* of the plan that was *made*, with *room* bytes."""
+        layers = made.layers(rank)
+        bounds = layers.start, layers.stop
+        share = made.world if made.strategy is Strategy.TENSOR else 1
+        # Each rank of a collective has its share of the layers; few classes share out the ends.
+        ends = found.ends.held if share > 1 else 0
+        weights = ends + (found.held(*bounds) - ends) // share
+        # A layer is read whole by each rank of a collective, and cut then.
+        loading = weights + found.peak(*bounds) - found.held(*bounds)
+        caches = asked.rows * found.cache(*bounds, asked.context) // share
+        return cls(layers, room, weights, loading, caches)
+
+    @property
+    def left(self) -> int:
+        """Bytes beside weights and caches."""
+        return self.memory - self.weights - self.caches
+
+
+def _check_caches(ranks: list[_Rank], asked: _Asked) -> None:
+    for number, rank in enumerate(ranks):
+        if rank.left < 0:
+            raise OperationError(
+                f"it does not fit: rank {number} would need {format_size(rank.caches)} for the "
+                f"caches of {asked.rows} x {asked.context} tokens beside weights of "
+                f"{format_size(rank.weights)}, and has {format_size(rank.memory)}",
+                "Ask for a shorter --context or fewer --rows, or give that rank more --memory or "
+                "fewer --layers.",
+            )
+
+
+def _draft_memory(draft: str, model: Path, room: int) -> int:
+    """What the *draft* model takes of *room* bytes, beside the one in the folder *model*."""
+    taken = plan_draft(draft, model).memory
+    if taken >= room:
+        raise OperationError(
+            f"it does not fit: the draft model takes {format_size(taken)}, and rank 0 has "
+            f"{format_size(room)}",
+            "Give rank 0 more --memory, or take a smaller draft model.",
+        )
+    return taken
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise UserError(f"--memory: {error}", "One size for each rank: --memory 32G,24G") from None
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise UserError(
+            f"--layers: '{text}' is no number of layers", "One number for each rank: --layers 20,12"
+        )
+    return int(text)
+
+
+def _notes(info: ModelInfo, found: Structure) -> list[str]:
+    return [*info.notes, *([found.lacks] if found.lacks else [])]
+
+
+def _hop_bytes(info: ModelInfo) -> int:
+    return info.hidden * info.dtype.width
+
+
+def _describe(
+    info: ModelInfo, found: Structure, made: Plan, asked: _Asked, ranks: list[_Rank]
+) -> dict[str, object]:
+    return {
+        "model": str(info.folder),
+        "kind": info.kind,
+        "digest": info.digest.hex(),
+        "layers": len(info.layers),
+        "files": info.size,
+        "weights": found.held(0, len(info.layers)),
+        "fits": all(rank.left >= 0 for rank in ranks),
+        "strategy": made.strategy.value,
+        "reason": made.reason,
+        "hidden_state_per_hop": _hop_bytes(info),
+        "context": asked.context,
+        "rows": asked.rows,
+        "notes": _notes(info, found),
+        "ranks": [
+            {
+                "rank": number,
+                "layers": [rank.layers.start, rank.layers.stop],
+                "weights": rank.weights,
+                "most_while_loading": rank.loading,
+                "caches": rank.caches,
+                "memory": rank.memory,
+                "left": rank.left,
+            }
+            for number, rank in enumerate(ranks)
+        ],
+    }
+
+
+def _show(
+    info: ModelInfo,
+    found: Structure,
+    made: Plan,
+    asked: _Asked,
+    ranks: list[_Rank],
+    beside: int,
+) -> None:
+    held = found.held(0, len(info.layers))
+    on_disk = "" if held == info.size else f" ({format_size(info.size)} of files)"
+    print_facts(
+        [
+            ("model", f"{info.folder} ({info.kind}, {len(info.layers)} layers)"),
+            ("weights", f"{format_size(held)} in memory{on_disk}"),
+            ("strategy", f"{made.strategy.value}: {made.reason}"),
+            ("per hop", f"{format_size(_hop_bytes(info))} of hidden state for each row and token"),
+            ("caches", f"{asked.rows} x {asked.context} tokens (--rows, --context)"),
+            *([("draft model", f"{format_size(beside)} of rank 0's memory")] if beside else []),
+            *(("note", note) for note in _notes(info, found)),
+        ]
+    )
+    print_table(
+        "It fits:" if all(rank.left >= 0 for rank in ranks) else "Weights fit, caches do not:",
+        ["rank", "layers", "weights", "most while loading", "caches", "memory", "left"],
+        [
+            (
+                f"{number} (head)" if number == 0 else str(number),
+                f"{rank.layers.start} to {rank.layers.stop - 1}",
+                format_size(rank.weights),
+                format_size(rank.loading),
+                format_size(rank.caches),
+                format_size(rank.memory),
+                format_size(rank.left) if rank.left >= 0 else f"-{format_size(-rank.left)}",
+            )
+            for number, rank in enumerate(ranks)
+        ],
+    )

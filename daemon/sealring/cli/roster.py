@@ -1,0 +1,382 @@
+"""`sealring roster new | add | sign | renew | install | show | verify`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import cyclopts
+from sealring_protocol.errors import SealringError
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+
+from sealring.cli.output import print_json, progress
+from sealring.cli.roster_output import print_roster, roster_facts
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import UserError
+from sealring_trio.files.config import load_config
+from sealring_trio.files.key_files import read_key, read_public_key
+from sealring_trio.files.private_files import is_there, replace_file
+from sealring_trio.files.roster_files import (
+    build_roster,
+    find_twins,
+    format_time,
+    make_draft,
+    make_member,
+    read_draft,
+    read_roster,
+    verify_roster,
+    write_draft,
+)
+from sealring.local.control_client import ANSWER_SECONDS, ask
+
+HELP = """\
+Say who belongs to the cluster, and sign it.
+
+A roster lists the nodes, in rank order, with their keys and addresses.
+Nodes take it only with the coordinator's signature, and every pair of
+nodes checks it on every connection.
+
+    sealring roster new home
+    sealring roster add home.toml desk --key desk.pub --address desk:7470
+    sealring roster add home.toml den --key den.pub --address den:7470
+    sealring roster sign home.toml --key coordinator.key
+
+Next: copy the signed roster and the coordinator's .pub file to every node,
+and write a config for each: sealring up --help
+"""
+
+app = cyclopts.App(name="roster", help=HELP)
+
+DAY_MS = 24 * 3600 * 1000
+MAX_DAYS = 36_500
+MAX_SERIAL = (1 << 64) - 1
+
+Days = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=MAX_DAYS))]
+
+
+@app.command
+def new(
+    name: str,
+    *,
+    out: Path | None = None,
+    inner_seal: Annotated[bool, cyclopts.Parameter(negative="--no-inner-seal")] = True,
+    tensor_parallelism: Annotated[
+        bool, cyclopts.Parameter(negative="--no-tensor-parallelism")
+    ] = True,
+    json: bool = False,
+) -> None:
+    """Begin a draft for a cluster called NAME, with no members yet.
+
+    The draft is a TOML file that you may edit:
+
+        sealring roster new home
+
+    Next: sealring roster add for each node, rank 0 (the head) first.
+
+    Parameters
+    ----------
+    name
+        What people call the cluster.
+    out
+        The draft's file; NAME.toml if left out.
+    inner_seal
+        Seal activations a second time, between the processes that compute. A policy of the
+        whole cluster, on unless you say no.
+    tensor_parallelism
+        Allow tensor parallelism, in which the inner seal covers nothing: the ranks' sums are
+        sealed between nodes, and in the clear inside each node's process. A policy of the whole
+        cluster too.
+    json
+        Print one JSON object.
+    """
+    path = out if out is not None else Path(f"{name}.toml")
+    if is_there(path):
+        raise UserError(
+            f"{path} already exists, and is left as it is", "Choose another file with --out."
+        )
+    draft = make_draft(
+        name, secrets.token_bytes(32), inner_seal, tensor_parallelism=tensor_parallelism
+    )
+    write_draft(path, draft)
+    if json:
+        print_json({"file": str(path), "cluster": draft.cluster})
+        return
+    print(
+        f"wrote {path}\n\nNext: sealring roster add {path} NAME --key FILE.pub --address HOST:PORT"
+    )
+
+
+@app.command
+def add(
+    draft: Path,
+    name: str,
+    *,
+    key: str,
+    address: list[str],
+    trust: str | None = None,
+    attestation: str | None = None,
+    json: bool = False,
+) -> None:
+    """Add the node NAME at the end of DRAFT; the order is that of the ranks.
+
+    The first member is rank 0, the head:
+
+        sealring roster add home.toml desk --key desk.pub --address desk:7470
+
+    Next: add the others, then: sealring roster sign
+
+    Parameters
+    ----------
+    draft
+        The draft's file.
+    name
+        What people call the node.
+    key
+        The node's public key: its .pub file, or the hex in it.
+    address
+        Where the other nodes reach it, host:port. May be given several times.
+    trust
+        What you assert of its key: none, software, hardware or attested.
+    attestation
+        SHA-256 of the evidence behind that, in hex.
+    json
+        Print one JSON object.
+    """
+    before = read_draft(draft)
+    public_key = read_public_key(key)
+    member = make_member(name, public_key, address, trust, attestation)
+    if twins := find_twins([*before.member, member]):
+        raise UserError(
+            f"{draft} cannot hold this node: {twins}",
+            "Every node has a name, a key and addresses of its own.",
+        )
+    after = before.model_copy(update={"member": [*before.member, member]})
+    write_draft(draft, after)
+    rank = len(before.member)
+    if json:
+        print_json({"name": name, "rank": rank, "node_id": node_id(public_key).hex()})
+        return
+    print(f"{name} is rank {rank} of {draft} (node id {node_id(public_key).hex()})")
+    print(f"\nNext: add the other nodes, then: sealring roster sign {draft} --key COORDINATOR.key")
+
+
+@app.command
+def sign(
+    draft: Path,
+    *,
+    key: Path,
+    out: Path | None = None,
+    days: Days = 90,
+    serial: int | None = None,
+    json: bool = False,
+) -> None:
+    """Make the signed roster that nodes take, out of DRAFT.
+
+    Needs the coordinator's private key, and no node's:
+
+        sealring roster sign home.toml --key coordinator.key --days 90
+
+    Nodes keep the roster with the greatest serial, so a new one always gets
+    a greater serial than the one that it replaces. Links close when their
+    roster expires: sign again before.
+
+    Next: copy it to every node. In a running ring one node is enough:
+
+        sealring roster install home.roster --config desk.toml
+
+    Parameters
+    ----------
+    draft
+        The draft's file.
+    key
+        The coordinator's private key.
+    out
+        The signed roster's file; DRAFT's name with .roster if left out.
+        Replaced if it exists.
+    days
+        How long it is valid.
+    serial
+        Its serial; if left out, one more than that of the file it replaces,
+        or 1.
+    json
+        Print one JSON object.
+    """
+    path = out if out is not None else draft.with_suffix(".roster")
+    source = read_draft(draft)
+    signer = read_key(key)
+    if signer.public_key.hex() in {member.public_key for member in source.member}:
+        raise UserError(
+            f"{key} cannot sign this roster: the coordinator's key is a member's key",
+            "Make one that belongs to no node: sealring keygen coordinator.key --coordinator",
+        )
+    if serial is None:
+        serial = _serial_after(path, read_roster(path), signer) if is_there(path) else 1
+    roster = build_roster(source, serial, *_validity(days))
+    _write(path, roster, signer, json=json)
+    if not json:
+        print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
+
+
+def _serial_after(path: Path, before: SignedRoster, signer: Signer) -> int:
+    """The serial that follows *before*, the roster in *path*, which *signer* must have signed:
+    whoever else can write the file would choose what is signed next. Raises `UserError`."""
+    try:
+        before.verify(signer.public_key)
+    except SealringError:
+        raise UserError(
+            f"{path} is not signed by this key, or it was changed: nothing in it counts, and it is "
+            "left as it is",
+            "Copy the newest roster from a node again. Or sign the draft into another file (--out) "
+            "with --serial, one more than the greatest in use (sealring status on any node).",
+        ) from None
+    serial = before.roster.serial
+    if serial >= MAX_SERIAL:
+        raise UserError(
+            f"{path} has the serial {serial}, the greatest there is",
+            "Begin a new cluster: sealring roster new.",
+        )
+    return serial + 1
+
+
+def _validity(days: int) -> tuple[int, int]:
+    """When a roster that is signed now begins, and ends; milliseconds since 1970."""
+    now = wall_ms()
+    return now, now + days * DAY_MS
+
+
+@app.command
+def renew(
+    roster: Path,
+    *,
+    key: Path,
+    out: Path | None = None,
+    days: Days = 90,
+    json: bool = False,
+) -> None:
+    """Sign the same members again, for another time, with the next serial.
+
+    Do it before the roster expires, for then all links end:
+
+        sealring roster renew home.roster --key coordinator.key --days 90
+
+    Next, on any one node of the ring, which hands it on to the others:
+
+        sealring roster install home.roster --config desk.toml
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file, the newest there is. It may have expired.
+    key
+        The coordinator's private key.
+    out
+        The new roster's file; if left out, it replaces ROSTER.
+    days
+        How long it is valid, from now on.
+    json
+        Print one JSON object.
+    """
+    signer = read_key(key)
+    before = read_roster(roster)
+    serial = _serial_after(roster, before, signer)
+    issued, expires = _validity(days)
+    fresh = attrs.evolve(before.roster, serial=serial, issued_ms=issued, expires_ms=expires)
+    path = out if out is not None else roster
+    _write(path, fresh, signer, json=json)
+    if not json:
+        print(f"\nNext, on any one node: sealring roster install {path} --config CONFIG")
+
+
+@app.command
+def install(roster: Path, *, config: Path, json: bool = False) -> None:
+    """Give a newer signed roster to the node that runs here.
+
+    It is in force at once, and the node hands it on to all members: one node
+    of the ring is enough. Requests that run go on. If it makes another
+    member the head, give it to the present head: that lets its requests
+    finish first ('drain' in its config), and takes no new ones. For example:
+
+        sealring roster install home.roster --config desk.toml
+
+    Every node keeps it, and begins with it when it is started again, whatever
+    its config still names.
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file.
+    config
+        The config of the node, as given to 'sealring up'.
+    json
+        Print one JSON object.
+    """
+    data = read_roster(roster).encode()
+    socket = load_config(config).control_socket
+    done: dict[str, Any] = {}
+    with progress() as tell:
+        for done in ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS):
+            if done["event"] == "waiting":
+                tell(done["text"])
+    if json:
+        print_json({"serial": done["serial"]})
+        return
+    print(f"roster {done['serial']} is in force here, and the other members take it from this node")
+
+
+def _write(path: Path, roster: Roster, signer: Signer, *, json: bool) -> None:
+    """Sign *roster*, write it to *path*, and tell of it. Raises `UserError`."""
+    try:
+        replace_file(path, sign_roster(roster, signer).encode())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}", "Choose another --out.") from None
+    if json:
+        print_json({"file": str(path), **roster_facts(roster)})
+        return
+    print(
+        f"wrote {path}: serial {roster.serial}, {len(roster.members)} members, "
+        f"valid until {format_time(roster.expires_ms)}"
+    )
+
+
+@app.command
+def show(roster: Path, *, json: bool = False) -> None:
+    """Show a signed roster, without checking its signature.
+
+    For example:
+
+        sealring roster show home.roster
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file.
+    json
+        Print one JSON object.
+    """
+    unchecked = "not checked; see sealring roster verify"
+    print_roster(roster, read_roster(roster), json=json, signature=unchecked)
+
+
+@app.command
+def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
+    """Check that a roster is the coordinator's and valid now.
+
+    Exit code 2 if not. For example:
+
+        sealring roster verify home.roster --coordinator coordinator.pub
+
+    Parameters
+    ----------
+    roster
+        The signed roster's file.
+    coordinator
+        The coordinator's public key: its .pub file, or the hex in it.
+    json
+        Print one JSON object.
+    """
+    key = read_public_key(coordinator)
+    signed = verify_roster(roster, key, wall_ms())
+    print_roster(roster, signed, json=json, signature="good")

@@ -1,0 +1,174 @@
+"""`sealring status`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sealring_protocol.diagnosis.words import ago, lasting, told_here
+
+from sealring.cli.access import NO_KEY, Access
+from sealring.cli.output import (
+    print_facts,
+    print_json,
+    print_table,
+    told_costs,
+    told_draft,
+    told_guesses,
+)
+from sealring.cli.ring_status import print_obstacle, show_ring
+from sealring_trio.errors import UserError
+from sealring_trio.files.config import load_config
+from sealring_trio.files.units import format_size
+from sealring.local.control_client import ANSWER_SECONDS, ask
+
+
+def status(
+    *,
+    config: Path | None = None,
+    url: str | None = None,
+    access: Access = NO_KEY,
+    json: bool = False,
+) -> None:
+    """Show how a ring is: what its head tells of it, or what one of its nodes knows.
+
+    Without a config it asks the head's API, as that of 'sealring serve'. With
+    one it asks the node of this machine that has it: its part, its peers, its
+    pace, and why its links are down.
+
+        sealring status
+        sealring status --url http://desk:7480
+        sealring status --config desk.toml
+
+    Parameters
+    ----------
+    config
+        The config of the node, as given to 'sealring up'.
+    url
+        The head's address; http://127.0.0.1:7480 if left out.
+    json
+        Print one JSON object.
+    """
+    if config is None:
+        show_ring(url, access, json=json)
+        return
+    if url is not None:
+        raise UserError(
+            "a config names a node of this machine, and a URL a head", "Give one of the two."
+        )
+    facts = next(iter(ask(load_config(config).control_socket, {"do": "status"}, ANSWER_SECONDS)))
+    facts.pop("event")
+    if json:
+        print_json(facts)
+        return
+    print_facts([(name, value) for name, value in _facts(facts) if value])
+    for obstacle in facts["why"]:
+        print_obstacle("not serving", obstacle)
+    for engine in [] if facts["why"] else facts["starved"]:
+        print_obstacle("slow", engine)
+    print()
+    print_table(
+        "peers",
+        ["rank", "name", "control link", "step link", "tunnel link"],
+        [
+            (
+                str(peer["rank"]),
+                peer["name"],
+                *(_link(peer[link]) for link in ("control", "step", "tunnel")),
+            )
+            for peer in facts["peers"]
+        ],
+        numbers_from=9,
+    )
+    told = {obstacle["what"] for obstacle in facts["why"]}
+    for peer in facts["peers"]:
+        for trouble in peer["trouble"]:
+            if trouble["what"] not in told:
+                print(f"\n{trouble['link']} link: {trouble['text']}")
+    if facts["strangers"]:
+        print("\nconnections that this node refused, of whoever was there:")
+        for stranger in facts["strangers"]:
+            when = ago(stranger["last_s"])
+            times = "" if stranger["tries"] == 1 else f", {stranger['tries']} times"
+            print(f"    {stranger['source']}: {stranger['reason']} ({when}{times})")
+
+
+def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    layers, hop = facts["layers"], facts["hop_us"]
+    return [
+        ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
+        ("version", f"{facts['version']}, build {facts['build']}"),
+        ("state", _state(facts)),
+        ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
+        ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),
+        ("as the head", facts["head_fault"] and f"it could not serve: {facts['head_fault']}"),
+        ("put out by", _outs(facts["peers"])),
+        ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
+        ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
+        ("epoch", str(facts["epoch"])),
+        ("layers", f"{layers[0]} to {layers[1] - 1}" if layers else "none yet"),
+        ("fetching", _fetching(facts)),
+        ("weights held", format_size(facts["weights_held"])),
+        ("weights read", format_size(facts["weights_read"])),
+        ("memory", format_size(facts["memory"])),
+        ("suite", facts["suite"]),
+        ("activations", facts["activations"]),
+        ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
+        ("links", facts["slow_links"]),
+        ("guesses", told_guesses(facts["guesses"])),
+        ("a token takes", told_costs(facts["guess_ms"])),
+        ("draft model", told_draft(facts["draft"])),
+        ("engine", _engine(facts)),
+        ("its processes", _members(facts["members"])),
+        *(
+            (f"sums with rank {peer['rank']}", peer["collective"])
+            for peer in facts["peers"]
+            if peer["collective"]
+        ),
+    ]
+
+
+def _outs(peers: list[dict[str, Any]]) -> str:
+    names = ", ".join(peer["name"] for peer in peers if peer["put_out"])
+    return names and f"{names}: their newer roster does not name this node"
+
+
+def _fetching(facts: dict[str, Any]) -> str:
+    """How far the ranks are that fetch weights, as far as this node hears."""
+    ranks = sorted([facts, *facts["peers"]], key=lambda rank: int(rank["rank"]))
+    return "; ".join(
+        f"rank {rank['rank']} ({rank['name']}): "
+        f"{told_here(rank['fetched_bytes'], rank['fetch_bytes'])}"
+        for rank in ranks
+        if rank["fetch_bytes"]
+    )
+
+
+def _engine(facts: dict[str, Any]) -> str:
+    pids = ", ".join(map(str, facts["engine_pids"])) or "none"
+    lost = f"; {facts['engine_lost']}" if facts["engine_lost"] else ""
+    return f"pid {pids}, {facts['engine_state']}, restarted {facts['engine_restarts']} times{lost}"
+
+
+def _members(members: dict[str, Any] | None) -> str:
+    if members is None:
+        return ""
+    if not members["backend"]:
+        return f"{members['size']}, not yet a group"
+    return (
+        f"{members['size']}, each with a share of every layer; {members['backend']}, a sum takes "
+        f"{members['sum_us']} us; sums are {members['sums']}"
+    )
+
+
+def _state(facts: dict[str, Any]) -> str:
+    state = facts["state"]
+    if state == "serving" and facts["why"]:
+        state = "not serving"
+    elif state == "serving" and facts["role"] == "rank":
+        state = "ready (the head's status says whether the ring serves)"
+    return f"{state}, for {lasting(facts['state_s'])}"
+
+
+def _link(up: bool) -> str:
+    return "up" if up else "-"

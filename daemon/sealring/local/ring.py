@@ -1,0 +1,260 @@
+"""Starts a whole ring on this machine: throwaway keys and roster, and one real `sealring up` per
+rank.
+
+Nothing here is a shortcut: the nodes are the processes that a cluster has, talking over TCP on
+loopback with the same handshakes. Each is held by a lifeline, a socket pair whose other end the
+node watches: the node says there when it is up, and stops when the line goes dead, so no node
+outlives whoever started it, however that ends. Only processes started here are ever signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from sealring_protocol.limits import MAX_WORLD
+from sealring_protocol.security.roster import sign_roster
+
+from sealring_trio.clock import wall_ms
+from sealring_trio.collective.ports import free_ports
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.config import NO_API
+from sealring_trio.files.key_files import create_key, public_path
+from sealring_trio.files.models import check_text, describe_model
+from sealring_trio.files.roster_files import build_roster, make_draft, make_member
+from sealring.local.control_client import ask
+from sealring_trio.processes.interpreter import run_module, signal_name
+
+START_TIMEOUT: Final = 60.0
+"""Seconds from the start of a node until it says that it is up."""
+
+END_SECONDS: Final = 10.0
+"""Seconds from the end of a node's lifeline to the end of its process, which may still write its
+reason to the log."""
+
+STOP_TIMEOUT: Final = 40.0
+"""Seconds that a node may take to stop in good order. It lets requests finish, for 30 at most."""
+
+_OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0}
+"""Config keys that a caller may override. On one machine no measurement of links is needed, and
+ranks that share its cores may need long to find each other."""
+
+_COMPLAINT: Final = "sealring: "
+"""How a command begins that says why it ends."""
+
+_DAY_MS: Final = 24 * 3600 * 1000
+
+_UP: Final = "SEALRING_UP_"  # how variables begin that stand for options of `sealring up`
+
+Setting = str | float | Sequence[str]
+"""The value of a key in a node's config."""
+
+
+@attrs.frozen
+class LocalNode:
+    """A running node: its config, its process, its log and its control socket."""
+
+    name: str
+    config: Path
+    log: Path
+    control: Path
+    process: subprocess.Popen[bytes]
+    lifeline: socket.socket
+
+    def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Send *request* to the node's control socket; yields the lines of the answer."""
+        return ask(self.control, request)
+
+    def log_tail(self) -> str:
+        """The end of its log, for whoever has to explain what went wrong."""
+        lines = self.log.read_text(errors="replace").splitlines()[-8:]
+        return "\n".join(["its log ends with:", *lines])
+
+    def ending(self) -> str:
+        """Why its process ended, once its lifeline has gone dead."""
+        try:
+            code = self.process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it stopped working, and its process goes on"
+        if code < 0:
+            return f"{signal_name(-code)} killed it"
+        lines = self.log.read_text(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith(_COMPLAINT)]
+        return said[-1].removeprefix(_COMPLAINT) if said else f"it exited with code {code}"
+
+    def keep_log(self) -> Path:
+        """A copy of its log, in a file that stays."""
+        handle, path = tempfile.mkstemp(prefix=f"sealring-{self.name}-", suffix=".log")
+        with open(handle, "wb") as file:
+            file.write(self.log.read_bytes())
+        return Path(path)
+
+    def status(self) -> dict[str, Any]:
+        """What `sealring status` shows."""
+        return next(iter(self.ask({"do": "status"})))
+
+
+@contextlib.contextmanager
+def local_ring(
+    ranks: int,
+    model: Path,
+    layers: Sequence[int] = (),
+    api: str = NO_API,
+    options: Mapping[str, Setting] = {},
+    flags: Sequence[str] = (),
+    places: Sequence[Mapping[str, str]] = (),
+    api_key: str = "",
+) -> Iterator[list[LocalNode]]:
+    """*ranks* nodes of a throwaway cluster with *model*, in rank order; all end with the block, the
+    head first, so that what it still answers has the ring to do it. *api* is the address of its
+    HTTP API, and *api_key* the key that it asks for, if it asks for one; *options* are other keys
+    of the nodes' configs, *flags* more of `sealring up`'s, and *places* what each rank finds in its
+    environment besides.
+
+    Raises `UserError` for a number of ranks that cannot be, `OperationError` when a node does
+    not start.
+    """
+    check_ring(ranks, model)
+    with contextlib.ExitStack() as stack:
+        # Short, for the sockets' sake.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        configs = write_cluster(folder, ranks, model, layers, api, options)
+        if api_key:
+            from sealring.api.keys import KEY_FILE, add_key  # noqa: PLC0415 - as in `setup`
+
+            add_key(folder / f"{configs[0].stem}.state" / KEY_FILE, "serve", api_key)
+        nodes = [
+            stack.enter_context(running_node(config, flags, places[rank] if places else {}))
+            for rank, config in reversed(list(enumerate(configs)))
+        ][::-1]
+        for node in nodes:
+            wait_until_up(node)
+        try:
+            yield nodes
+        except BaseException:
+            for node in nodes:  # nothing is left to be answered, so they stop side by side
+                node.process.terminate()
+            raise
+
+
+def check_ring(ranks: int, model: Path) -> None:
+    """Raise `UserError` if no ring of so many *ranks* can serve *model*: it has too few layers, or
+    no tokenizer."""
+    if not 1 <= ranks <= MAX_WORLD:
+        raise UserError(f"{ranks} ranks cannot be", f"A ring has 1 to {MAX_WORLD}.")
+    layers = len(describe_model(model).layers)
+    if ranks > layers:
+        raise UserError(
+            f"{ranks} ranks are too many for a model of {layers} layers",
+            "Each rank has at least one layer.",
+        )
+    check_text(model)
+
+
+def write_cluster(
+    folder: Path,
+    ranks: int,
+    model: Path,
+    layers: Sequence[int] = (),
+    api: str = NO_API,
+    options: Mapping[str, Setting] = {},
+) -> list[Path]:
+    """Keys, a signed roster and a config for each rank, in *folder*; the configs."""
+    coordinator = create_key(folder / "coordinator.key")
+    names = [f"rank{rank}" for rank in range(ranks)]
+    ports = free_ports(ranks)
+    draft = make_draft("demo", secrets.token_bytes(32), inner_seal=True)
+    members = [
+        make_member(
+            name, create_key(folder / f"{name}.key").public_key, [f"127.0.0.1:{port}"], None, None
+        )
+        for name, port in zip(names, ports, strict=True)
+    ]
+    now = wall_ms()
+    draft = draft.model_copy(update={"member": members})
+    signed = sign_roster(build_roster(draft, 1, now, now + _DAY_MS), coordinator)
+    (folder / "demo.roster").write_bytes(signed.encode())
+    configs = []
+    for name, port in zip(names, ports, strict=True):
+        lines = [
+            f'key = "{name}.key"',
+            'roster = "demo.roster"',
+            f'coordinator = "{public_path(folder / "coordinator.key").name}"',
+            f'listen = "127.0.0.1:{port}"',
+            f'model = "{model}"',
+            f'api = "{api}"',
+            *([f"layers = {list(layers)}"] if layers else []),
+            *(f"{key} = {json.dumps(value)}" for key, value in {**_OPTIONS, **options}.items()),
+        ]
+        configs.append(folder / f"{name}.toml")
+        configs[-1].write_text("\n".join(lines) + "\n")
+    return configs
+
+
+@contextlib.contextmanager
+def running_node(
+    config: Path,
+    flags: Sequence[str] = (),
+    place: Mapping[str, str] = {},
+    program: str = "sealring",
+) -> Iterator[LocalNode]:
+    """A `sealring up` for *config*, ended with the block. It may not be up yet. *program* is the
+    module that is `sealring`."""
+    ours, theirs = socket.socketpair()
+    log = config.with_suffix(".log")
+    with ours, theirs, log.open("ab") as sink:
+        command = run_module(program, "up", str(config), *flags)
+        process = subprocess.Popen(
+            [*command, "--lifeline", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**_environment(), **place},
+        )
+        theirs.close()
+        state = config.parent / f"{config.stem}.state"
+        try:
+            yield LocalNode(config.stem, config, log, state / "control.sock", process, ours)
+        finally:
+            stop_process(process)
+
+
+def _environment() -> dict[str, str]:
+    """This process's environment, without what a person has set for `sealring up` of their own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_UP)}
+
+
+def stop_process(process: subprocess.Popen[bytes]) -> None:
+    """End *process* in good order, or kill it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def wait_until_up(node: LocalNode) -> None:
+    """Wait for *node* to say that it is up. Raises `OperationError` when it ends instead."""
+    node.lifeline.settimeout(START_TIMEOUT)
+    try:
+        said = node.lifeline.recv(16)
+    except TimeoutError:
+        said = b""
+    if not said:
+        raise OperationError(
+            f"{node.name} did not start: {node.ending()}; {node.log_tail()}",
+            "Put that right first.",
+        )

@@ -1,0 +1,357 @@
+"""The node's text workers: processes that render, tokenise and parse, within limits.
+
+`process` is what one of them runs. `run` gives a worker a job, and returns its result. A job that
+exceeds its memory or the time of its stage is killed with its worker, and its caller is told the
+stage; another worker starts. A job whose caller leaves has `GRACE` seconds to finish, so that not
+every client that leaves costs a worker. A worker that ends while it has no job is replaced, and no
+job is lost.
+
+There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. At
+most one of them works on large texts, so short ones always get through. Each owner has one job done
+at a time: an owner whose texts take a worker to its limits delays only its own.
+
+Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
+and some 200 MB with a vocabulary of 150,000), and `text_frames.MEMORY` for a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import psutil  # type: ignore[import-untyped]
+import trio
+
+from sealring_trio.engine.process import EngineCommand
+from sealring_trio.errors import OperationError
+from sealring_trio.processes.interpreter import signal_name
+from sealring.text.frames import (
+    MAX_FRAME,
+    MEMORY,
+    SIZES,
+    STAGE_SECONDS,
+    Exceeded,
+    Lost,
+    Refused,
+    TextQueueFull,
+    pack,
+)
+from sealring.text.shared_budget import SharedBudget
+
+log = logging.getLogger("sealring")
+
+WORKERS: Final = 2
+LARGE: Final = 256 << 10
+"""Bytes from which a job counts as large."""
+
+MAX_WAITING: Final = 64 << 20
+"""Most bytes of all jobs that wait or are being done, of which one owner's may be half."""
+
+MODULE: Final = "sealring.text.process"
+RETIRED: Final = 512 << 20
+"""Bytes by which a worker may have grown after a large job. One that has grown more is replaced."""
+
+START_SECONDS: Final = 120.0
+ACCEPT_SECONDS: Final = 10.0
+"""Seconds for a worker to read a job from its socket."""
+
+GRACE: Final = 2.0
+"""Seconds that a job may go on when its caller has left."""
+
+LOOK: Final = 0.1
+"""Seconds between looks at the memory of a worker that has a job."""
+
+
+class TextWorkers:
+    """The text workers of the model in *folder*. Jobs wait until `serve` runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._command = EngineCommand(
+            MODULE, ("--model", str(folder)), {"TOKENIZERS_PARALLELISM": "false"}, alone=True
+        )
+        self._nursery: trio.Nursery | None = None
+        self._idle: list[_Worker] = []
+        self._living = 0  # those that start, too
+        self._starting = 0
+        self._served = False  # a start has come to its end
+        self._fault = ""  # why the latest start failed
+        self._changed = trio.Event()
+        self._places = trio.Semaphore(WORKERS)
+        self._large = trio.Semaphore(WORKERS - 1)
+        self._turns: dict[str, trio.Lock] = {}
+        self._queued: Counter[str] = Counter()
+        self._waiting = SharedBudget(MAX_WAITING)
+        self._ended: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def starting(self) -> bool:
+        """Whether jobs wait because no worker has started yet."""
+        return self._nursery is not None and not self._served
+
+    async def serve(self) -> None:
+        """Start workers as jobs need them, until cancelled; the first starts at once."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._start()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            for worker in self._idle:
+                self._end(worker)
+            self._idle.clear()
+            for process in self._ended:
+                process.wait()  # which is short: they are killed
+
+    async def run(
+        self, job: str, about: Mapping[str, Any], data: bytes = b"", owner: str = ""
+    ) -> tuple[dict[str, Any], bytes]:
+        """The result of *job* with *about* and *data*, for *owner*. Raises `Refused`, `Exceeded`,
+        `TextQueueFull`, `Lost`, or `OperationError` if no worker starts."""
+        if not self._waiting.take(owner, len(data)):
+            raise TextQueueFull
+        large = self._large if len(data) >= LARGE else contextlib.nullcontext()
+        try:
+            async with self._turn(owner), large, self._places:
+                worker = await self._take()
+                try:
+                    return await worker.ask(pack({"job": job, **about}, data))
+                finally:
+                    self._give_back(worker, len(data))
+        finally:
+            self._waiting.give_back(owner, len(data))
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        self._queued[owner] += 1
+        try:
+            async with self._turns.setdefault(owner, trio.Lock()):
+                yield
+        finally:
+            self._queued[owner] -= 1
+            if not self._queued[owner]:
+                del self._queued[owner], self._turns[owner]
+
+    async def _take(self) -> _Worker:
+        """An idle worker. Raises `OperationError`. A start costs seconds of a core, so no second
+        start begins while one is under way: its worker may serve both jobs."""
+        started = self._nursery is None
+        while True:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.process.poll() is None:
+                    return worker
+                log.warning("a text worker has ended while it had no job; another takes its place")
+                self._replace(worker)
+            if self._living < WORKERS and not self._starting and not started:
+                self._start()
+                started = True
+            await self._changed.wait()
+            if not self._living and not self._idle:
+                raise OperationError(self._fault, "The log says more.")
+
+    def _give_back(self, worker: _Worker, size: int) -> None:
+        alive = worker.usable and self._nursery is not None
+        if alive and (size < LARGE or worker.memory() < worker.loaded + RETIRED):
+            self._idle.append(worker)
+            self._ring()
+            return
+        self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> None:
+        self._end(worker)
+        self._living -= 1
+        self._start()
+
+    def _start(self) -> None:
+        if self._nursery is not None:
+            self._living += 1
+            self._starting += 1
+            self._nursery.start_soon(self._bring_up)
+
+    async def _bring_up(self) -> None:
+        worker = None
+        try:
+            worker = _Worker.start(self._command)
+            await worker.ready()
+            self._idle.append(worker)
+        except (OSError, Lost, Exceeded) as error:
+            self._fault = f"no text worker starts: {error}"
+            log.warning("%s", self._fault)
+            self._living -= 1
+            if worker is not None:
+                self._end(worker)
+        except trio.Cancelled:
+            if worker is not None:
+                self._end(worker)
+            raise
+        finally:
+            self._starting -= 1
+        self._ring()
+
+    def _ring(self) -> None:
+        self._served = True
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _end(self, worker: _Worker) -> None:
+        """Kill *worker*. To wait for it would take as long as its memory takes to be freed."""
+        self._ended = [process for process in self._ended if process.poll() is None]
+        self._ended.append(worker.end())
+        if self._nursery is None:
+            worker.process.wait()
+
+
+@attrs.define(eq=False)
+class _Worker:
+    """One process. It is *usable* while it has no job and is alive."""
+
+    process: subprocess.Popen[bytes]
+    stream: trio.SocketStream
+    usable: bool = False
+    loaded: int = 0  # bytes of memory that it took before its first job
+    _held: bytearray = attrs.field(factory=bytearray)
+
+    @classmethod
+    def start(cls, command: EngineCommand) -> _Worker:
+        """A new one. Raises `OSError`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            try:
+                process = command.start(theirs.fileno())
+            except OSError:
+                ours.close()
+                raise
+        return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+
+    async def ready(self) -> None:
+        """Wait until it has loaded the tokenizer. Raises `Lost` or `Exceeded`."""
+        told, _ = await self._frame("starting", trio.current_time() + START_SECONDS)
+        if "failed" in told:
+            raise Lost(str(told["failed"]))
+        self.usable = True
+        self.loaded = self.memory()
+
+    async def ask(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
+        """Its answer to the job in *frame*. Raises `Refused`, `Exceeded` or `Lost`."""
+        self.usable = False
+        try:
+            told, data = await self._converse(frame)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
+                await self._finish_abandoned_job()
+            raise
+        answer = _answer(told)
+        self.usable = True
+        if isinstance(answer, Refused):
+            raise answer
+        return answer, data
+
+    async def _converse(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
+        stage, began = "reading the job", trio.current_time()
+        try:
+            with trio.CancelScope(shield=True), trio.fail_after(ACCEPT_SECONDS):
+                await self.stream.send_all(frame)  # half a job would spoil the next one
+        except trio.TooSlowError:
+            raise Lost("it does not read") from None
+        except trio.BrokenResourceError:
+            raise self._death(stage) from None
+        limit, stages = ACCEPT_SECONDS, dict(STAGE_SECONDS)
+        while True:
+            told, data = await self._frame(stage, began + limit)
+            if "stage" not in told:
+                return told, data
+            stage, began = str(told["stage"]), trio.current_time()
+            if stage not in stages:
+                raise Lost("the text worker began a stage that was not next")
+            limit = stages.pop(stage)  # once a job, or it would never end
+
+    async def _finish_abandoned_job(self) -> None:
+        """Let the job of a caller who has left finish."""
+        with contextlib.suppress(Lost, Exceeded):
+            told: dict[str, Any] = {"stage": ""}
+            while "stage" in told:
+                told, _ = await self._frame("", float("inf"))
+            self.usable = True
+
+    async def _frame(self, stage: str, until: float) -> tuple[dict[str, Any], bytes]:
+        """The next frame, which must have come by *until*. Raises `Exceeded` or `Lost`."""
+        began = trio.current_time()
+        held = self._held
+        while True:
+            if len(held) >= SIZES.size:
+                text, data = SIZES.unpack_from(held)
+                end = SIZES.size + text + data
+                if end > MAX_FRAME:
+                    raise Lost("it said more than it may")
+                if len(held) >= end:
+                    told = _read(held[SIZES.size : SIZES.size + text])
+                    rest = bytes(memoryview(held)[SIZES.size + text : end])
+                    del held[:end]
+                    return told, rest
+            with trio.move_on_after(LOOK) as look:
+                try:
+                    part = await self.stream.receive_some(1 << 20)
+                except trio.BrokenResourceError:
+                    part = b""
+                if not part:
+                    raise self._death(stage)
+                held += part
+            if trio.current_time() >= until:  # also where a part has come: the rest may never
+                raise Exceeded(f"{stage} took longer than {until - began:.2g} s")
+            if look.cancelled_caught and self.loaded and self.memory() > self.loaded + MEMORY:
+                raise Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+
+    def memory(self) -> int:
+        """Bytes of memory that it uses; 0 if it is gone."""
+        try:
+            return int(psutil.Process(self.process.pid).memory_info().rss)
+        except (psutil.Error, OSError):
+            return 0
+
+    def _death(self, stage: str) -> Exceeded | Lost:
+        """Why its stream has ended, as the error to raise."""
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(0.05)  # it is ending, and has said so
+        if code is not None and code == -signal.SIGABRT:  # what an allocation that fails does
+            return Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+        how = "ended" if code is None or code >= 0 else signal_name(-code)
+        return Lost(f"the text worker was lost ({how}); it was at {stage}")
+
+    def end(self) -> subprocess.Popen[bytes]:
+        """Kill it; the process, which is to be waited for."""
+        self.usable = False
+        self.process.kill()
+        self.stream.socket.close()
+        return self.process
+
+
+def _read(text: bytearray) -> dict[str, Any]:
+    """The object in *text*. Raises `Lost`: a worker that was taken over says anything."""
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise Lost("the text worker said what is no message")
+    return told
+
+
+def _answer(told: Mapping[str, Any]) -> dict[str, Any] | Refused:
+    """The result of a job. Raises `Lost` if *told* has none."""
+    refused, done = told.get("refused"), told.get("done")
+    if isinstance(refused, dict):
+        return Refused(refused)
+    if isinstance(done, dict):
+        return done
+    raise Lost("the text worker gave no answer")

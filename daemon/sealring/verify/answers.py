@@ -1,0 +1,179 @@
+"""What the ring did with the rows: their tokens, and the fingerprints that its ranks claim."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from sealring_trio.errors import OperationError
+from sealring.verify.rows import PlannedRow
+
+Fingerprint = tuple[float, float, float]
+"""A fingerprint: two projections, and the root mean square."""
+
+Ask = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
+"""Sends a request to the head's control socket; yields the lines of its answer."""
+
+
+@attrs.frozen
+class Drawn:
+    """A *token* that the ring drew: its log probability (*chosen*; None if that was not asked for),
+    and those of the *ids* that the ring found likeliest."""
+
+    token: int
+    chosen: float | None
+    ids: tuple[int, ...]
+    values: tuple[float, ...]
+
+
+@attrs.define
+class RingRow:
+    """A row as the ring ran it; the first *cached* tokens of its *prompt* came from a snapshot, and
+    so many guesses were *wrong* and taken back."""
+
+    prompt: tuple[int, ...] = ()
+    drawn: list[Drawn] = attrs.field(factory=list)
+    cached: int = 0
+    wrong: int = 0
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Its prompt, and what was drawn."""
+        return (*self.prompt, *(each.token for each in self.drawn))
+
+
+@attrs.frozen
+class Claim:
+    """The *numbers* that *rank* claims of one tensor (*part*) at one *position* of *row*, in step
+    *n* of *epoch*: of what its layers gave (*given*), or of what they received. With *closing* it
+    is the head's second pass."""
+
+    epoch: int
+    n: int
+    rank: int
+    closing: bool
+    given: bool
+    row: int
+    position: int
+    part: int
+    numbers: Fingerprint
+
+
+@attrs.define
+class RingAnswers:
+    """Everything that came of one run: the ring's *names*, *strategy*, *bounds*, digest of its
+    *model* and sliding *windows*, its rows, and claims in the order of steps. Ranks that were
+    *silent* told nothing of what they gave in so many steps."""
+
+    names: tuple[str, ...] = ()
+    strategy: str = ""
+    model: str = ""
+    bounds: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    rows: list[RingRow] = attrs.field(factory=list)
+    claims: list[Claim] = attrs.field(factory=list)
+    batches: int = 0
+    silent: dict[int, int] = attrs.field(factory=dict)
+
+
+@attrs.define
+class _Due:
+    """The *steps* and ranks of *epoch* whose fingerprints are still to come. Ranks that hold all
+    layers give nothing of a prefill: those steps are *empty*."""
+
+    epoch: int = 0
+    steps: set[tuple[int, int]] = attrs.field(factory=set)
+    empty: set[int] = attrs.field(factory=set)
+
+    def begins(self, step: dict[str, Any], ring: RingAnswers) -> None:
+        """A *step* begins, in which every rank of *ring* is to tell."""
+        if step["epoch"] != self.epoch:  # an epoch that broke sends no more
+            self.epoch = step["epoch"]
+            self.steps.clear()
+            self.empty.clear()
+        if len(ring.bounds) == 2 and not step["decode"]:
+            self.empty.add(step["n"])
+        self.steps |= {(step["n"], rank) for rank in range(len(ring.names))}
+
+    def came(self, told: dict[str, Any]) -> None:
+        """A rank *told* numbers."""
+        gave = told["given"]["shape"][0] > 0 or told["n"] in self.empty
+        if gave and not told["closing"]:
+            self.steps.discard((told["n"], told["rank"]))
+
+
+def run_rows(
+    ask: Ask, rows: Sequence[PlannedRow], *, checked: bool, waiting: Callable[[str], None]
+) -> RingAnswers:
+    """Have the ring run *rows*. Raises `OperationError` if it does not."""
+    answers = RingAnswers(rows=[RingRow() for _ in rows])
+    steps: dict[tuple[int, int], tuple[list[list[int | None]], int]] = {}
+    due = _Due()
+    request = {"do": "verify", "checked": checked, "rows": [row.asked() for row in rows]}
+    for event in ask(request):
+        match event["event"]:
+            case "waiting":
+                waiting(event["text"])
+            case "ring":
+                answers.names = tuple(event["names"])
+                answers.strategy, answers.bounds = event["strategy"], tuple(event["bounds"])
+                answers.windows, answers.model = tuple(event["windows"]), event["model"]
+            case "row":
+                answers.rows[event["row"]].prompt = tuple(event["prompt"])
+            case "cached":
+                answers.rows[event["row"]].cached = event["tokens"]
+            case "token":
+                answers.rows[event["row"]].drawn.append(_drawn(event))
+            case "left":
+                answers.rows[event["row"]].wrong = event.get("wrong", 0)
+            case "step":
+                steps[event["epoch"], event["n"]] = event["rows"], event["tokens"]
+                due.begins(event, answers)
+                answers.batches = max(answers.batches, len(event["rows"]))
+            case "numbers":
+                answers.claims += _claims(event, *steps[event["epoch"], event["n"]])
+                due.came(event)
+    for _, rank in due.steps:
+        answers.silent[rank] = answers.silent.get(rank, 0) + 1
+    answers.claims.sort(key=lambda claim: (claim.epoch, claim.n))
+    if not all(row.drawn for row in answers.rows):
+        raise OperationError("the ring gave a row no token", "Its log may say why.")
+    return answers
+
+
+def _drawn(event: dict[str, Any]) -> Drawn:
+    ids, values = tuple(event.get("ids", ())), tuple(event.get("values", ()))
+    return Drawn(event["token"], event.get("chosen"), ids, values)
+
+
+def _claims(
+    event: dict[str, Any], rows: Sequence[Sequence[int | None]], tokens: int
+) -> Iterator[Claim]:
+    for given in (False, True):
+        packed = event["given" if given else "received"]
+        numbers = unpacked(packed["data"])
+        for part in range(packed["shape"][0]):
+            for row, first in rows:
+                for position in range(tokens):
+                    claimed = next(numbers)
+                    if row is not None and first is not None:
+                        yield Claim(
+                            event["epoch"],
+                            event["n"],
+                            event["rank"],
+                            event["closing"],
+                            given,
+                            row,
+                            first + position,
+                            part,
+                            claimed,
+                        )
+
+
+def unpacked(data: str) -> Iterator[Fingerprint]:
+    """The fingerprints in *data*, base64 of f32."""
+    return struct.iter_unpack("<3f", base64.b64decode(data))

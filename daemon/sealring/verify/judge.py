@@ -1,0 +1,308 @@
+"""Compares what a ring did with what it should have done, and names where it first went wrong.
+
+In a pipeline everything flows one way: what a rank gives depends on the ranks before it, and not on
+those after it, for the rows are compared teacher-forced. So of all places where numbers deviate the
+first on that way is at fault, and whatever deviates after it may be a consequence. The places are,
+in order: the hop into a rank, its layers, and so on; the hop back; the output head; the draw; the
+log probabilities.
+
+The draw is held to what the ring itself tells of it: the token that it drew is the likeliest by its
+own log probabilities. No rounding excuses another, for both are made of the same logits. The log
+probabilities are held to those here, within rounding.
+
+In tensor parallelism the ranks compute one sum. If all of them deviate, none can be told from the
+others; if some do, those are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from sealring.verify.answers import Claim, Drawn, Fingerprint, RingAnswers, RingRow
+from sealring.verify.tolerance import HOP, Tolerance
+from sealring.verify.yardstick import Expected, Score
+
+_ROUNDING: Final = 4.0
+"""Units in the last place by which two ways to compute a log probability may differ."""
+
+
+@attrs.frozen(order=True)
+class Place:
+    """A part of the ring, in the order in which a step passes them: *what* rank *rank* does."""
+
+    at: int
+    rank: int
+    what: str
+
+
+@attrs.frozen
+class Difference:
+    """The numbers at *place* differ by *size* at one *position* of *row*, in step *n* (0 for a
+    draw); by *allowed* they may. Sizes are relative to the root mean square, and nats for a
+    draw."""
+
+    place: Place
+    n: int
+    row: int
+    position: int
+    part: int
+    size: float
+    allowed: float
+    words: str = ""
+
+
+@attrs.define
+class Station:
+    """What was compared at one *place*, while prompts were read or tokens were *drawn*. Each
+    deviation has its *noise*: by how much the same number deviates without a ring. How much a model
+    amplifies rounding also shows *elsewhere*, in the noise of the place's other half: a row whose
+    keys are off by some goes on with them."""
+
+    place: Place
+    drawn: bool
+    tolerance: Tolerance
+    found: list[Difference] = attrs.field(factory=list)
+    noise: list[float] = attrs.field(factory=list)
+    elsewhere: list[float] = attrs.field(factory=list)
+
+    def add(self, found: Difference, noise: float) -> None:
+        """Add one number."""
+        self.found.append(found)
+        self.noise.append(noise)
+
+    @property
+    def limit(self) -> float:
+        """The greatest deviation that passes."""
+        return self.tolerance.limit([*self.noise, *self.elsewhere])
+
+    @property
+    def largest(self) -> float:
+        """The greatest deviation found."""
+        return max(each.size for each in self.found)
+
+    def wrong(self) -> list[Difference]:
+        """The deviations beyond the limit, in order; empty if so few may be beyond it."""
+        limit = self.limit
+        beyond = [
+            attrs.evolve(each, allowed=limit)
+            for each in self.found
+            if not each.size <= max(limit, each.allowed)  # a NaN is beyond any limit
+        ]
+        few = len(beyond) <= self.tolerance.strays(self.noise, limit)
+        if few and all(math.isfinite(each.size) for each in beyond):
+            return []
+        return beyond
+
+
+@attrs.frozen
+class Verdict:
+    """Whether the ring is right. *first* is where it first goes wrong, *stations* are all places in
+    order. *silent* says, by rank, of how many steps it told no numbers. Of the *tokens*, *ties*
+    differ from those here by rounding alone."""
+
+    stations: tuple[Station, ...]
+    first: Difference | None
+    silent: dict[int, int]
+    tokens: int
+    ties: int
+
+    @property
+    def passed(self) -> bool:
+        """Nothing is wrong, and every rank told its numbers."""
+        return self.first is None and not self.silent
+
+
+def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Tolerance) -> Verdict:
+    """Judge a checked run."""
+    places = _Places(answers)
+    stations: dict[tuple[Place, bool], Station] = {}
+    given = {
+        (claim.epoch, claim.n, claim.rank, claim.row, claim.position, claim.part): claim.numbers
+        for claim in answers.claims
+        if claim.given and not claim.closing
+    }
+    for claim in answers.claims:
+        row = answers.rows[claim.row]
+        if claim.position + 1 >= len(row.tokens):
+            continue  # drawn for a row that had ended
+        if claim.given:
+            reference, noise = _reference(claim, answers, expected)
+        else:
+            before = places.before(claim)
+            key = claim.epoch, claim.n, before, claim.row, claim.position, claim.part
+            reference, noise = given.get(key), 0.0
+        if reference is None:
+            continue
+        key_of = places.of(claim), claim.position + 1 >= len(row.prompt)
+        station = stations.get(key_of)
+        if station is None:
+            station = stations[key_of] = Station(*key_of, tolerance if claim.given else HOP)
+        size = deviation(claim.numbers, reference)
+        where = claim.n, claim.row, claim.position, claim.part
+        station.add(Difference(key_of[0], *where, size, 0.0), noise)
+    for (place, drawn), station in stations.items():
+        if (half := stations.get((place, not drawn))) is not None:
+            station.elsewhere = half.noise
+    draws = draws_of(places.draw, answers.rows)
+    scores = scores_of(places.scores, answers.rows, expected, tolerance)
+    stations[places.draw, True], stations[places.scores, True] = draws, scores
+    found = tuple(stations[key] for key in sorted(stations))
+    first = _first(found, tensor=answers.strategy == "tp")
+    silent = dict(answers.silent)
+    for rank in _in_part(given, expected):
+        silent[rank] = silent.get(rank, 0) + 1
+    return Verdict(found, first, silent, len(draws.found), ties(answers.rows, expected))
+
+
+def deviation(numbers: Fingerprint, reference: Fingerprint) -> float:
+    """By how much two fingerprints differ, relative to the root mean square of the *reference*."""
+    if not all(map(math.isfinite, (*numbers, *reference))):
+        return 0.0 if all(map(_alike, numbers, reference)) else math.inf
+    size = max(abs(one - other) for one, other in zip(numbers, reference, strict=True))
+    return size / max(abs(reference[2]), 1e-30)
+
+
+def _alike(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
+
+
+def _apart(one: float, other: float) -> float:
+    if _alike(one, other):
+        return 0.0
+    return math.inf if math.isnan(one - other) else abs(one - other)
+
+
+class _Places:
+    """The places of one ring."""
+
+    def __init__(self, answers: RingAnswers) -> None:
+        self._tensor = answers.strategy == "tp"
+        self._world = len(answers.names)
+        self.draw = Place(2 * self._world + 2, 0, "draw")
+        self.scores = Place(2 * self._world + 3, 0, "scores")
+
+    def of(self, claim: Claim) -> Place:
+        """The place that *claim* belongs to."""
+        if self._tensor:
+            return Place(0, claim.rank, "share")
+        if claim.closing:
+            at = 2 * self._world
+            return Place(at + 1, 0, "head") if claim.given else Place(at, self._world - 1, "hop")
+        if claim.given:
+            return Place(2 * claim.rank + 1, claim.rank, "layers")
+        return Place(2 * claim.rank, claim.rank - 1, "hop")
+
+    def before(self, claim: Claim) -> int:
+        """The rank that gave what the sender of *claim* received."""
+        return self._world - 1 if claim.closing else claim.rank - 1
+
+
+def _reference(
+    claim: Claim, answers: RingAnswers, expected: Sequence[Expected]
+) -> tuple[Fingerprint | None, float]:
+    """The numbers that *claim* should have, and their noise; None if there are none here."""
+    here, row = expected[claim.row], answers.rows[claim.row]
+    if claim.closing or len(answers.bounds) == 2:
+        number = claim.position + 1 - len(row.prompt)
+        if not 0 <= number < len(here.logits):
+            return None, 0.0
+        return here.logits[number], here.logits_noise[number]
+    cut, noise = here.cuts[claim.rank], here.cuts_noise[claim.rank]
+    if cut is None or noise is None or claim.part >= len(cut):
+        return None, 0.0
+    return cut[claim.part][claim.position], noise[claim.position]
+
+
+def _in_part(
+    given: Iterable[tuple[int, int, int, int, int, int]], expected: Sequence[Expected]
+) -> list[int]:
+    """The rank of each step in which it told numbers of some of the tensors that it *gave*, and not
+    of all."""
+    parts: dict[tuple[int, int, int], int] = {}
+    due: dict[tuple[int, int, int], int] = {}
+    for epoch, n, rank, row, _, part in given:
+        cuts = expected[row].cuts
+        cut = cuts[rank] if rank < len(cuts) else None
+        key = epoch, n, rank
+        parts[key] = max(parts.get(key, 0), part + 1)
+        due[key] = max(due.get(key, 0), len(cut or ()))
+    return [key[2] for key, count in parts.items() if count < due[key]]
+
+
+def _first(stations: Sequence[Station], *, tensor: bool) -> Difference | None:
+    """The first place that is wrong, and there the first step."""
+    wrong = {station.place: station.wrong() for station in stations if station.wrong()}
+    if not wrong:
+        return None
+    place = min(wrong)
+    found = [each for s in stations if s.place == place for each in s.wrong()]
+    first = min(found, key=lambda each: each.n)
+    shares = {station.place for station in stations if station.place.what == "share"}
+    if tensor and first.place in shares and shares <= wrong.keys():
+        return attrs.evolve(first, words="the numbers of every rank are off, so the sums are")
+    return first
+
+
+# -------------------------------------------------------------------- what was drawn
+
+
+def draws_of(place: Place, rows: Sequence[RingRow]) -> Station:
+    """For each token by how many nats another is likelier, by what the ring itself tells."""
+    station = Station(place, True, Tolerance(0.0, 0.0))
+    for number, row in enumerate(rows):
+        for at, drawn in enumerate(row.drawn):
+            size, words = 0.0, ""
+            chosen = math.inf if drawn.chosen is None else drawn.chosen
+            for value, token in zip(drawn.values, drawn.ids, strict=True):
+                if value - chosen > size:  # what is no number is seen in the scores
+                    size = value - chosen
+                    words = _likelier(drawn.token, token, size)
+            position = len(row.prompt) + at
+            station.add(Difference(place, 0, number, position, 0, size, 0.0, words), 0.0)
+    return station
+
+
+def scores_of(
+    place: Place, rows: Sequence[RingRow], expected: Sequence[Expected], tolerance: Tolerance
+) -> Station:
+    """How far the log probabilities of each token are from those here, in nats."""
+    station = Station(place, True, attrs.evolve(tolerance, numbers=0.0))
+    for number, (row, here) in enumerate(zip(rows, expected, strict=True)):
+        for at, drawn in enumerate(row.drawn):
+            score, rms = here.scores[at], here.logits[at][2]
+            rounding = max(_ROUNDING * score.unit, 4 * tolerance.numbers * abs(rms))
+            size, words = _score(drawn, score)
+            position = len(row.prompt) + at
+            found = Difference(place, 0, number, position, 0, size, rounding, words)
+            station.add(found, here.scores_noise[at])
+    return station
+
+
+def _score(drawn: Drawn, score: Score) -> tuple[float, str]:
+    """By how many nats the token is less likely here than another, or its log probabilities are
+    off; and that in words."""
+    gap = score.best_value - score.chosen
+    if drawn.chosen is None:
+        return gap, _likelier(drawn.token, score.best, gap)
+    pairs = zip((drawn.chosen, *drawn.values), (score.chosen, *score.values), strict=True)
+    size = max(_apart(one, other) for one, other in pairs)
+    if drawn.token != score.best and not gap < size:
+        return gap, _likelier(drawn.token, score.best, gap)
+    return size, f"log probabilities are off by {size:.2g} nats"
+
+
+def _likelier(token: int, best: int, gap: float) -> str:
+    return f"token {token} was drawn, and {best} is likelier by {gap:.2g} nats"
+
+
+def ties(rows: Sequence[RingRow], expected: Sequence[Expected]) -> int:
+    """How many tokens differ from those here."""
+    return sum(
+        drawn.token != score.best
+        for row, here in zip(rows, expected, strict=True)
+        for drawn, score in zip(row.drawn, here.scores, strict=True)
+    )
