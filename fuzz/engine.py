@@ -15,7 +15,7 @@ import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 from fuzz.corpora import inputs
 
-INSTRUMENTED = ["sealring_protocol", "sealring_model.text", "sealring_trio"]
+INSTRUMENTED = ["sealring_protocol", "sealring_model.text", "sealring_trio", "sealring"]
 
 
 def write_seeds(folder: Path, name: str) -> None:
@@ -28,9 +28,7 @@ def write_seeds(folder: Path, name: str) -> None:
 def main() -> None:
     """Fuzz until libFuzzer ends the process."""
     name, corpus, *options = sys.argv[1:]
-    with atheris.instrument_imports(
-        include=["sealring_protocol", "sealring_model.text", "sealring_trio"]
-    ):
+    with atheris.instrument_imports(include=INSTRUMENTED):
         target = importlib.import_module(f"fuzz.targets.{name}")
     if not any(option.startswith("-merge") for option in options):
         write_seeds(Path(corpus), name)

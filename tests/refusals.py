@@ -24,9 +24,9 @@ from typing import Any, Final
 
 import attrs
 import httpx2
+from sealring.local.ring import running_node, write_cluster
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.files.models import TINY, find_model
-from sealring.local.ring import running_node, write_cluster
 
 from tests.families.checkpoints import write
 

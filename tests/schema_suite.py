@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from sealring.api.forms import json_grammar
 from sealring_model import tiny
 from sealring_model.loading.model_folder import describe
 from sealring_model.sampling.matchers import Matchers
 from sealring_model.text.grammars import fault, grammar_tokenizer
 from sealring_model.text.tokens import Tokenizer
-from sealring.api.forms import json_grammar
 
 sys.path.insert(0, str(Path(__file__).parent / "model"))
 from model_rings import Ring

@@ -207,7 +207,12 @@ def test_importing_it_brings_two_packages() -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["protocol/sealring_protocol", "model/sealring_model", "io_trio/sealring_trio"],
+    [
+        "protocol/sealring_protocol",
+        "model/sealring_model",
+        "io_trio/sealring_trio",
+        "daemon/sealring",
+    ],
 )
 def test_packages_say_that_they_are_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").exists()

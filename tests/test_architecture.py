@@ -16,6 +16,7 @@ PACKAGES = (
     "protocol/sealring_protocol",
     "model/sealring_model",
     "io_trio/sealring_trio",
+    "daemon/sealring",
     "tools/sealring_tools",
 )
 ENDINGS = (".py", ".md", ".js", ".json", ".txt", ".toml", ".lua")

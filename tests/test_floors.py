@@ -109,7 +109,7 @@ def test_the_room_that_reads_files_writes_none():
             assert call.func.attr not in writes, f"{path}:{call.lineno}"
 
 
-@pytest.mark.parametrize("name", ["sealring_trio", "trio"])
+@pytest.mark.parametrize("name", ["sealring_trio", "sealring", "trio"])
 def test_the_model_does_not_know_the_adapter(name):
     modules = imports("model")
     assert len(modules) > 50
@@ -118,9 +118,34 @@ def test_the_model_does_not_know_the_adapter(name):
 
 
 def test_nothing_that_is_installed_knows_the_tools():
-    for folder in ("protocol", "model", "io_trio"):
+    for folder in ("protocol", "model", "io_trio", "daemon"):
         for path, module in imports(folder):
             assert not module.startswith("sealring_tools"), f"{path} imports {module}"
+
+
+APPLICATION = {
+    "sealring",
+    "cyclopts",
+    "jinja2",
+    "llguidance",
+    "prometheus_client",
+    "prompt_toolkit",
+    "rich",
+    "starlette",
+}
+
+
+def test_the_adapter_knows_no_application():
+    """`sealring-trio` alone is a node that can be embedded: no HTTP server, no page, no command."""
+    modules = imports("io_trio")
+    assert len(modules) > 300
+    for path, module in modules:
+        assert module.partition(".")[0] not in APPLICATION, f"{path} imports {module}"
+
+
+def test_the_adapter_is_thin():
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "io_trio").rglob("*.py"))
+    assert lines <= 10_000
 
 
 PARSES_JSON = {
@@ -130,7 +155,7 @@ PARSES_JSON = {
     "api/texts.py": "runs in a text worker",
     "text/process.py": "is the text worker",
     "text/workers.py": "reads what this node's own text workers say, bounded by their MAX_FRAME",
-    "node/control.py": "reads a line of the same user, bounded by MAX_LINE",
+    "daemon/control.py": "reads a line of the same user, bounded by MAX_LINE",
     "local/client.py": "is a command, which reads what a ring answers it",
     "local/control_client.py": "is a command, which reads what its own node says",
     "local/reference.py": "is a child process of a command, and its parent",
@@ -149,7 +174,7 @@ anything. Other texts go through `parse_foreign`, which counts values before it 
 
 def test_json_that_others_wrote_is_parsed_in_one_place():
     found = set()
-    for folder in ("io_trio/sealring_trio", "model/sealring_model"):
+    for folder in ("io_trio/sealring_trio", "daemon/sealring", "model/sealring_model"):
         for path, call in calls(folder):
             name = path.removeprefix(f"{folder}/")
             if ast.unparse(call.func) in ("json.loads", "json.load"):
@@ -157,7 +182,7 @@ def test_json_that_others_wrote_is_parsed_in_one_place():
     assert found == PARSES_JSON.keys()
 
 
-@pytest.mark.parametrize("folder", ["protocol", "model", "io_trio"])
+@pytest.mark.parametrize("folder", ["protocol", "model", "io_trio", "daemon"])
 def test_what_is_installed_needs_nothing_of_the_repository(folder):
     beside = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert {"spec", "tests", "training"} <= beside
@@ -166,7 +191,7 @@ def test_what_is_installed_needs_nothing_of_the_repository(folder):
 
 
 def test_modules_open_with_their_theory_and_stay_short():
-    for folder in ("protocol", "io_trio", "model", "tools"):
+    for folder in ("protocol", "model", "io_trio", "daemon", "tools"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text()
             assert ast.get_docstring(ast.parse(text)), f"{path} says nothing of itself"

@@ -19,10 +19,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_protocol.security.roster import SignedRoster
 from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_trio.weights.asking import pieces
 from sealring_trio.weights.members import Members
 

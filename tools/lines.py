@@ -22,6 +22,7 @@ PACKAGES: Final = (
     "protocol/sealring_protocol",
     "model/sealring_model",
     "io_trio/sealring_trio",
+    "daemon/sealring",
 )
 _NOTHING: Final = {
     tokenize.COMMENT,

@@ -41,6 +41,7 @@ PACKAGES: Final = (
     "protocol/sealring_protocol",
     "model/sealring_model",
     "io_trio/sealring_trio",
+    "daemon/sealring",
 )
 KEPT: Final = Path(__file__).parent / "rows_kept.txt"
 TABLE: Final = re.compile(r"^(\w+): Final\[Table\[", re.MULTILINE)

@@ -11,9 +11,6 @@ from functools import cache
 from typing import Any, Final, cast
 
 import attrs
-from sealring_model import tiny
-from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.codec.encoding import decode_local, encode
 from sealring.api.errors import ANTHROPIC, ApiError
 from sealring.api.gate import Caller
 from sealring.api.kinds import (
@@ -31,6 +28,9 @@ from sealring.api.values import MAX_CHOICES, MAX_STOPS
 from sealring.daemon.generation import Generator
 from sealring.daemon.trace import Trace
 from sealring.text.parsed import ParsedRequest
+from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.codec.encoding import decode_local, encode
 
 from fuzz.source import Source
 

@@ -18,15 +18,15 @@ import attrs
 import httpx2
 import pytest
 from openai import OpenAI
-from sealring_model import tiny
 from sealring.api.keys import KEY_FILE, new_key
-from sealring_trio.collective.ports import free_ports
 from sealring.local.ring import (
     LocalNode,
     running_node,
     wait_until_up,
     write_cluster,
 )
+from sealring_model import tiny
+from sealring_trio.collective.ports import free_ports
 
 from tests.api import scripted
 

@@ -6,12 +6,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from sealring_model import tiny
 from sealring.api.keys import KEY_FILE, KEY_PREFIX, ApiKeys, new_key, revoke_key
+from sealring.local.ring import write_cluster
+from sealring_model import tiny
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.models import model_name
-from sealring.local.ring import write_cluster
 
 from tests.io_trio.helpers import sealring
 

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring_model import tiny
-from sealring_model.text.tokens import Tokenizer
 from sealring.api import fields, schema
 from sealring.api.errors import ApiError
 from sealring.api.fields import IGNORED, IGNORED_HEADER, REFUSED, TOOLS_HEADER
 from sealring.api.schema import ChatRequest, CompletionRequest, read
 from sealring.api.texts import JOBS
 from sealring.text.parsed import ParsedRequest
+from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer
 
 from tests.api.conftest import Served
 from tests.api.scripted import END, SCRIPTS

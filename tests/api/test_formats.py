@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
-from sealring_model import tiny
-from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
 from sealring.api.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
 from sealring.api.replies import About
 from sealring.api.texts import JOBS
 from sealring.daemon.generation import Generator, Piece
 from sealring.daemon.trace import Trace
 from sealring.text.parsed import ParsedRequest
+from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
 
 APIS = {kind.name: kind for kind in (ChatKind(), ResponsesKind(), MessagesKind())}
 PARAMETERS = {

@@ -13,9 +13,6 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 import trio
-from sealring_model import tiny
-from sealring_protocol.codec.local_messages import Logprobs
-from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring.api import head
 from sealring.api.anthropic_shape import MessageShape
 from sealring.api.chat import ChatShape
@@ -32,10 +29,13 @@ from sealring.api.responses_shape import ResponseShape, Wanted
 from sealring.api.schema import ChatOptions, CompletionOptions
 from sealring.api.streaming import EventStream
 from sealring.daemon.generation import Generator
-from sealring_trio.node.request_stream import AT_ONCE, Stream, size_of
 from sealring.daemon.trace import Trace
 from sealring.text.parsed import ID, ParsedRequest
 from sealring.text.shared_budget import SharedBudget
+from sealring_model import tiny
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_trio.node.request_stream import AT_ONCE, Stream, size_of
 from starlette.types import Message, Send
 
 from tests.api.conftest import Served

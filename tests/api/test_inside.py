@@ -13,11 +13,6 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring_protocol.codec.local_messages import Logprobs
-from sealring_protocol.codec.messages import Decode, Spent
-from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.requests import TokenOut
-from sealring_protocol.limits import PING_TIMEOUT
 from sealring.api import bodies, gate
 from sealring.api.bodies import BODY_SECONDS, Bodies
 from sealring.api.errors import ApiError
@@ -25,8 +20,13 @@ from sealring.api.keys import KEY_FILE, ApiKeys, new_key
 from sealring.api.replies import TextLogprobs
 from sealring.api.schema import ChatRequest, CompletionRequest, read
 from sealring.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
-from sealring_trio.node.request_stream import AT_ONCE, Stream
 from sealring.daemon.trace import StepParts, Trace
+from sealring_protocol.codec.local_messages import Logprobs
+from sealring_protocol.codec.messages import Decode, Spent
+from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_trio.node.request_stream import AT_ONCE, Stream
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring_model.text.tokens import Tokenizer
 from sealring.api.texts import JOBS
 from sealring.text.parsed import ParsedRequest
+from sealring_model.text.tokens import Tokenizer
 
 from tests.family_tokenizers import KINDS, config, count, saved, tokenizer
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sealring_model import tiny
-from sealring_model.text.tokens import Tokenizer
 from sealring.api.errors import ApiError
 from sealring.api.texts import chat
 from sealring.text.parsed import ParsedRequest
+from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer
 
 from tests.api.conftest import Served
 

@@ -13,6 +13,8 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sealring.local import client
+from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.files.origins import (
@@ -24,8 +26,6 @@ from sealring_trio.files.origins import (
     parse_origin,
 )
 from sealring_trio.files.units import is_loopback
-from sealring.local import client
-from sealring.local.ring import running_node, wait_until_up, write_cluster
 
 from tests.api.certificates import write_pair
 from tests.api.conftest import Served, connected

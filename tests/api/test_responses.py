@@ -10,9 +10,6 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from sealring_model import tiny
-from sealring_model.text.readers import CallEnd, CallPart, CallStart
-from sealring_model.text.tokens import Tokenizer
 from sealring.api import responses_store
 from sealring.api.choices import Delta, Finish
 from sealring.api.replies import About, json_bytes
@@ -22,6 +19,9 @@ from sealring.api.responses_shape import ResponseShape, Wanted
 from sealring.api.responses_store import Kept, ResponseStore
 from sealring.api.texts import JOBS
 from sealring.daemon.trace import Trace
+from sealring_model import tiny
+from sealring_model.text.readers import CallEnd, CallPart, CallStart
+from sealring_model.text.tokens import Tokenizer
 
 from tests.api.conftest import Served
 from tests.api.test_shapes import events

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+from sealring.text.workers import TextWorkers
 from sealring_model import tiny
 from sealring_trio.processes.interpreter import child_environment
 from sealring_trio.processes.namespace import why_not
-from sealring.text.workers import TextWorkers
 
 SECRETS = {
     "HF_TOKEN": "hf_x",

@@ -21,13 +21,13 @@ import psutil
 import pytest
 import trio
 import trio.testing
+from sealring.local.ring import local_ring
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Tunnel, TunnelEvent
 from sealring_trio.collective.loopback import LOOPBACK, SharedLoopback
 from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine
-from sealring.local.ring import local_ring
 from sealring_trio.processes.namespace import NoNamespace, take_sockets, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner

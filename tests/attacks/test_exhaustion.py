@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 import trio
+from sealring.daemon.control import serve_control
+from sealring.daemon.generation import Generator
+from sealring.daemon.status import describe_node
 from sealring_model import tiny
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import TrafficSecrets
@@ -20,10 +23,7 @@ from sealring_trio.engine.supervisor import Engine
 from sealring_trio.errors import OperationError
 from sealring_trio.files.key_log import KeyLog, read_key_log
 from sealring_trio.net.connecting import dial
-from sealring.daemon.control import serve_control
-from sealring.daemon.generation import Generator
 from sealring_trio.node.runtime import Runtime
-from sealring.daemon.status import describe_node
 
 from tests.attacks.test_control_socket import echo, raw
 from tests.attacks.test_floods import two

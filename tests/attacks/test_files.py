@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sealring.api.keys import KEY_FILE, new_key, read_keys
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
-from sealring.api.keys import KEY_FILE, new_key, read_keys
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.private_files import replace_file, reserve

@@ -14,6 +14,8 @@ from unittest.mock import Mock
 import attrs
 import pytest
 import trio
+from sealring.api.head import ApiHead
+from sealring.daemon.generation import Generator
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Epoch, Message, StepDone, Tunnel, TunnelEvent
@@ -25,10 +27,8 @@ from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
-from sealring.api.head import ApiHead
 from sealring_trio.clock import wall_ms
 from sealring_trio.net.wire import RECEIVE_SIZE
-from sealring.daemon.generation import Generator
 from sealring_trio.node.runtime import Runtime
 
 from tests.driver import End

@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring.api.keys import read_keys
 from sealring.cli import run
+from sealring.local.chat_session import ChatSession
+from sealring.local.head_client import HeadClient
+from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import make_private_folder, replace_file
 from sealring_trio.files.roster_files import read_roster
-from sealring.local.chat_session import ChatSession
-from sealring.local.head_client import HeadClient
 
 INTRUDER = """
 import os, sys

@@ -7,10 +7,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from sealring_protocol.control.scheduler.requests import Request
 from sealring.api import gate
 from sealring.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring.daemon import requests
+from sealring_protocol.control.scheduler.requests import Request
 
 SHARING = ["connection", "off", "everyone"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import attrs
 import pytest
+from sealring.cli import roster as roster_commands
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
-from sealring.cli import roster as roster_commands
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
 from sealring_trio.files.roster_files import read_roster

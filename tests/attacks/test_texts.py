@@ -21,11 +21,8 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import trio
-from sealring_model import tiny
-from sealring_model.text.tokens import Tokenizer
 from sealring.api.kinds import CallReader, ChoiceContext
 from sealring.api.parsing import MAX_CALL
-from sealring_trio.errors import OperationError
 from sealring.daemon.generation import Generator
 from sealring.daemon.trace import Trace
 from sealring.text import workers as text_workers
@@ -40,6 +37,9 @@ from sealring.text.frames import (
     pack,
 )
 from sealring.text.workers import TextWorkers
+from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer
+from sealring_trio.errors import OperationError
 
 SPARE = 1.0
 """Seconds of this thread's processor that one attack may cost; a peer is lost after 1.5."""

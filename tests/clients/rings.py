@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+from sealring.local.ring import local_ring
 from sealring_model import tiny
 from sealring_trio.collective.ports import free_ports
-from sealring.local.ring import local_ring
 
 from tests.api import scripted
 from tests.api.scripted import END

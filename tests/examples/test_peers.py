@@ -18,6 +18,7 @@ import mlx.core as mx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
@@ -25,7 +26,6 @@ from sealring_model.loading.pins import pins_of
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
 from sealring_trio.files.config import load_config
-from sealring.local.ring import running_node, wait_until_up, write_cluster
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

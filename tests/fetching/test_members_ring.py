@@ -8,9 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sealring_model.loading import model_store
-from sealring_model.loading.partial_model import LOG, ORIGIN, PartialModel
-from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring.local.ring import (
     LocalNode,
     local_ring,
@@ -18,6 +15,9 @@ from sealring.local.ring import (
     wait_until_up,
     write_cluster,
 )
+from sealring_model.loading import model_store
+from sealring_model.loading.partial_model import LOG, ORIGIN, PartialModel
+from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 
 from tests.fetching.test_ring import PATIENCE, tokens, until
 

@@ -13,6 +13,13 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+from sealring.local.ring import (
+    LocalNode,
+    local_ring,
+    running_node,
+    wait_until_up,
+    write_cluster,
+)
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import tensors_of
@@ -22,13 +29,6 @@ from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.config import NO_API
-from sealring.local.ring import (
-    LocalNode,
-    local_ring,
-    running_node,
-    wait_until_up,
-    write_cluster,
-)
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn

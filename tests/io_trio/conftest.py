@@ -9,14 +9,14 @@ from pathlib import Path
 
 import attrs
 import pytest
-from sealring_model import tiny
-from sealring_trio.collective.ports import free_ports
 from sealring.local.ring import (
     LocalNode,
     running_node,
     wait_until_up,
     write_cluster,
 )
+from sealring_model import tiny
+from sealring_trio.collective.ports import free_ports
 
 from tests.io_trio.relay import Relay, relay
 

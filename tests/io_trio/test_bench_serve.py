@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sealring.local import client
 from sealring_tools.bench import load, soak
 from sealring_tools.bench.load import SCENARIOS, prompt
 from sealring_tools.bench.phases import Spread, decompose
 from sealring_tools.bench.soak import Process, Reading
-from sealring.local import client
 
 from tests.io_trio.helpers import Outcome, sealring
 from tests.serving import Served

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sealring_trio.errors import OperationError, UserError
 from sealring.local import answering, client, head_client
 from sealring.local.chat_session import ChatSession
 from sealring.local.head_client import HeadClient
 from sealring.local.saved_chat import load
+from sealring_trio.errors import OperationError, UserError
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.strange_head import BREAKS, COMMENT, strange_head

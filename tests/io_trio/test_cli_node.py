@@ -13,12 +13,12 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from sealring_model import tiny
-from sealring_tools.bench import hop, measure, solo
 from sealring.cli import COMMANDS
-from sealring_trio.errors import OperationError
 from sealring.local.pace import pace
 from sealring.local.reference import Gap, one_process
+from sealring_model import tiny
+from sealring_tools.bench import hop, measure, solo
+from sealring_trio.errors import OperationError
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import expire, flip, make_home

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import trio
-from sealring_trio.errors import OperationError, UserError
-from sealring.local import control_client
-from sealring.local.control_client import ask
 from sealring.daemon import control
 from sealring.daemon.control import Reply, serve_control
+from sealring.local import control_client
+from sealring.local.control_client import ask
+from sealring_trio.errors import OperationError, UserError
 
 
 async def echo(request: dict[str, Any], reply: Reply) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx2
 import pytest
+from sealring.local.api import LocalApi, local_api
+from sealring.local.ring import LocalNode, local_ring
 from sealring_model import tiny
 from sealring_trio.errors import UserError
 from sealring_trio.files import drafts
-from sealring.local.api import LocalApi, local_api
-from sealring.local.ring import LocalNode, local_ring
 from sealring_trio.node.drafts import LIVES
 
 from tests.io_trio.helpers import sealring

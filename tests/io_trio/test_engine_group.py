@@ -12,6 +12,7 @@ import attrs
 import psutil
 import pytest
 import trio
+from sealring.local.ring import local_ring
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import EngineInfo, Grouped, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
@@ -48,7 +49,6 @@ from sealring_trio.engine.states import (
     GroupEvent,
     GroupState,
 )
-from sealring.local.ring import local_ring
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.engine_child import INFO, PROMPT

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring_model import tiny
 from sealring.local.api import LocalApi, local_api
+from sealring_model import tiny
 
 from tests.io_trio.helpers import sealring
 from tests.serving import PATIENCE, serving

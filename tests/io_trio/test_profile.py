@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring_trio.errors import OperationError
 from sealring.local.control_client import ask
 from sealring.profiling.balance import balance_of
 from sealring.profiling.gather import gather
@@ -21,6 +20,7 @@ from sealring.profiling.parts import RankParts, parts_of
 from sealring.profiling.recording import Recording
 from sealring.profiling.slow_links import slow_links_of
 from sealring.profiling.trace_file import events
+from sealring_trio.errors import OperationError
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring

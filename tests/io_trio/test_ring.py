@@ -22,14 +22,14 @@ from pathlib import Path
 import attrs
 import psutil
 import pytest
+from sealring.local.reference import one_process
+from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_model.loading.model_folder import describe
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
-from sealring.local.reference import one_process
-from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring

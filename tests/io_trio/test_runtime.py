@@ -12,6 +12,9 @@ import pytest
 import sealring_model
 import trio
 import trio.testing
+from sealring.daemon.generation import Generator, Job
+from sealring.daemon.requests import Requests
+from sealring.daemon.trace import Trace
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.effects import ToEngine
@@ -21,9 +24,6 @@ from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.process import pack
 from sealring_trio.errors import OperationError
-from sealring.daemon.generation import Generator, Job
-from sealring.daemon.requests import Requests
-from sealring.daemon.trace import Trace
 from sealring_trio.node.versions import build_number
 
 from tests.attacks.test_floods import at_work

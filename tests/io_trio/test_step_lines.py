@@ -1,9 +1,9 @@
 """What the log says of a step."""
 
 import pytest
+from sealring.daemon.trace import describe_step
 from sealring_protocol.codec.messages import NO_WORK, Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
-from sealring.daemon.trace import describe_step
 
 WORKS = {
     "decode of group 2, rows 7": Decode(2),

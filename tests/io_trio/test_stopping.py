@@ -10,11 +10,11 @@ from unittest.mock import MagicMock
 import pytest
 import trio
 import trio.testing
-from sealring_model import tiny
 from sealring.daemon import generation
 from sealring.daemon.generation import Generator
 from sealring.daemon.requests import Requests
 from sealring.daemon.trace import Trace
+from sealring_model import tiny
 
 
 class Ring:

@@ -8,15 +8,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from sealring.daemon.activations import told_seals
+from sealring.daemon.status import collective_link
+from sealring.local.api import LocalApi, local_api
+from sealring.local.reference import one_process
+from sealring.local.ring import LocalNode
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.head.partition import Partition
 from sealring_protocol.control.head.plan import Plan, Strategy
-from sealring.local.api import LocalApi, local_api
-from sealring.local.reference import one_process
-from sealring.local.ring import LocalNode
-from sealring.daemon.activations import told_seals
-from sealring.daemon.status import collective_link
 
 from tests.io_trio.helpers import sealring
 

@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 from model_rings import Ring
+from sealring.api.texts import JOBS
+from sealring.text.parsed import ParsedRequest
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import Prefill
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
-from sealring.api.texts import JOBS
-from sealring.text.parsed import ParsedRequest
 from test_guesses import RealEngine
 
 from tests.families.checkpoints import write

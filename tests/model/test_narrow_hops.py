@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 import mlx.core as mx
 import pytest
+from sealring.local.ring import local_ring
 from sealring_model import tiny
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 from sealring_protocol.codec.tensor import DType
-from sealring.local.ring import local_ring
 
 QUESTION = {"do": "generate", "prompt": "Count to fifty.", "max_tokens": 32}
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import mlx.core as mx
-from sealring_model import tiny
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring.verify.report import Options, Verified, verify
+from sealring_model import tiny
 
 from tests.families.checkpoints import write
 from tests.verify.faults import VARIABLE

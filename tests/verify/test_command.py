@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sealring_model import tiny
 from sealring.local.ring import LocalNode
+from sealring_model import tiny
 
 from tests.io_trio.helpers import sealring
 from tests.verify.rings import ring

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring_model import tiny
 from sealring.verify.report import Options, difference_text, verify
+from sealring_model import tiny
 
 from tests.verify.rings import family, ring, verified
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sealring.local.ring import LocalNode
 from sealring_model import tiny
 from sealring_trio.errors import OperationError, UserError
-from sealring.local.ring import LocalNode
 
 from tests.verify.rings import ring
 

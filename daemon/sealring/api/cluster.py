@@ -12,6 +12,8 @@ import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.security.roles import Purpose
+from sealring_trio.files.suites import SUITE_NAMES
+from sealring_trio.node.versions import VERSION
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -20,7 +22,6 @@ from sealring.api.gate import Caller
 from sealring.api.head import ApiHead
 from sealring.api.health import faults
 from sealring.api.history import count_rows
-from sealring_trio.files.suites import SUITE_NAMES
 from sealring.daemon.activations import told_seals
 from sealring.daemon.status import (
     collective_of,
@@ -34,7 +35,6 @@ from sealring.daemon.status import (
     span,
 )
 from sealring.daemon.trace import Trace
-from sealring_trio.node.versions import VERSION
 
 _NOTHING: Final = Progress()
 _AT_ONCE: Final = 16  # traces that are told before others have their turn

@@ -24,10 +24,10 @@ from sealring_protocol.control.scheduler.requests import (
     RoomOverflow,
 )
 from sealring_protocol.errors import LocalProtocolError
+from sealring_trio.errors import OperationError, Withdrawn
 from starlette.responses import JSONResponse
 
 from sealring.api.unheld import in_words
-from sealring_trio.errors import OperationError, Withdrawn
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 log = logging.getLogger("sealring.api")

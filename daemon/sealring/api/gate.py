@@ -34,6 +34,9 @@ from typing import Final
 import attrs
 import trio
 from sealring_protocol.codec.wire import clip
+from sealring_trio.errors import UserError
+from sealring_trio.files.origins import parse_authority, parse_origin
+from sealring_trio.files.units import is_loopback
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,9 +46,6 @@ from sealring.api.errors import INVALID, ApiError, is_anthropic, unavailable
 from sealring.api.head import ApiHead
 from sealring.api.keys import digest
 from sealring.api.trace_context import TraceContext, request_id
-from sealring_trio.errors import UserError
-from sealring_trio.files.origins import parse_authority, parse_origin
-from sealring_trio.files.units import is_loopback
 
 log = logging.getLogger("sealring.api")
 

@@ -18,6 +18,8 @@ import trio
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
+from sealring_trio.errors import OperationError
+from sealring_trio.node.request_stream import size_of
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -40,9 +42,7 @@ from sealring.api.replies import About, Json, Shape
 from sealring.api.responses import earlier, with_items
 from sealring.api.sampling import jobs
 from sealring.api.streaming import ClientGone, EventStream, attended
-from sealring_trio.errors import OperationError
 from sealring.daemon.generation import Answer
-from sealring_trio.node.request_stream import size_of
 from sealring.daemon.trace import Trace
 from sealring.text.parsed import ParsedRequest
 

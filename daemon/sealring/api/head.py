@@ -16,6 +16,8 @@ import trio
 from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
+from sealring_trio.files.config import Config
+from sealring_trio.files.units import is_loopback
 
 from sealring.api.bodies import Bodies
 from sealring.api.errors import unavailable
@@ -24,8 +26,6 @@ from sealring.api.keys import ApiKeys
 from sealring.api.metrics import Metrics
 from sealring.api.responses_store import ResponseStore
 from sealring.api.tls import Tls
-from sealring_trio.files.config import Config
-from sealring_trio.files.units import is_loopback
 from sealring.daemon.generation import Generator
 from sealring.text.shared_budget import SharedBudget
 

@@ -14,15 +14,15 @@ from typing import Any, Final
 
 import trio
 from sealring_protocol.security.roles import Purpose
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import UserError
+from sealring_trio.node.expiry import left
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from sealring.api.errors import ApiError
 from sealring.api.head import ApiHead
 from sealring.api.history import count_rows
-from sealring_trio.clock import wall_ms
-from sealring_trio.errors import UserError
-from sealring_trio.node.expiry import left
 
 ENGINE_SECONDS: Final = 15.0
 """The head's own engine must have said something within this; a chunk of prefill may come first."""

@@ -30,12 +30,12 @@ from typing import Final
 import h11
 import trio
 from sealring_protocol.codec.wire import clip
+from sealring_trio.net.h11_patterns import bound_h11
 
 from sealring.api.connections import Place
 from sealring.api.errors import INVALID, ApiError
 from sealring.api.gate import PROBES
 from sealring.api.tls_socket import TlsSocket
-from sealring_trio.net.h11_patterns import bound_h11
 
 MAX_HEADER: Final = 16 << 10
 """Bytes of a request's header."""

@@ -22,7 +22,6 @@ from typing import Annotated, Final
 
 import attrs
 import pydantic
-
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import (

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 from sealring_model.text.tokens import Tokenizer, ToolCall
+from sealring_trio.errors import OperationError
 
 from sealring.api.anthropic_shape import MessageShape
 from sealring.api.chat import ChatShape
@@ -21,7 +22,6 @@ from sealring.api.responses_store import Kept, ResponseStore
 from sealring.api.schema import ChatOptions, CompletionOptions
 from sealring.api.scores import PromptScores
 from sealring.api.told_tools import PLAIN
-from sealring_trio.errors import OperationError
 from sealring.daemon.generation import Generator
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
 from sealring.text.parsed import ParsedRequest

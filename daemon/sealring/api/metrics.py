@@ -28,15 +28,15 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
+from sealring_trio.clock import wall_ms
+from sealring_trio.node.expiry import seconds_left
+from sealring_trio.node.versions import build_info
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sealring.api.gen_ai import GenAi, ServedModel
 from sealring.api.history import count_requests, count_rows
-from sealring_trio.clock import wall_ms
-from sealring_trio.node.expiry import seconds_left
 from sealring.daemon.trace import Trace
-from sealring_trio.node.versions import build_info
 
 if TYPE_CHECKING:
     from sealring.api.head import ApiHead

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sealring_model.loading.model_folder import NO_LIMIT
+from sealring_trio.errors import OperationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from sealring.api.errors import no_model
 from sealring.api.head import ApiHead
-from sealring_trio.errors import OperationError
 
 
 def _card(head: ApiHead, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 import pydantic
 from pydantic.json_schema import models_json_schema
+from sealring_trio.node.versions import VERSION
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -25,7 +26,6 @@ from sealring.api.gate import is_public
 from sealring.api.responses_body import ResponsesRequest
 from sealring.api.schema import ChatRequest, CompletionRequest
 from sealring.api.token_schema import Detokenize, TokenizeChat, TokenizeText
-from sealring_trio.node.versions import VERSION
 
 Schema = dict[str, Any]
 Bodies = tuple[type[pydantic.BaseModel], ...]

@@ -18,6 +18,12 @@ from typing import Final
 
 import attrs
 import trio
+from sealring_trio.clock import wall_ms
+from sealring_trio.errors import OperationError
+from sealring_trio.files.config import Config
+from sealring_trio.files.models import model_name
+from sealring_trio.files.units import format_address, is_loopback
+from sealring_trio.net import descriptors
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
@@ -31,12 +37,6 @@ from sealring.api.http1 import STUCK_SECONDS, Http1
 from sealring.api.keys import KEY_FILE, ApiKeys
 from sealring.api.tls import Tls
 from sealring.api.tls_socket import TlsSocket
-from sealring_trio.clock import wall_ms
-from sealring_trio.errors import OperationError
-from sealring_trio.files.config import Config
-from sealring_trio.files.models import model_name
-from sealring_trio.files.units import format_address, is_loopback
-from sealring_trio.net import descriptors
 from sealring.daemon.generation import Generator
 
 log = logging.getLogger("sealring.api")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 from cyclopts import Parameter
-
 from sealring_trio.errors import UserError
 
 if TYPE_CHECKING:

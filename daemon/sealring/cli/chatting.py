@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Final
 
 import attrs
+from sealring_trio.errors import OperationError, UserError
 
 from sealring.cli.blocks import QUOTES, joined, unquoted
 from sealring.cli.output import tell_error, visible
 from sealring.cli.speaking import speaker
-from sealring_trio.errors import OperationError, UserError
 from sealring.local.answering import machines
 from sealring.local.chat_session import ChatSession
 

@@ -9,6 +9,16 @@ from typing import Any, Final
 
 import attrs
 from sealring_model.text.tokens import has_chat_template
+from sealring_trio.errors import FOUND_WRONG, OperationError
+from sealring_trio.files.config import CollectivesName, StrategyName
+from sealring_trio.files.models import (
+    NO_TEMPLATE,
+    TINY,
+    describe_model,
+    find_whole_model,
+)
+from sealring_trio.files.suites import SUITES
+from sealring_trio.files.units import format_size
 
 from sealring.cli.guessing import guess_options
 from sealring.cli.options import Positive
@@ -21,16 +31,6 @@ from sealring.cli.output import (
     told_guesses,
     visible,
 )
-from sealring_trio.errors import FOUND_WRONG, OperationError
-from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import (
-    NO_TEMPLATE,
-    TINY,
-    describe_model,
-    find_whole_model,
-)
-from sealring_trio.files.suites import SUITES
-from sealring_trio.files.units import format_size
 from sealring.local.pace import pace
 from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process
 from sealring.local.ring import LocalNode, Setting, local_ring

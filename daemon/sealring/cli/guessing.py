@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sealring_trio.errors import UserError
 from sealring_trio.files.drafts import OPTION, find_draft
+
 from sealring.local.ring import Setting
 
 

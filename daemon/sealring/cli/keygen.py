@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sealring_protocol.security.identity import node_id
+from sealring_trio.files.key_files import create_key, public_path
 
 from sealring.cli.output import print_facts, print_json
-from sealring_trio.files.key_files import create_key, public_path
 
 
 def keygen(path: Path, *, coordinator: bool = False, json: bool = False) -> None:

@@ -20,9 +20,9 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
+from sealring_trio.files.private_files import READABLE, WRITABLE, others_may, replace_file
 
 from sealring.cli.blocks import is_open
-from sealring_trio.files.private_files import READABLE, WRITABLE, others_may, replace_file
 from sealring.local.answering import encodable
 
 MAX_HISTORY: Final = 1 << 20

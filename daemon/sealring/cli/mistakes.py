@@ -8,7 +8,6 @@ from difflib import get_close_matches
 from typing import Final
 
 import cyclopts
-
 from sealring_trio.errors import UserError
 
 _WITHOUT: Final = {"generate --config": ". Without one: sealring run tiny PROMPT"}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from sealring.cli.output import print_json, print_table, visible
-from sealring.cli.inventory import FoundModel, found_models
 from sealring_trio.files.units import format_size
+
+from sealring.cli.inventory import FoundModel, found_models
+from sealring.cli.output import print_json, print_table, visible
 
 
 def models(*, json: bool = False) -> None:

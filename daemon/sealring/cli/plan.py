@@ -10,8 +10,6 @@ from sealring_model.loading.model_folder import ModelInfo
 from sealring_protocol.control.head.partition import TooLittleRoom
 from sealring_protocol.control.head.plan import Plan, PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
-
-from sealring.cli.output import print_facts, print_json, print_table
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 from sealring_trio.files.drafts import plan_draft
@@ -23,6 +21,8 @@ from sealring_trio.files.models import (
     structure,
 )
 from sealring_trio.files.units import format_size, parse_size
+
+from sealring.cli.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure

@@ -6,7 +6,6 @@ import sys
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-
 from sealring_trio.errors import UserError
 
 STDIN: Final = "-"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sealring_trio.errors import OperationError
+from sealring_trio.files.units import format_size
+
 from sealring.cli.access import Access, head_at
 from sealring.cli.output import (
     print_facts,
@@ -14,8 +17,6 @@ from sealring.cli.output import (
     told_guesses,
     visible,
 )
-from sealring_trio.errors import OperationError
-from sealring_trio.files.units import format_size
 
 
 def show_ring(url: str | None, access: Access, *, json: bool) -> None:

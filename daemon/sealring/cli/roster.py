@@ -11,9 +11,6 @@ import cyclopts
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
-
-from sealring.cli.output import print_json, progress
-from sealring.cli.roster_output import print_roster, roster_facts
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import load_config
@@ -30,6 +27,9 @@ from sealring_trio.files.roster_files import (
     verify_roster,
     write_draft,
 )
+
+from sealring.cli.output import print_json, progress
+from sealring.cli.roster_output import print_roster, roster_facts
 from sealring.local.control_client import ANSWER_SECONDS, ask
 
 HELP = """\

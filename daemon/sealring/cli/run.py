@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+from sealring_trio.errors import OperationError, UserError
 
 from sealring.cli.access import NO_KEY, Access
 from sealring.cli.options import Positive, Seed, Temperature, TopP
 from sealring.cli.output import print_json, progress, tell_note
 from sealring.cli.prompts import Prompt, is_piped, read_prompt
 from sealring.cli.speaking import Silent, speaker
-from sealring_trio.errors import OperationError, UserError
 
 if TYPE_CHECKING:
     from sealring.local.answering import Answer
@@ -156,9 +156,9 @@ def _head(
     that ends with the block, as it always is with *no_guesses*."""
     # A tenth of a second, which a mistake need not wait for.
     from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
+    from sealring_trio.files.models import NO_TEMPLATE, find_whole_model  # noqa: PLC0415
 
     from sealring.cli.guessing import guess_options  # noqa: PLC0415
-    from sealring_trio.files.models import NO_TEMPLATE, find_whole_model  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
     from sealring.local.api import local_api  # noqa: PLC0415
     from sealring.local.head_client import HeadClient  # noqa: PLC0415

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import cyclopts
-
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName, load_config
 
@@ -84,8 +83,8 @@ def up(
     settings = load_config(config, strategy)
     import trio  # noqa: PLC0415
 
-    from sealring_trio.node.service import serve  # noqa: PLC0415
-    from sealring_trio.node.setup import prepare  # noqa: PLC0415
+    from sealring.daemon.service import serve  # noqa: PLC0415
+    from sealring.daemon.setup import prepare  # noqa: PLC0415
 
     prepared = prepare(settings, partial(_pause, lifeline))
     try:

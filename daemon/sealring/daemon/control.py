@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
-
 from sealring_trio.errors import OperationError, UserError
+
 from sealring.local.control_client import MAX_LINE, check_path, peer_uid
 
 log = logging.getLogger("sealring")

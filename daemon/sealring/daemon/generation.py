@@ -38,10 +38,10 @@ from sealring_protocol.control.scheduler.requests import (
 )
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
 from sealring_protocol.diagnosis.words import lasting
-
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.runtime import Runtime
+
 from sealring.daemon.trace import Trace, Tracer
 from sealring.text.frames import Lost
 from sealring.text.parsed import ParsedRequest

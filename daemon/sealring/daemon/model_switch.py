@@ -20,13 +20,13 @@ import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.partial_model import check_whole
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent
-
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import Config
+from sealring_trio.node.setup import NodeSetup
+
 from sealring.daemon.control import Reply
 from sealring.daemon.generation import Generator
 from sealring.daemon.requests import Requests
-from sealring_trio.node.setup import NodeSetup
 from sealring.daemon.status import describe_node
 
 log = logging.getLogger("sealring")

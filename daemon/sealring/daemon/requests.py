@@ -12,8 +12,8 @@ import trio
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
 from sealring_protocol.errors import LocalProtocolError
-
 from sealring_trio.errors import OperationError, UserError
+
 from sealring.daemon.control import Reply
 from sealring.daemon.generation import Answer, Generator, Job
 from sealring.daemon.status import describe_node, describe_place

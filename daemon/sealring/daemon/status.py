@@ -15,15 +15,15 @@ from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
-
 from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup
 from sealring_trio.engine.supervisor import Supervisor
 from sealring_trio.files.suites import SUITE_NAMES
-from sealring.daemon.activations import told_seals
 from sealring_trio.node.expiry import left, seconds_left
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.versions import VERSION, build_number
+
+from sealring.daemon.activations import told_seals
 
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:

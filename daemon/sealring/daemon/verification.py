@@ -35,8 +35,8 @@ from sealring_protocol.control.scheduler.requests import (
 )
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_LOGPROBS
-
 from sealring_trio.errors import OperationError, UserError
+
 from sealring.daemon.control import Reply
 from sealring.daemon.generation import Generator
 from sealring.daemon.waiting import Waiting

@@ -6,8 +6,8 @@ from typing import Final
 
 import trio
 from sealring_protocol.diagnosis.why import Cause
-
 from sealring_trio.errors import OperationError
+
 from sealring.daemon.control import Reply
 from sealring.daemon.generation import Generator
 from sealring.daemon.trace import Trace

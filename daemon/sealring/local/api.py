@@ -17,11 +17,11 @@ from typing import Final
 
 import attrs
 import httpx2
-
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import model_name
 from sealring_trio.files.units import format_address
+
 from sealring.local import client
 from sealring.local.control_client import ask
 from sealring.local.ring import LocalNode, Setting, check_ring, local_ring

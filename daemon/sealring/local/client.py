@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
-
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import DEFAULT_API
 from sealring_trio.files.private_files import check_secret, decoded, read_file

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import attrs
-
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
-from sealring.local.pace import joint_pace, pace
 from sealring_trio.processes.interpreter import child_environment, run_module
+
+from sealring.local.pace import joint_pace, pace
 
 Split = Literal["pipeline", "tensor"]
 

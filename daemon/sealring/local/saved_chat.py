@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import attrs
 from pydantic import ValidationError
+from sealring_trio.errors import UserError
+from sealring_trio.files.private_files import read_file, replace_file
 
 from sealring.api.schema import ChatOptions
 from sealring.api.values import MAX_MESSAGES
-from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import read_file, replace_file
 from sealring.local.answering import encodable
 from sealring.local.chat_session import ChatSession
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-
 from sealring_trio.errors import UserError
+
 from sealring.profiling.recording import Recording, Spent, Stay, Step
 
 _STEPS, _ENGINE = 0, 100  # the first thread id of each kind of lane

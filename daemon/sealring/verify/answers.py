@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
-
 from sealring_trio.errors import OperationError
+
 from sealring.verify.rows import PlannedRow
 
 Fingerprint = tuple[float, float, float]

@@ -16,9 +16,9 @@ from typing import Any
 import attrs
 from sealring_model.errors import LoadError
 from sealring_model.loading.weights import check_manifest
-
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import describe_model
+
 from sealring.verify.answers import Ask, RingAnswers, run_rows
 from sealring.verify.judge import (
     Difference,

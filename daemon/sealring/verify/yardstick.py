@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import child_environment, run_module
+
 from sealring.verify.answers import Fingerprint, RingRow, unpacked
 
 _MODULE: Final = "sealring_model.verify.child"

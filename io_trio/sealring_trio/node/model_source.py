@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 from sealring_model.errors import LoadError
-from sealring_protocol.security.identity import Signer
+from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import SignedRoster
 
@@ -33,6 +33,11 @@ class OwnIdentity:
     coordinator: bytes
     instance: int
     suites: tuple[Suite, ...]
+
+    @property
+    def id(self) -> bytes:
+        """The id of its node."""
+        return node_id(self.signer.public_key)
 
     def members(
         self, roster: Callable[[], SignedRoster], keep: Callable[[SignedRoster], None]

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVarTuple
+from typing import TYPE_CHECKING, Final, Protocol, TypeVarTuple
 
 import attrs
 import trio
@@ -69,7 +69,6 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, open_listeners
 from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.sockets import NodeSockets
-from sealring.daemon.step_recorder import StepRecorder
 
 if TYPE_CHECKING:
     from sealring_trio.node.drafts import Drafts
@@ -90,6 +89,17 @@ _LEVELS: Final = {
     Level.WARNING: logging.WARNING,
     Level.ERROR: logging.ERROR,
 }
+
+
+class Recorder(Protocol):
+    """Hears of what passes between a node and its engine (`given`, `came`), and of the head's steps
+    (`watch`), each as it happens."""
+
+    def given(self, message: LocalMessage) -> None: ...
+
+    def came(self, message: LocalMessage) -> None: ...
+
+    def watch(self, event: StepTiming | RowOpened) -> None: ...
 
 
 class Runtime:
@@ -119,7 +129,7 @@ class Runtime:
         self._gives_way = False  # requests finish before a roster is in force
         self.placed: Callable[[Bootstrap], None] | None = None  # told of each order, before it goes
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
-        self.recorder: StepRecorder | None = None  # while somebody profiles this node
+        self.recorder: Recorder | None = None  # while somebody profiles this node
         self.checker: Callable[[StepToCheck | StepChecked], None] | None = None  # of an epoch
         self.refused = ""  # why the engine can never serve what it was told to
         self._trying = False  # the engine has read its weights, and runs them for the first time

@@ -16,23 +16,20 @@ from pathlib import Path
 import attrs
 import psutil  # type: ignore[import-untyped]
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import Roster, SignedRoster
 
-from sealring.api.keys import KEY_FILE, read_keys
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.config import Config
 from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.models import NO_TEMPLATE, check_text, describe_model
+from sealring_trio.files.models import describe_model
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.files.suites import SUITES
-from sealring_trio.files.tls_files import read_pair
-from sealring_trio.files.units import format_address, is_loopback, is_unspecified, parse_address
+from sealring_trio.files.units import is_unspecified, parse_address
 from sealring_trio.node.model_source import OwnIdentity, find_for
 from sealring_trio.processes.namespace import ALLOW, why_not
 from sealring_trio.weights.finding import Pause
@@ -86,7 +83,10 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
     _check_strategy(config, roster.roster, info)
-    draft = _prepare_head(config, model) if roster.roster.rank(own) == 0 else None
+    draft = None
+    if config.draft is not None and roster.roster.rank(own) == 0:
+        named = f"'draft' in {config.path}"
+        draft = find_draft(config.draft, model, named, Hub(offline=config.offline))
     for note in info.notes:
         log.info("%s", note)
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
@@ -116,47 +116,6 @@ def _check_place(config: Config, roster: Roster, own: bytes) -> None:
         "config). If it is not, correct 'listen'; or, if the roster has the .pub files swapped, "
         "correct the draft and sign it again.",
     )
-
-
-def _prepare_head(config: Config, model: Path) -> DraftModel | None:
-    """Check what a head alone needs. Its draft model; None if *config* names none.
-    Raises `UserError`."""
-    check_text(model)
-    check_api(config)
-    if not has_chat_template(model):
-        log.warning(NO_TEMPLATE)
-    if config.draft is None:
-        return None
-    named = f"'draft' in {config.path}"
-    return find_draft(config.draft, model, named, Hub(offline=config.offline))
-
-
-def check_api(config: Config) -> None:
-    """Raise `UserError` when the API would listen beyond loopback without a key, or cannot speak
-    the TLS that *config* asks for."""
-    if config.api is None:
-        return
-    if config.tls is not None:
-        read_pair(*config.tls)
-    if is_loopback(config.api[0]):
-        return
-    if not read_keys(config.state / KEY_FILE).keys:
-        raise UserError(
-            f"{config.path}: the API listens beyond loopback, at "
-            f"{format_address(*config.api)}, and there are no API keys",
-            f"Make one first: sealring apikey new NAME --config {config.path}",
-        )
-
-
-def why_not_head(config: Config, model: Path) -> str:
-    """What would keep the node of *config* from serving, if a roster made it the head, and what to
-    do; empty if nothing would."""
-    try:
-        check_text(model)
-        check_api(config)
-    except UserError as error:
-        return f"{error.what}. {error.advice}"
-    return ""
 
 
 def renewed(setup: NodeSetup) -> NodeSetup:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import attrs
-from sealring_model.text.tokens import Tokenizer
-from sealring_tools.bench.measure import Result
-from sealring_trio.errors import OperationError
 from sealring.local.pace import joint_pace, token_times
 from sealring.local.reference import one_process, own_split
 from sealring.local.ring import LocalNode, local_ring
+from sealring_model.text.tokens import Tokenizer
+from sealring_tools.bench.measure import Result
+from sealring_trio.errors import OperationError
 
 STREAM: Final = "mlx-lm stream_generate"
 BATCH: Final = "mlx-lm BatchGenerator"

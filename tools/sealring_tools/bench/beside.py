@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 
 import attrs
 import httpx2
+from sealring.local.api import LocalApi, local_api
 from sealring_tools.bench.http_load import burst
 from sealring_tools.bench.load import prompt
 from sealring_tools.bench.measure import Result
@@ -30,7 +31,6 @@ from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import TINY, find_whole_model
-from sealring.local.api import LocalApi, local_api
 from sealring_trio.processes.interpreter import run_module
 
 SizeName = Literal["tiny", "25m", "450m"]

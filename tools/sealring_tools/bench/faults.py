@@ -28,9 +28,9 @@ from typing import Any, Final
 
 import attrs
 import psutil  # type: ignore[import-untyped]
+from sealring.local.ring import LocalNode, local_ring, running_node, wait_until_up
 from sealring_tools.bench.fault_names import FaultName
 from sealring_trio.errors import OperationError
-from sealring.local.ring import LocalNode, local_ring, running_node, wait_until_up
 
 DETECTION: Final = 2.0
 """Seconds after which the head must know, whatever broke."""

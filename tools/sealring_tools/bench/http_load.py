@@ -16,8 +16,8 @@ import attrs
 import h11
 import httpx2
 import trio
-from sealring_trio.errors import OperationError
 from sealring.local import client
+from sealring_trio.errors import OperationError
 
 ANSWER_SECONDS: Final = 600.0
 """Seconds that all the answers together may take."""

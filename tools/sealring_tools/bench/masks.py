@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import attrs
 import httpx2
-from sealring_tools.bench.batch import Case, Side, take_turns
-from sealring_tools.bench.measure import Result
-from sealring_trio.errors import OperationError
 from sealring.local import client
 from sealring.local.api import LocalApi, local_api
 from sealring.local.pace import pace
+from sealring_tools.bench.batch import Case, Side, take_turns
+from sealring_tools.bench.measure import Result
+from sealring_trio.errors import OperationError
 
 FREE: Final = "the same ring without"
 FLOOR: Final = 0.97

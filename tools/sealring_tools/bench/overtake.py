@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Final
 
+from sealring.local.ring import LocalNode, local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model
 from sealring_tools.bench.texts import text_of
-from sealring.local.ring import LocalNode, local_ring
 
 LONG: Final = 4000
 """Tokens of the long prompt."""

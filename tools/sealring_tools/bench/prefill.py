@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import attrs
+from sealring.local.reference import Reference, one_process
+from sealring.local.ring import LocalNode, local_ring
 from sealring_model.engine.threads import PROCESSORS
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.texts import text_of
 from sealring_trio.errors import OperationError
-from sealring.local.reference import Reference, one_process
-from sealring.local.ring import LocalNode, local_ring
 
 YARDSTICK: Final = "mlx-lm, one process"
 MAY_WAIT: Final = "before the prompt, and the bound"

@@ -17,13 +17,13 @@ from typing import Any, Final
 import attrs
 import httpx2
 import trio
+from sealring.local import client
+from sealring.local.api import local_api
 from sealring_tools.bench import load
 from sealring_tools.bench.load import Load, Outcome, Target
 from sealring_tools.bench.phases import Spread, decompose
 from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.errors import UserError
-from sealring.local import client
-from sealring.local.api import local_api
 
 SECOND_MODEL: Final = "5m"
 """What a second ring has, where a load is spread over two."""

@@ -19,12 +19,12 @@ import attrs
 import httpx2
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring_tools.bench import load
-from sealring_tools.bench.load import Ask, Load, Outcome, Target
-from sealring_trio.errors import OperationError
 from sealring.local import client
 from sealring.local.api import LocalApi, local_api
 from sealring.text.workers import WORKERS
+from sealring_tools.bench import load
+from sealring_tools.bench.load import Ask, Load, Outcome, Target
+from sealring_trio.errors import OperationError
 
 CLIENTS: Final = 6
 WARM_UPS: Final = 5

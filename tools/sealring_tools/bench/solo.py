@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from sealring_tools.bench.measure import Result
-from sealring_tools.bench.random_model import write_random_model
 from sealring.local.pace import pace, token_times
 from sealring.local.reference import one_process
 from sealring.local.ring import LocalNode, local_ring
+from sealring_tools.bench.measure import Result
+from sealring_tools.bench.random_model import write_random_model
 
 TURNS: Final = 7
 TOKENS: Final = 128

@@ -22,14 +22,14 @@ from random import Random
 from typing import Any, Final
 
 import attrs
+from sealring.local.pace import pace, token_times
+from sealring.local.reference import one_process
+from sealring.local.ring import LocalNode, local_ring
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.batch import Case, Side, make_prompts, take_turns
 from sealring_tools.bench.measure import Result
 from sealring_trio.errors import OperationError
-from sealring.local.pace import pace, token_times
-from sealring.local.reference import one_process
-from sealring.local.ring import LocalNode, local_ring
 
 STREAM: Final = "mlx-lm stream_generate"
 PLAIN: Final = "the ring without guesses"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
+from sealring.cli.output import teller
 from sealring_tools.bench.shown import report
 from sealring_tools.cli.bench_tensor import Count, Counts
-from sealring.cli.output import teller
 
 Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 

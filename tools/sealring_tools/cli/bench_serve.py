@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
+from sealring.cli.output import print_json, teller
 from sealring_tools.bench.shown import describe_report, report, show_report
 from sealring_tools.cli.bench_tensor import Count, Counts
-from sealring.cli.output import print_json, teller
 from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
@@ -128,9 +128,9 @@ def serve(
         return report(list(measure_beside(setup, size, teller())), json=json, check=check)
     if len(ranks) > 1 or len(concurrency) > 1:
         raise UserError("several --ranks or --concurrency are for --beside mlx-lm", "Give one.")
+    from sealring.local import client  # noqa: PLC0415
     from sealring_tools.bench import serve as bench  # noqa: PLC0415
     from sealring_tools.bench.load import SCENARIOS, Load  # noqa: PLC0415
-    from sealring.local import client  # noqa: PLC0415
 
     tell = teller()
     at_once = concurrency[0] if concurrency else 5

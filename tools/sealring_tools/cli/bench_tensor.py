@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring_tools.bench.shown import report
 from sealring.cli.output import teller
+from sealring_tools.bench.shown import report
 from sealring_trio.files.models import describe_model, find_whole_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
