@@ -40,8 +40,8 @@ from sealring.api.app import build_app
 from sealring.api.head import ApiHead
 from sealring.api.openapi import OPERATIONS
 from sealring.dashboard import events, pages
+from sealring.files import config
 from sealring.text import workers
-from sealring_trio.files import config
 from starlette.routing import Route
 
 from docs import words, words_shapes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pydantic
-from sealring_trio.files.config import NodeFile
+from sealring.files.config import Config
 from sealring_trio.files.roster_files import NO_ATTESTATION, Draft, DraftMember
 
 from docs.schemas import table, told_type
@@ -60,7 +60,7 @@ def _example(model: type[pydantic.BaseModel], name: str) -> str:
 
 
 SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
-    "config": lambda: _keys(NodeFile),
+    "config": lambda: _keys(Config),
     "draft": lambda: _keys(Draft),
     "member": lambda: _keys(DraftMember),
 }

@@ -35,6 +35,7 @@ from typing import Any, Final
 
 from tools.arguments import about_a_checkout
 
+PACKAGES: Final = ("protocol", "model", "io_trio", "daemon")
 PROBE: Final = Path(__file__).resolve().parent / "probe"
 FEW, MANY = 40, 240
 STEADY: Final = 0.5
@@ -48,18 +49,18 @@ Counts = dict[str, Counter[str]]
 
 def ran(checkout: Path, tokens: int) -> Counts:
     """What the nodes and engines of a demo of *tokens* tokens did."""
+    command = "sealring" if (checkout / "daemon").is_dir() else "sealring_trio"  # an older one
     with tempfile.TemporaryDirectory() as folder:
-        packages = [str(checkout / name) for name in ("protocol", "model", "io_trio")]
+        packages = [str(checkout / name) for name in PACKAGES]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PROBE), *packages]),
             "SEALRING_COUNT_ROOT": str(checkout),
             "SEALRING_COUNT_FOLDER": folder,
         }
-        command = ["-m", "sealring", "demo", "--json", "--max-tokens", str(tokens)]
         try:
             done = subprocess.run(
-                [sys.executable, *command],
+                [sys.executable, "-m", command, "demo", "--json", "--max-tokens", str(tokens)],
                 cwd=folder,
                 env=environment,
                 capture_output=True,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from sealring.api.keys import KEY_FILE, KEY_PREFIX, ApiKeys, new_key, revoke_key
+from sealring.files.config import load_config
 from sealring.local.ring import write_cluster
 from sealring_model import tiny
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.models import model_name
 
 from tests.io_trio.helpers import sealring

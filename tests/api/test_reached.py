@@ -13,11 +13,7 @@ import httpx2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.local import client
-from sealring.local.ring import running_node, wait_until_up, write_cluster
-from sealring_model import tiny
-from sealring_trio.collective.ports import free_ports
-from sealring_trio.files.origins import (
+from sealring.files.origins import (
     AllowedHosts,
     AllowedOrigins,
     check_host,
@@ -25,6 +21,10 @@ from sealring_trio.files.origins import (
     parse_authority,
     parse_origin,
 )
+from sealring.local import client
+from sealring.local.ring import running_node, wait_until_up, write_cluster
+from sealring_model import tiny
+from sealring_trio.collective.ports import free_ports
 from sealring_trio.files.units import is_loopback
 
 from tests.api.certificates import write_pair

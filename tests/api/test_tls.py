@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 from sealring.api.tls import HANDSHAKE_SECONDS, Tls
+from sealring.files.tls_files import read_pair
 from sealring_trio.errors import UserError
-from sealring_trio.files.tls_files import read_pair
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.api.certificates import certificate, new_key, pem, write_pair

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from sealring.api.keys import read_keys
 from sealring.cli import run
+from sealring.files.config import load_config
 from sealring.local.chat_session import ChatSession
 from sealring.local.head_client import HeadClient
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import make_private_folder, replace_file
 from sealring_trio.files.roster_files import read_roster
@@ -183,7 +183,7 @@ def test_kernels_are_kept_without_a_home(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_process_that_computes_keeps_its_kernels_private() -> None:
     root = Path(__file__).parents[2]
     found = []
-    for package in ("model/sealring_model", "io_trio/sealring_trio"):
+    for package in ("model/sealring_model", "io_trio/sealring_trio", "daemon/sealring"):
         for path in (root / package).rglob("*.py"):
             text = path.read_text()
             if "__main__" in text and ("import mlx" in text or "mlx_lm(" in text):

@@ -7,10 +7,10 @@ from pathlib import Path
 import attrs
 import pytest
 from sealring.cli import roster as roster_commands
+from sealring.files.config import load_config
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.roster_files import read_roster
 from sealring_trio.node.setup import prepare
 

@@ -18,6 +18,8 @@ import mlx.core as mx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from sealring.files.config import load_config
+from sealring.local.reference import one_process
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_model.loading.assemble import load_stage
@@ -25,7 +27,6 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.pins import pins_of
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
-from sealring_trio.files.config import load_config
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -139,8 +140,33 @@ def test_a_trio_head_generates_with_the_asyncio_peer(cluster: list[Path]) -> Non
             assert 0 < len(done["token_ids"]) <= 5
 
 
+WITHOUT_DAEMON = """
+import runpy, sys
+sys.modules["sealring"] = None  # importing it fails
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_program_embeds_a_node_and_needs_no_daemon(tmp_path: Path) -> None:
+    head, rank1 = write_cluster(tmp_path, 2, tiny.path())
+    prompt = [3, 14, 15, 92, 65]
+    with one_process(tiny.path()) as reference, running_node(rank1):
+        expected = reference.generate(prompt, 16, raw=True).tokens
+        # What only the daemon knows is no key of a node's file.
+        own = [line for line in head.read_text().splitlines() if not line.startswith("api =")]
+        head.write_text("\n".join(own))
+        given = ["examples/trio_node.py", str(head), *map(str, prompt)]
+        command = [sys.executable, "-W", "error", "-c", WITHOUT_DAEMON, *given]
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    assert [*map(int, done.stdout.split())] == [*expected]
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
-def test_an_example_is_short_and_needs_the_protocol_alone(path: Path) -> None:
+def test_an_example_is_short_and_needs_little(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) < 80
     for node in ast.walk(ast.parse(text)):
@@ -151,4 +177,6 @@ def test_an_example_is_short_and_needs_the_protocol_alone(path: Path) -> None:
             names = [node.module or ""]
         for name in names:
             top = name.partition(".")[0]
-            assert top in {"sealring_protocol", "attrs", *sys.stdlib_module_names}, name
+            node = {"sealring_trio", "trio"} if path.name == "trio_node.py" else set()
+            allowed = {"sealring_protocol", "attrs", *node, *sys.stdlib_module_names}
+            assert top in allowed, name

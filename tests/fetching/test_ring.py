@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 import trio
+from sealring.files.config import NO_API
 from sealring.local.ring import (
     LocalNode,
     local_ring,
@@ -28,7 +29,6 @@ from sealring_trio.errors import OperationError
 from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import Hub
-from sealring_trio.files.config import NO_API
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn

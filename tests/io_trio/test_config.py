@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+from sealring.files.config import load_config
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import create_key, read_key, read_public_key
 
 GOOD = """\
@@ -101,7 +101,7 @@ def test_defaults_and_paths(tmp_path: Path) -> None:
     assert config.coordinator == "coordinator.pub"  # no such file: left as it is
     assert config.listen == ("0.0.0.0", 7470)
     assert config.model == "tiny"
-    assert (config.layers, config.memory, config.strategy) == ((), 0, "auto")
+    assert (config.layers, config.memory, config.strategy) == ((), None, "auto")
     assert (config.collectives, config.backend, config.tp) == ("sealed", "auto", 1)
     assert config.group_timeout == 20
     assert config.drain == 30

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import trio
+from sealring.files.config import load_config
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_protocol.codec.encoding import to_fields
@@ -24,7 +25,6 @@ from sealring_protocol.security.admission import Admission
 from sealring_tools.peer.playing import Model, Rank
 from sealring_tools.peer.serving import Peer, drive
 from sealring_trio.errors import OperationError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.units import format_address
 

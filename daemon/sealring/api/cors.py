@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from sealring_trio.files.origins import AllowedOrigins
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
+
+from sealring.files.origins import AllowedOrigins
 
 MAX_ASKED: Final = 64
 """Headers that a preflight may ask for; more are left out."""

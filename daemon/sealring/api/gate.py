@@ -35,7 +35,6 @@ import attrs
 import trio
 from sealring_protocol.codec.wire import clip
 from sealring_trio.errors import UserError
-from sealring_trio.files.origins import parse_authority, parse_origin
 from sealring_trio.files.units import is_loopback
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -46,6 +45,7 @@ from sealring.api.errors import INVALID, ApiError, is_anthropic, unavailable
 from sealring.api.head import ApiHead
 from sealring.api.keys import digest
 from sealring.api.trace_context import TraceContext, request_id
+from sealring.files.origins import parse_authority, parse_origin
 
 log = logging.getLogger("sealring.api")
 
@@ -163,7 +163,7 @@ class Gate:
         begun = False
         headers = Headers(scope=scope)
         asked, context = request_id(headers), TraceContext.of(headers)
-        shared = cors.shared_with(headers, self._head.config.allowed_origins)
+        shared = cors.shared_with(headers, self._head.config.origins)
 
         async def answer(message: Message) -> None:
             nonlocal status, begun
@@ -284,7 +284,7 @@ class Gate:
     def _is_named(self, given: str) -> bool:
         """Whether *given*, which a request names as its host, is this server's on loopback."""
         host = parse_authority(given)
-        return host is not None and self._head.config.allowed_hosts.allow(host.host)
+        return host is not None and self._head.config.hosts.allow(host.host)
 
     def _check_host(self, given: str) -> None:
         """Raise `ApiError` if *given*, a request's host, may be another's name for loopback."""

@@ -16,7 +16,6 @@ import trio
 from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
-from sealring_trio.files.config import Config
 from sealring_trio.files.units import is_loopback
 
 from sealring.api.bodies import Bodies
@@ -27,6 +26,7 @@ from sealring.api.metrics import Metrics
 from sealring.api.responses_store import ResponseStore
 from sealring.api.tls import Tls
 from sealring.daemon.generation import Generator
+from sealring.files.config import Config
 from sealring.text.shared_budget import SharedBudget
 
 MAX_HELD: Final = 256 << 20

@@ -20,7 +20,6 @@ import attrs
 import trio
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError
-from sealring_trio.files.config import Config
 from sealring_trio.files.models import model_name
 from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.net import descriptors
@@ -38,6 +37,7 @@ from sealring.api.keys import KEY_FILE, ApiKeys
 from sealring.api.tls import Tls
 from sealring.api.tls_socket import TlsSocket
 from sealring.daemon.generation import Generator
+from sealring.files.config import Config
 
 log = logging.getLogger("sealring.api")
 
@@ -117,8 +117,8 @@ class ApiServer:
                 "address has the API, through a proxy too"
             )
         for name, allowed in (
-            ("allowed_hosts", config.allowed_hosts),
-            ("allowed_origins", config.allowed_origins),
+            ("allowed_hosts", config.hosts),
+            ("allowed_origins", config.origins),
         ):
             if allowed.everyone:
                 log.warning(

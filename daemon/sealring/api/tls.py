@@ -29,10 +29,10 @@ import attrs
 import trio
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
-from sealring_trio.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
 
 from sealring.api.connections import Place
 from sealring.api.tls_socket import TlsSocket
+from sealring.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
 
 log = logging.getLogger("sealring.api")
 

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import cyclopts
-from sealring_trio.files.config import load_config
 
 from sealring.api.keys import KEY_FILE, new_key, read_keys, revoke_key
 from sealring.cli.output import print_json, print_table
+from sealring.files.config import load_config
 
 app = cyclopts.App(
     name="apikey",

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import cyclopts
-from sealring_trio.files.config import load_config
 from sealring_trio.files.models import describe_model, find_for_command, structure
 
 from sealring.cli.output import print_json, teller, visible
+from sealring.files.config import load_config
 from sealring.local.control_client import ask
 
 app = cyclopts.App(

@@ -12,10 +12,10 @@ from typing import Annotated, Final
 
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.models import TINY, find_whole_model
 
 from sealring.cli.output import print_json, teller
+from sealring.files.config import load_config
 from sealring.local.control_client import ask
 from sealring.local.ring import local_ring
 from sealring.profiling.gather import gather

@@ -13,7 +13,6 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import is_there, replace_file
 from sealring_trio.files.roster_files import (
@@ -30,6 +29,7 @@ from sealring_trio.files.roster_files import (
 
 from sealring.cli.output import print_json, progress
 from sealring.cli.roster_output import print_roster, roster_facts
+from sealring.files.config import load_config
 from sealring.local.control_client import ANSWER_SECONDS, ask
 
 HELP = """\

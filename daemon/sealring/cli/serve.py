@@ -18,13 +18,13 @@ from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_whole_model
-from sealring_trio.files.origins import check_host, check_origin
-from sealring_trio.files.tls_files import read_pair
 from sealring_trio.files.units import is_loopback
 
 from sealring.cli.guessing import guess_options
 from sealring.cli.options import Port, Positive
 from sealring.cli.output import print_facts, print_json, progress, visible
+from sealring.files.origins import check_host, check_origin
+from sealring.files.tls_files import read_pair
 
 if TYPE_CHECKING:
     from sealring.local.api import LocalApi

@@ -7,7 +7,6 @@ from typing import Any
 
 from sealring_protocol.diagnosis.words import ago, lasting, told_here
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import load_config
 from sealring_trio.files.units import format_size
 
 from sealring.cli.access import NO_KEY, Access
@@ -20,6 +19,7 @@ from sealring.cli.output import (
     told_guesses,
 )
 from sealring.cli.ring_status import print_obstacle, show_ring
+from sealring.files.config import load_config
 from sealring.local.control_client import ANSWER_SECONDS, ask
 
 

@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.config import StrategyName, load_config
+from sealring_trio.files.config import StrategyName
+
+from sealring.files.config import load_config
 
 
 def up(

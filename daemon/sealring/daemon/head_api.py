@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import trio
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import Config
 
 from sealring.daemon.generation import Generator
 from sealring.daemon.setup import check_api
+from sealring.files.config import Config
 
 if TYPE_CHECKING:
     from sealring.api.server import ApiServer

@@ -15,19 +15,18 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import attrs
 import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.partial_model import check_whole
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.config import Config
 from sealring_trio.node.setup import NodeSetup
 
 from sealring.daemon.control import Reply
 from sealring.daemon.generation import Generator
 from sealring.daemon.requests import Requests
 from sealring.daemon.status import describe_node
+from sealring.files.config import Config
 
 log = logging.getLogger("sealring")
 
@@ -47,21 +46,21 @@ class ModelSwitch:
     *prepare* reads and checks all that a config names. It may take long, and raise `UserError`.
     """
 
-    def __init__(self, prepare: Callable[[Config], NodeSetup]) -> None:
+    def __init__(self, prepare: Callable[[Config], NodeSetup[Config]]) -> None:
         self._prepare: Final = prepare
         self.lives = 0
         self._generator: Generator | None = None
         self._requests: Requests | None = None
-        self._setup: NodeSetup | None = None
+        self._setup: NodeSetup[Config] | None = None
         self._began = trio.Event()
         self._answers: set[trio.CancelScope] = set()
         self._scope: trio.CancelScope | None = None  # of what is changed now
         self._ended = ""  # why the last life ended at once
         self.leave = trio.Event()
         """Set when the present life is to end; then `next` is the one after it."""
-        self.next: NodeSetup | None = None
+        self.next: NodeSetup[Config] | None = None
 
-    def begin(self, setup: NodeSetup, generator: Generator) -> None:
+    def begin(self, setup: NodeSetup[Config], generator: Generator) -> None:
         """A life with *setup* has begun."""
         self.lives += 1
         self._setup, self._generator, self._requests = setup, generator, Requests(generator)
@@ -133,7 +132,7 @@ class ModelSwitch:
         raise OperationError("the node was stopped meanwhile", "Start it with the model it needs.")
 
     async def _changed(
-        self, old: NodeSetup, generator: Generator, model: str, seconds: float, tell: Reply
+        self, old: NodeSetup[Config], generator: Generator, model: str, seconds: float, tell: Reply
     ) -> dict[str, Any]:
         """Change from *old* to *model*. What to answer; raises `UserError` if *old* has stayed, or
         is back."""
@@ -170,14 +169,14 @@ class ModelSwitch:
             why = [error.what]
         return f"the ring does not serve yet: {'; '.join(why)}" if why else "it serves"
 
-    def _described(self, config: Config, model: str, alone: bool) -> NodeSetup:
+    def _described(self, config: Config, model: str, alone: bool) -> NodeSetup[Config]:
         """The setup with *model*. Raises `UserError`."""
         if config.adapter is not None:
             raise UserError(
                 f"{config.path} has an adapter, which is for the model that it names",
                 "Stop the node, and start it with a config for the other model.",
             )
-        new = self._prepare(attrs.evolve(config, model=model))
+        new = self._prepare(config.model_copy(update={"model": model}))
         if alone:
             try:
                 check_whole(new.model)
@@ -185,7 +184,7 @@ class ModelSwitch:
                 raise UserError(str(error), "Then ask again.") from None
         return new
 
-    async def _live(self, setup: NodeSetup) -> bool:
+    async def _live(self, setup: NodeSetup[Config]) -> bool:
         """End the present life, and wait for that of *setup* to begin. False if it did not, and the
         one before has begun again."""
         self._began, self._ended = trio.Event(), ""

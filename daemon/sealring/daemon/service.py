@@ -25,9 +25,10 @@ from sealring.daemon.generation import Generator
 from sealring.daemon.head_api import HeadApi
 from sealring.daemon.model_switch import ModelSwitch
 from sealring.daemon.setup import prepare, why_not_head
+from sealring.files.config import Config
 
 
-async def serve(setup: NodeSetup, lifeline: int | None) -> None:
+async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
     """Run the node until a signal, or until *lifeline* (a socket's descriptor) goes dead.
 
     Raises `UserError` or `OperationError` when it cannot begin.
@@ -60,7 +61,7 @@ async def serve(setup: NodeSetup, lifeline: int | None) -> None:
 
 
 async def _live(
-    setup: NodeSetup, switch: ModelSwitch, signals: AsyncIterator[int], lifeline: _Lifeline
+    setup: NodeSetup[Config], switch: ModelSwitch, signals: AsyncIterator[int], lifeline: _Lifeline
 ) -> None:
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
     config = setup.config

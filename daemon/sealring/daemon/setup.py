@@ -8,20 +8,20 @@ from pathlib import Path
 
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
-from sealring_trio.files.config import Config
 from sealring_trio.files.models import NO_TEMPLATE, check_text
-from sealring_trio.files.tls_files import read_pair
 from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.node import setup as node_setup
 from sealring_trio.node.setup import NodeSetup
 from sealring_trio.weights.finding import Pause
 
 from sealring.api.keys import KEY_FILE, read_keys
+from sealring.files.config import Config
+from sealring.files.tls_files import read_pair
 
 log = logging.getLogger("sealring")
 
 
-def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
+def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup[Config]:
     """As `sealring_trio.node.setup.prepare`, and check what a head alone needs. Raises
     `UserError`."""
     setup = node_setup.prepare(config, pause)

@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import httpx2
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.config import DEFAULT_API
 from sealring_trio.files.private_files import check_secret, decoded, read_file
+
+from sealring.files.config import DEFAULT_API
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")

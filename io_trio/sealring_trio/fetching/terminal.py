@@ -51,19 +51,20 @@ async def _fetch(
 
 @contextmanager
 def _shown(model: str) -> Iterator[Callable[[Progress], None]]:
-    """Shows progress: one moving line on a terminal, now and then a line elsewhere."""
-    if sys.stderr.isatty():
-        from rich.console import Console  # noqa: PLC0415 - takes a tenth of a second
-
-        with Console(stderr=True).status(f"[dim]Fetching {model} ...") as status:
-            yield lambda progress: status.update(f"[dim]Fetching {model}: {progress.text} ...")
-        return
-    told = -_LINE_SECONDS
+    """Shows progress: one line that changes on a terminal, now and then a line elsewhere."""
+    terminal = sys.stderr.isatty()
+    before, after, pause = ("\r", "\x1b[K", 0.1) if terminal else ("", "\n", _LINE_SECONDS)
+    told = -pause
 
     def tell(progress: Progress) -> None:
         nonlocal told
-        if time.monotonic() - told >= _LINE_SECONDS:
+        if time.monotonic() - told >= pause:
             told = time.monotonic()
-            print(f"sealring: fetching {model}: {progress.text}", file=sys.stderr, flush=True)
+            line = f"{before}sealring: fetching {model}: {progress.text}{after}"
+            print(line, end="", file=sys.stderr, flush=True)
 
-    yield tell
+    try:
+        yield tell
+    finally:
+        if terminal:
+            print(f"{before}{after}", end="", file=sys.stderr, flush=True)

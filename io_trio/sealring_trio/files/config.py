@@ -8,14 +8,12 @@ of the ranks) is in the signed roster and cannot be said here.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-import attrs
 import pydantic
 from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 
-from sealring_trio.files.consistency import check_collectives, check_guesses, tls_files
-from sealring_trio.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
+from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
 from sealring_trio.files.units import parse_address, parse_size
@@ -25,57 +23,76 @@ StrategyName = Literal["auto", "tp", "pp", "single"]
 CollectivesName = Literal["sealed", "shared-loopback", "trusted-link"]
 BackendName = Literal["auto", "ring", "jaccl", "nccl"]
 HopDTypeName = Literal["model", "bf16"]
-SharingName = Literal["connection", "off", "everyone"]
-KeysName = Literal["everywhere", "beyond-loopback"]
-SamplingName = Literal["model", "api"]
 FetchName = Literal["hub", "members"]
 
-NO_API: Final = "off"
-DEFAULT_API: Final = "127.0.0.1:7480"
-DEFAULT_TIMEOUT: Final = 600.0
-DEFAULT_DRAIN: Final = 30.0
 DEFAULT_GROUP_TIMEOUT: Final = 20.0
-MAX_ALLOWED: Final = 256
-"""Names of `allowed_hosts` and `allowed_origins`, which each request is compared with."""
 
 
-def _check_address(value: str) -> str:
-    parse_address(value)
-    return value
+def _folder(info: pydantic.ValidationInfo) -> Path:
+    """The folder of the file that is read."""
+    return info.context.resolve().parent if isinstance(info.context, Path) else Path()
 
 
-def _check_api(value: str) -> str:
-    return value if value == NO_API else _check_address(value)
+def _in_folder(value: object, info: pydantic.ValidationInfo) -> object:
+    return _folder(info) / value if isinstance(value, str) else value
 
 
-def _check_memory(value: str) -> str:
-    parse_size(value)
-    return value
+def _file_or_value(value: str, info: pydantic.ValidationInfo) -> str:
+    path = _folder(info) / value
+    return str(path) if is_there(path) else value
 
 
-def _check_draft(value: str) -> str:
-    if not value:
+def _address(value: object) -> object:
+    return parse_address(value) if isinstance(value, str) else value
+
+
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+def _check_draft(value: object) -> object:
+    if value == "":
         raise ValueError("it names no draft model: leave the key out to have none")
     return value
 
 
-HostName = Annotated[str, pydantic.AfterValidator(check_host)]
-OriginName = Annotated[str, pydantic.AfterValidator(check_origin)]
+def _tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
-class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
-    """The keys of the file, as they are written."""
+T = TypeVar("T")
+_Text: Final = pydantic.WithJsonSchema({"type": "string"})
+FilePath = Annotated[Path, pydantic.BeforeValidator(_in_folder), _Text]
+"""A file's path, absolute or in the folder of the config."""
+FileOrValue = Annotated[str, pydantic.AfterValidator(_file_or_value)]
+"""The path of a file if there is one, else what was written."""
+Address = Annotated[tuple[str, int], pydantic.BeforeValidator(_address), _Text]
+"""A host and a port, written ``host:port``."""
+Size = Annotated[int, pydantic.BeforeValidator(_size), _Text]
+"""Bytes, written with K, M, G or T."""
+Listed = Annotated[tuple[T, ...], pydantic.BeforeValidator(_tuple)]
+"""A list of TOML."""
 
-    key: str = pydantic.Field(description="private key of this node", examples=['"node.key"'])
-    roster: str = pydantic.Field(description="signed roster", examples=['"cluster.roster"'])
-    coordinator: str = pydantic.Field(
+
+class NodeFile(pydantic.BaseModel):
+    """What a node runs with: absolute paths, sizes in bytes, times in seconds.
+
+    *layers* is empty, *memory* None and *groups* 0 where the machine decides.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+    _path: Path = pydantic.PrivateAttr()
+
+    key: FilePath = pydantic.Field(description="private key of this node", examples=['"node.key"'])
+    roster: FilePath = pydantic.Field(description="signed roster", examples=['"cluster.roster"'])
+    coordinator: FileOrValue = pydantic.Field(
         description="public key that signs rosters: a file, or the key in hex",
         examples=['"coordinator.pub"'],
     )
-    listen: Annotated[str, pydantic.AfterValidator(_check_address)] = pydantic.Field(
+    listen: Address = pydantic.Field(
         description="address that other nodes dial", examples=['"0.0.0.0:7470"']
     )
-    model: str = pydantic.Field(
+    model: FileOrValue = pydantic.Field(
         description="folder of the model, 'tiny' for the one that ships with sealring, or hub id",
         examples=['"models/llama-8b"'],
     )
@@ -90,18 +107,18 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "other 'members' of the roster, the head first",
         examples=['"members"'],
     )
-    layers: list[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
-        default=[],
+    layers: Listed[Annotated[int, pydantic.Field(ge=1)]] = pydantic.Field(
+        default=(),
         description="layers of each rank, in rank order; if left out, as memory allows (head)",
         examples=["[20, 12]"],
     )
-    adapter: str | None = pydantic.Field(
+    adapter: FilePath | None = pydantic.Field(
         default=None,
         description="folder of an adapter of mlx-lm's (LoRA, DoRA) to use with the model; every "
         "rank needs it",
         examples=['"adapters"'],
     )
-    draft: Annotated[str, pydantic.AfterValidator(_check_draft)] | None = pydantic.Field(
+    draft: Annotated[FileOrValue, pydantic.BeforeValidator(_check_draft)] | None = pydantic.Field(
         default=None,
         description="folder or hub id of a small model with the same vocabulary, which guesses "
         "tokens beside the engine; they may come sooner, and are the same (head)",
@@ -119,72 +136,11 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "weights differ from this node's, or cannot be compared with them",
         examples=["true"],
     )
-    memory: Annotated[str, pydantic.AfterValidator(_check_memory)] | None = pydantic.Field(
+    memory: Size | None = pydantic.Field(
         default=None,
         description="memory for weights and caches, with K, M, G or T; if left out, what is free "
         "on the device",
         examples=['"24G"'],
-    )
-    api: Annotated[str, pydantic.AfterValidator(_check_api)] = pydantic.Field(
-        default=DEFAULT_API,
-        description="address of the head's HTTP API and its page, or 'off' (head)",
-        examples=[f'"{DEFAULT_API}"'],
-    )
-    aliases: list[Annotated[str, pydantic.Field(min_length=1, max_length=256)]] = pydantic.Field(
-        default=[],
-        max_length=64,
-        description="more names of the model, for clients that ask for one that is not here; "
-        "answers have the name that was asked for (head)",
-        examples=['["gpt-4o", "gpt-4o-mini"]'],
-    )
-    api_keys: KeysName = pydantic.Field(
-        default="everywhere",
-        description="where API keys, once there are any, are asked for: 'everywhere', or "
-        "'beyond-loopback' alone (head)",
-        examples=['"beyond-loopback"'],
-    )
-    allowed_hosts: list[HostName] = pydantic.Field(
-        default=[],
-        max_length=MAX_ALLOWED,
-        description="names besides loopback by which clients without a key may address the API: "
-        "exact, or '*.' and a name for all below it; '*' for any, which lets every web page in "
-        "(head)",
-        examples=['["host.docker.internal", "mymac.local"]'],
-    )
-    allowed_origins: list[OriginName] = pydantic.Field(
-        default=[],
-        max_length=MAX_ALLOWED,
-        description="origins besides its own whose pages may use the API: exact, with '*.' before "
-        "the host, or with the host '*' for schemes of programs; '*' for any (head)",
-        examples=['["https://chat.example.com", "app://obsidian.md", "vscode-webview://*"]'],
-    )
-    sampling: SamplingName = pydantic.Field(
-        default="model",
-        description="how answers are drawn where a request does not say: as the 'model' has it in "
-        "its generation_config.json, or as OpenAI's 'api' has it, at temperature 1 and without "
-        "cuts (head)",
-        examples=['"api"'],
-    )
-    tls_certificate: str | None = pydantic.Field(
-        default=None,
-        description="file of the certificate with which the API speaks TLS, in PEM, followed by "
-        "those of its issuers; a renewed one is taken up within seconds (head)",
-        examples=['"desk.crt"'],
-    )
-    tls_key: str | None = pydantic.Field(
-        default=None,
-        description="file of that certificate's private key, in PEM without a password (head)",
-        examples=['"desk-tls.key"'],
-    )
-    timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
-        default=DEFAULT_TIMEOUT,
-        description="seconds that a request of the API may take (head)",
-        examples=["600"],
-    )
-    drain: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
-        default=DEFAULT_DRAIN,
-        description="seconds that requests under way may take to finish when the node is stopped",
-        examples=["30"],
     )
     strategy: StrategyName = pydantic.Field(
         default="auto",
@@ -266,140 +222,84 @@ class NodeFile(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         "differ; all ranks need the same",
         examples=['"bf16"'],
     )
-    prefix_sharing: SharingName = pydantic.Field(
-        default="connection",
-        description="which prompts a caller without a key continues: those of its 'connection', "
-        "those of 'everyone' without a key, or none ('off') (head)",
-        examples=['"off"'],
-    )
-    suites: list[SuiteName] = pydantic.Field(
-        default=["aes-256-gcm", "chacha20-poly1305"],
+    suites: Listed[SuiteName] = pydantic.Field(
+        default=("aes-256-gcm", "chacha20-poly1305"),
         min_length=1,
         description="ciphers in order of preference",
         examples=['["chacha20-poly1305"]'],
     )
-    keylog: str | None = pydantic.Field(
+    keylog: FilePath | None = pydantic.Field(
         default=None,
         description="file for the traffic keys of all links, to read captures with; none if left "
         "out. Whoever has the file reads what was recorded",
         examples=['"desk.keys"'],
     )
-    state: str | None = pydantic.Field(
-        default=None,
+    state: FilePath = pydantic.Field(
+        default_factory=Path,  # never used: see `_with_state`
         description="folder for what the node keeps; NAME.state, beside NAME.toml, if left out",
         examples=['"desk.state"'],
     )
 
-
-@attrs.frozen
-class Config:
-    """What `sealring up` runs: absolute paths, sizes in bytes, times in seconds.
-
-    *layers* is empty, *memory* and *groups* are 0 where the machine decides; *api* is None where
-    there is none, and *tls*, which is the files of a certificate and its key, where that is plain.
-    """
-
-    path: Path
-    key: Path
-    roster: Path
-    coordinator: str
-    listen: tuple[str, int]
-    model: str
-    offline: bool
-    fetch: FetchName
-    layers: tuple[int, ...]
-    adapter: Path | None
-    draft: str | None
-    guesses: bool
-    trust_weights: bool
-    memory: int
-    api: tuple[str, int] | None
-    aliases: tuple[str, ...]
-    api_keys: KeysName
-    allowed_hosts: AllowedHosts
-    allowed_origins: AllowedOrigins
-    sampling: SamplingName
-    tls: tuple[Path, Path] | None
-    timeout: float
-    drain: float
-    strategy: StrategyName
-    collectives: CollectivesName
-    backend: BackendName
-    tp: int
-    group_timeout: float
-    patience: float
-    groups: int
-    rows: int
-    queue: int
-    prefixes: int
-    ahead: int | None
-    hop_dtype: HopDTypeName
-    prefix_sharing: SharingName
-    suites: tuple[SuiteName, ...]
-    state: Path
-    keylog: Path | None
+    @property
+    def path(self) -> Path:
+        """The file itself."""
+        return self._path
 
     @property
     def control_socket(self) -> Path:
         """Where the local control socket of the running node is."""
         return self.state / "control.sock"
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _with_state(cls, values: Any, info: pydantic.ValidationInfo) -> Any:
+        if isinstance(info.context, Path):
+            return {"state": f"{info.context.stem}.state", **values}
+        return values
 
-def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
-    """The config at *path*; *strategy*, if given, in place of its own.
+    def model_post_init(self, context: Any) -> None:
+        """Keep the path of the file, which messages name."""
+        self._path = context if isinstance(context, Path) else Path()
+
+    def check(self) -> None:
+        """Raise `UserError` for keys that are right alone and cannot go together."""
+        path, collectives = self._path, self.collectives
+        if self.backend in ("jaccl", "nccl") and collectives != "trusted-link" and self.tp == 1:
+            raise UserError(
+                f"{path}: backend = '{self.backend}' cannot be sealed, and collectives = "
+                f"'{collectives}'",
+                "Use backend = 'ring', or say collectives = 'trusted-link' if the network between "
+                "the ranks is yours alone.",
+            )
+        if self.backend == "jaccl" and self.tp > 1:
+            raise UserError(
+                f"{path}: backend = 'jaccl' is for several machines, and tp = {self.tp} for one",
+                "Use backend = 'auto', 'ring' or 'nccl'.",
+            )
+        if self.strategy == "tp" and self.layers:
+            raise UserError(
+                f"{path}: layers = {[*self.layers]} deals layers out, and strategy = 'tp' shares "
+                "out all of them",
+                "Leave 'layers' out, or use strategy = 'pp'.",
+            )
+        if self.draft is not None and not self.guesses:
+            raise UserError(
+                f"{path}: draft = '{self.draft}' names a model that guesses tokens, and guesses = "
+                "false has none guessed",
+                "Leave out one of the two.",
+            )
+
+
+F = TypeVar("F", bound=NodeFile)
+
+
+def load_file(path: Path, kind: type[F], strategy: StrategyName | None = None) -> F:
+    """The config at *path*, of a *kind*; *strategy*, if given, in place of its own.
 
     Raises `UserError` that names the key and its line.
     """
-    file = read_toml(path, NodeFile, "config file")
+    file = read_toml(path, kind, "config file")
     if strategy is not None:
         file = file.model_copy(update={"strategy": strategy})
-    base = path.resolve().parent
-    check_collectives(path, file)
-    check_guesses(path, file)
-    state = file.state if file.state is not None else f"{path.stem}.state"
-    return Config(
-        path=path,
-        key=base / file.key,
-        roster=base / file.roster,
-        coordinator=_file_or_value(base, file.coordinator),
-        listen=parse_address(file.listen),
-        model=_file_or_value(base, file.model),
-        offline=file.offline,
-        fetch=file.fetch,
-        layers=tuple(file.layers),
-        adapter=None if file.adapter is None else base / file.adapter,
-        draft=None if file.draft is None else _file_or_value(base, file.draft),
-        guesses=file.guesses,
-        trust_weights=file.trust_weights,
-        memory=parse_size(file.memory) if file.memory else 0,
-        api=None if file.api == NO_API else parse_address(file.api),
-        aliases=tuple(file.aliases),
-        api_keys=file.api_keys,
-        allowed_hosts=AllowedHosts(tuple(file.allowed_hosts)),
-        allowed_origins=AllowedOrigins(tuple(file.allowed_origins)),
-        sampling=file.sampling,
-        tls=tls_files(path, file),
-        timeout=file.timeout,
-        drain=file.drain,
-        strategy=file.strategy,
-        collectives=file.collectives,
-        backend=file.backend,
-        tp=file.tp,
-        group_timeout=file.group_timeout,
-        patience=file.patience,
-        groups=file.groups,
-        rows=file.rows,
-        queue=file.queue,
-        prefixes=file.prefixes,
-        ahead=file.ahead,
-        hop_dtype=file.hop_dtype,
-        prefix_sharing=file.prefix_sharing,
-        suites=tuple(file.suites),
-        state=base / state,
-        keylog=None if file.keylog is None else base / file.keylog,
-    )
-
-
-def _file_or_value(base: Path, value: str) -> str:
-    path = base / value
-    return str(path) if is_there(path) else value
+    file.check()
+    return file

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
 
     from sealring_trio.fetching.hub import Hub
-    from sealring_trio.files.config import Config
+    from sealring_trio.files.config import NodeFile
 
 TINY = "tiny"
 NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stands"
@@ -94,7 +94,7 @@ def find_whole_model(model: str, hub: Hub | None = None) -> Path:
     return folder
 
 
-def find_for_command(config: Config, model: str) -> Path:
+def find_for_command(config: NodeFile, model: str) -> Path:
     """The folder of *model* as the node of *config* finds it. The hub is asked only if that node
     may ask it. Raises `UserError`."""
     from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
@@ -113,7 +113,7 @@ def find_for_command(config: Config, model: str) -> Path:
     )
 
 
-def find_whole_for_command(config: Config) -> Path:
+def find_whole_for_command(config: NodeFile) -> Path:
     """The folder of the model of *config*, as `find_for_command`, with all of its weights: what is
     missing is fetched from the hub, if it comes from there. Raises `UserError`."""
     from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above

@@ -35,7 +35,8 @@ _LONG_KEY: Final = re.compile(rf"{_PART}(?:[ \t]*\.[ \t]*{_PART}){{{MAX_PARTS}}}
 
 
 def read_toml(path: Path, model: type[M], kind: str) -> M:
-    """The file at *path* as a *model*. *kind* names the kind of file in messages.
+    """The file at *path* as a *model*, whose validators have the path as their context. *kind*
+    names the kind of file in messages.
 
     Raises `UserError` for a file that is missing, unreadable, not TOML, or not a *model*.
     """
@@ -62,7 +63,7 @@ def read_toml(path: Path, model: type[M], kind: str) -> M:
             )
         raise UserError(f"{path} is not valid TOML: {error}", advice) from None
     try:
-        return model.model_validate(values)
+        return model.model_validate(values, context=path)
     except pydantic.ValidationError as error:
         raise _explain(path, text, model, error) from None
 

@@ -15,7 +15,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.fetching.rank_fetch import Source
-from sealring_trio.files.config import Config
+from sealring_trio.files.config import NodeFile
 from sealring_trio.files.models import find_model, is_hub_id
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.weights.asking import AskFault
@@ -47,7 +47,7 @@ class OwnIdentity:
 
 
 def find_for(
-    config: Config,
+    config: NodeFile,
     identity: OwnIdentity,
     store: RosterStore,
     roster: SignedRoster,
@@ -78,7 +78,9 @@ def find_for(
         raise UserError(f"cannot find the model: {error}", advice) from None
 
 
-def source_for(config: Config, identity: OwnIdentity, roster: Callable[[], SignedRoster]) -> Source:
+def source_for(
+    config: NodeFile, identity: OwnIdentity, roster: Callable[[], SignedRoster]
+) -> Source:
     """Where tensors come from that are still missing, while the node runs with *roster*."""
     if config.fetch == "hub":
         hub = Hub(offline=config.offline)

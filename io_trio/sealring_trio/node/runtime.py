@@ -92,14 +92,16 @@ _LEVELS: Final = {
 
 
 class Recorder(Protocol):
-    """Hears of what passes between a node and its engine (`given`, `came`), and of the head's steps
-    (`watch`), each as it happens."""
+    """Hears of what passes between a node and its engine, and of steps, as it happens."""
 
-    def given(self, message: LocalMessage) -> None: ...
+    def given(self, message: LocalMessage) -> None:
+        """The engine is given *message*."""
 
-    def came(self, message: LocalMessage) -> None: ...
+    def came(self, message: LocalMessage) -> None:
+        """The engine has sent *message*."""
 
-    def watch(self, event: StepTiming | RowOpened) -> None: ...
+    def watch(self, event: StepTiming | RowOpened) -> None:
+        """The head had a step answered, or a row opened."""
 
 
 class Runtime:

@@ -2,7 +2,7 @@
 
 An application reads a config with `setup.prepare`, and has a node while a block lasts::
 
-    setup = prepare(load_config(path))
+    setup = prepare(load_file(path, NodeFile))
     async with running(setup, build_runtime(setup)) as runtime:
         stream = runtime.submit(request)
 
@@ -30,7 +30,7 @@ from sealring_trio.engine.process import EngineCommand
 from sealring_trio.engine.supervisor import Engine, EngineOwner, Supervisor
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.rank_fetch import RankFetch
-from sealring_trio.files.config import Config
+from sealring_trio.files.config import F, NodeFile
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.units import format_address
 from sealring_trio.node.drafts import Drafts
@@ -46,7 +46,7 @@ ENGINE_MODULE: Final = "sealring_model.engine.main"
 
 
 def build_runtime(
-    setup: NodeSetup, module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
+    setup: NodeSetup[F], module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
 ) -> Runtime:
     """Make the node of *setup*, not yet running. Its engine runs *module* with *arguments*, or with
     the usual ones if there are none. Raises `UserError` where the parts do not fit."""
@@ -74,7 +74,7 @@ def build_runtime(
     )
 
 
-def _build_node(setup: NodeSetup) -> Node:
+def _build_node(setup: NodeSetup[F]) -> Node:
     config = setup.config
     return Node(
         NodeConfig(
@@ -104,11 +104,11 @@ def _build_node(setup: NodeSetup) -> Node:
     )
 
 
-def _backend(config: Config) -> Backend | None:
+def _backend(config: NodeFile) -> Backend | None:
     return None if config.backend == "auto" else Backend[config.backend.upper()]
 
 
-def _engine(config: Config, command: EngineCommand) -> Callable[[EngineOwner], Supervisor]:
+def _engine(config: NodeFile, command: EngineCommand) -> Callable[[EngineOwner], Supervisor]:
     """How to make the supervisor of the engine, which is one process or a group."""
     if config.tp == 1:
         return partial(Engine, command)
@@ -117,7 +117,7 @@ def _engine(config: Config, command: EngineCommand) -> Callable[[EngineOwner], S
 
 
 @contextlib.asynccontextmanager
-async def running(setup: NodeSetup, runtime: Runtime) -> AsyncIterator[Runtime]:
+async def running(setup: NodeSetup[F], runtime: Runtime) -> AsyncIterator[Runtime]:
     """Run the node of *setup* while the block lasts. At its end the links are closed in good order;
     a block that is left by an exception ends them at once.
 
@@ -145,7 +145,7 @@ async def running(setup: NodeSetup, runtime: Runtime) -> AsyncIterator[Runtime]:
         nursery.cancel_scope.cancel()
 
 
-def _log_place(runtime: Runtime, config: Config) -> None:
+def _log_place(runtime: Runtime, config: NodeFile) -> None:
     roster = runtime.node.roster.roster
     rank = runtime.node.rank
     log.info(

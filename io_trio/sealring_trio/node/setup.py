@@ -12,6 +12,7 @@ import secrets
 import socket
 import time
 from pathlib import Path
+from typing import Generic
 
 import attrs
 import psutil  # type: ignore[import-untyped]
@@ -23,7 +24,7 @@ from sealring_protocol.security.roster import Roster, SignedRoster
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.hub import Hub
-from sealring_trio.files.config import Config
+from sealring_trio.files.config import F, NodeFile
 from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model
@@ -38,10 +39,10 @@ log = logging.getLogger("sealring")
 
 
 @attrs.frozen
-class NodeSetup:
+class NodeSetup(Generic[F]):
     """Everything that a node needs, read and checked."""
 
-    config: Config
+    config: F
     identity: OwnIdentity
     roster: SignedRoster
     store: RosterStore
@@ -51,7 +52,7 @@ class NodeSetup:
     draft: DraftModel | None = None  # on a head that has one
 
 
-def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
+def prepare(config: F, pause: Pause | None = time.sleep) -> NodeSetup[F]:
     """Read and check every file that *config* names. Where other members are to give the model,
     wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
     signer = read_key(config.key)
@@ -92,7 +93,7 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
 
 
-def _check_place(config: Config, roster: Roster, own: bytes) -> None:
+def _check_place(config: NodeFile, roster: Roster, own: bytes) -> None:
     """Raise `UserError` where the roster has another member than *own* at the address at which this
     node listens: the keys of two machines are swapped, or a key was copied."""
     host, port = config.listen
@@ -118,7 +119,7 @@ def _check_place(config: Config, roster: Roster, own: bytes) -> None:
     )
 
 
-def renewed(setup: NodeSetup) -> NodeSetup:
+def renewed(setup: NodeSetup[F]) -> NodeSetup[F]:
     """*setup* for another life in the same process: peers must tell the two apart, and a newer
     roster may be in force. Raises `UserError`."""
     identity = attrs.evolve(setup.identity, instance=secrets.randbits(63) | 1)
@@ -126,7 +127,7 @@ def renewed(setup: NodeSetup) -> NodeSetup:
     return attrs.evolve(setup, identity=identity, roster=roster)
 
 
-def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
+def _check_strategy(config: NodeFile, roster: Roster, info: ModelInfo) -> None:
     """Raise `UserError` for a strategy that this *roster* and model rule out. Only the engine can
     find whether mlx-lm can shard a model of this class."""
     world = len(roster.members)
@@ -175,7 +176,7 @@ def _check_strategy(config: Config, roster: Roster, info: ModelInfo) -> None:
         )
 
 
-def _check_namespace(config: Config) -> None:
+def _check_namespace(config: NodeFile) -> None:
     """Raise `UserError` where the collective that *config* asks for would be within reach of other
     users of this machine."""
     if reason := why_not():

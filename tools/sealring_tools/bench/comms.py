@@ -28,12 +28,12 @@ from typing import Any, Final
 
 import attrs
 import trio
+from sealring.files.config import load_config
 from sealring.local.ring import write_cluster
 from sealring_model import tiny
 from sealring_tools.bench.measure import Result
 from sealring_trio.collective.ports import free_ports
 from sealring_trio.errors import OperationError
-from sealring_trio.files.config import load_config
 from sealring_trio.node.service import build_runtime
 from sealring_trio.node.setup import prepare
 from sealring_trio.processes.interpreter import run_module

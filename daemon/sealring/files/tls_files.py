@@ -17,7 +17,6 @@ import attrs
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import check_secret, read_file

@@ -1,0 +1,1 @@
+"""Files that people write for the daemon: its config, allowed names, certificates."""

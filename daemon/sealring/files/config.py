@@ -1,0 +1,150 @@
+"""The TOML file of the daemon: a node's, and what the head's API needs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import pydantic
+from sealring_trio.errors import UserError
+from sealring_trio.files.config import (
+    Address,
+    FilePath,
+    Listed,
+    NodeFile,
+    StrategyName,
+    load_file,
+)
+
+from sealring.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
+
+SharingName = Literal["connection", "off", "everyone"]
+KeysName = Literal["everywhere", "beyond-loopback"]
+SamplingName = Literal["model", "api"]
+
+NO_API: Final = "off"
+DEFAULT_API: Final = "127.0.0.1:7480"
+DEFAULT_TIMEOUT: Final = 600.0
+DEFAULT_DRAIN: Final = 30.0
+MAX_ALLOWED: Final = 256
+"""Names of `allowed_hosts` and `allowed_origins`, which each request is compared with."""
+
+
+def _none_if_off(value: object) -> object:
+    return None if value == NO_API else value
+
+
+HostName = Annotated[str, pydantic.AfterValidator(check_host)]
+OriginName = Annotated[str, pydantic.AfterValidator(check_origin)]
+
+
+class Config(NodeFile):
+    """What `sealring up` runs. *api* is None where there is none."""
+
+    api: Annotated[Address | None, pydantic.BeforeValidator(_none_if_off)] = pydantic.Field(
+        default=DEFAULT_API,
+        validate_default=True,
+        description="address of the head's HTTP API and its page, or 'off' (head)",
+        examples=[f'"{DEFAULT_API}"'],
+    )
+    aliases: Listed[Annotated[str, pydantic.Field(min_length=1, max_length=256)]] = pydantic.Field(
+        default=(),
+        max_length=64,
+        description="more names of the model, for clients that ask for one that is not here; "
+        "answers have the name that was asked for (head)",
+        examples=['["gpt-4o", "gpt-4o-mini"]'],
+    )
+    api_keys: KeysName = pydantic.Field(
+        default="everywhere",
+        description="where API keys, once there are any, are asked for: 'everywhere', or "
+        "'beyond-loopback' alone (head)",
+        examples=['"beyond-loopback"'],
+    )
+    allowed_hosts: Listed[HostName] = pydantic.Field(
+        default=(),
+        max_length=MAX_ALLOWED,
+        description="names besides loopback by which clients without a key may address the API: "
+        "exact, or '*.' and a name for all below it; '*' for any, which lets every web page in "
+        "(head)",
+        examples=['["host.docker.internal", "mymac.local"]'],
+    )
+    allowed_origins: Listed[OriginName] = pydantic.Field(
+        default=(),
+        max_length=MAX_ALLOWED,
+        description="origins besides its own whose pages may use the API: exact, with '*.' before "
+        "the host, or with the host '*' for schemes of programs; '*' for any (head)",
+        examples=['["https://chat.example.com", "app://obsidian.md", "vscode-webview://*"]'],
+    )
+    sampling: SamplingName = pydantic.Field(
+        default="model",
+        description="how answers are drawn where a request does not say: as the 'model' has it in "
+        "its generation_config.json, or as OpenAI's 'api' has it, at temperature 1 and without "
+        "cuts (head)",
+        examples=['"api"'],
+    )
+    tls_certificate: FilePath | None = pydantic.Field(
+        default=None,
+        description="file of the certificate with which the API speaks TLS, in PEM, followed by "
+        "those of its issuers; a renewed one is taken up within seconds (head)",
+        examples=['"desk.crt"'],
+    )
+    tls_key: FilePath | None = pydantic.Field(
+        default=None,
+        description="file of that certificate's private key, in PEM without a password (head)",
+        examples=['"desk-tls.key"'],
+    )
+    timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_TIMEOUT,
+        description="seconds that a request of the API may take (head)",
+        examples=["600"],
+    )
+    drain: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
+        default=DEFAULT_DRAIN,
+        description="seconds that requests under way may take to finish when the node is stopped",
+        examples=["30"],
+    )
+    prefix_sharing: SharingName = pydantic.Field(
+        default="connection",
+        description="which prompts a caller without a key continues: those of its 'connection', "
+        "those of 'everyone' without a key, or none ('off') (head)",
+        examples=['"off"'],
+    )
+
+    @cached_property
+    def hosts(self) -> AllowedHosts:
+        """What `allowed_hosts` lets in."""
+        return AllowedHosts(self.allowed_hosts)
+
+    @cached_property
+    def origins(self) -> AllowedOrigins:
+        """What `allowed_origins` lets in."""
+        return AllowedOrigins(self.allowed_origins)
+
+    @property
+    def tls(self) -> tuple[Path, Path] | None:
+        """The files of the API's certificate and of its key; None where it is plain."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return self.tls_certificate, self.tls_key
+
+    def check(self) -> None:
+        """As a node's; and raise `UserError` for a certificate without its key, or a key alone."""
+        super().check()
+        if (self.tls_certificate is None) is (self.tls_key is None):
+            return
+        given, lacks = "tls_key", "tls_certificate"
+        if self.tls_key is None:
+            given, lacks = lacks, given
+        raise UserError(
+            f"{self.path}: '{given}' is there, and '{lacks}' is not",
+            "TLS needs both: a certificate, and its private key.",
+        )
+
+
+def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
+    """The config at *path*; *strategy*, if given, in place of its own.
+
+    Raises `UserError` that names the key and its line.
+    """
+    return load_file(path, Config, strategy)
