@@ -1,6 +1,6 @@
 """A node within a program of its own: ``python trio_node.py CONFIG ID [ID ...]`` runs the node of
 CONFIG, a TOML file. If it is the head, the ring continues the prompt, which is token ids, by 16
-tokens, drawn greedily; if not, it serves until it is interrupted. `sealring_trio` is all it takes."""
+tokens; if not, it serves until it is interrupted."""
 
 import sys
 from pathlib import Path

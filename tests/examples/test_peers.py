@@ -177,6 +177,6 @@ def test_an_example_is_short_and_needs_little(path: Path) -> None:
             names = [node.module or ""]
         for name in names:
             top = name.partition(".")[0]
-            node = {"sealring_trio", "trio"} if path.name == "trio_node.py" else set()
-            allowed = {"sealring_protocol", "attrs", *node, *sys.stdlib_module_names}
+            trio = {"sealring_trio", "trio"} if path.name == "trio_node.py" else set()
+            allowed = {"sealring_protocol", "attrs", *trio, *sys.stdlib_module_names}
             assert top in allowed, name
