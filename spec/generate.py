@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring_protocol import limits
-from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
-from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
+from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, MessageCode
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.epoch.collective import JOINING_TABLE
+from sealring_protocol.control.epoch.engine import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
 from sealring_protocol.control.head.membership import MEMBERSHIP_TABLE

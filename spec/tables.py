@@ -15,13 +15,18 @@ from typing import Any, Final
 
 from sealring_protocol import limits
 from sealring_protocol.codec import layouts
-from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import CODECS, DECODERS, LAYOUTS, LOCAL_DECODERS
 from sealring_protocol.codec.fields import Varying
 from sealring_protocol.codec.frame import FrameKind
-from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, TunnelEvent
+from sealring_protocol.codec.messages import (
+    Backend,
+    FailureKind,
+    Hindrance,
+    MessageCode,
+    TunnelEvent,
+)
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.epoch.collective import JOINING_TABLE
+from sealring_protocol.control.epoch.engine import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
 from sealring_protocol.control.head.membership import MEMBERSHIP_TABLE

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol import events as node_events
 from sealring_protocol.codec.messages import Message
 from sealring_protocol.events import NodeEvent, StoreRoster
-from sealring_protocol.link import Link
-from sealring_protocol.link_events import LinkUp, PeerProved, RosterReceived
+from sealring_protocol.link import Link, LinkUp, PeerProved, RosterReceived
 from sealring_protocol.node import Node
 from sealring_protocol.security import handshake
 from sealring_protocol.security.identity import SoftwareSigner

@@ -41,7 +41,7 @@ _TESTS: Final = {
         *("tests/security", "tests/link"),
         *("tests/node/test_meeting.py", "tests/node/test_new_rosters.py"),
     ),
-    "sealring_protocol.control.epoch.collective": ("tests/control/test_collective.py", *_CONTROL),
+    "sealring_protocol.control.epoch.engine": ("tests/control/test_collective.py", *_CONTROL),
     "sealring_protocol.control.epoch.follower": (_FOLLOWER, *_CONTROL),
     "sealring_protocol.control.epoch.ledger": ("tests/control/test_ledger.py", "tests/control"),
     "sealring_protocol.control.epoch.pipeline": ("tests/control/test_pipeline.py", *_CONTROL),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from sealring_protocol.codec.messages import Ping, Pong, Progress
-from sealring_protocol.conformance.ends import End, whole
+from sealring_protocol.conformance.result import End, whole
 from sealring_protocol.errors import RemoteProtocolError
 
 from fuzz.people import begun, bitten

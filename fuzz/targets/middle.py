@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from sealring_protocol.codec.messages import Message, StepDone
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.link import Link
-from sealring_protocol.link_events import LinkClosed, LinkUp, PeerProved
+from sealring_protocol.link import Link, LinkClosed, LinkUp, PeerProved
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.roles import Purpose
 

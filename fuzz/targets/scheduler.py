@@ -25,7 +25,7 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.scheduler import guess_costs
+from sealring_protocol.control.scheduler import guesses as guess_costs
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Outcome,

@@ -13,12 +13,17 @@ An end of stream without CLOSE is a loss.
 
 from __future__ import annotations
 
+import enum
+from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+import attrs
 
 from sealring_protocol.codec.encoding import decode, encode
-from sealring_protocol.codec.frame import Frame
-from sealring_protocol.codec.messages import Close, Message, Ping, Pong
+from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
+from sealring_protocol.codec.messages import Accept, Close, Message, Ping, Pong
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -29,27 +34,379 @@ from sealring_protocol.errors import (
     RoleViolation,
     RosterExpired,
     SealringError,
+    wire_code,
 )
 from sealring_protocol.limits import (
+    FRAME_HEADER,
     HANDSHAKE_TIMEOUT,
     INIT_TIMEOUT,
     MAX_CLOCK_SKEW_MS,
+    MAX_SEALED_BODY,
     MAX_UNSENT,
     MIN_FRAME_RATE,
 )
-from sealring_protocol.link_events import (
-    Hop,
-    LinkClosed,
-    LinkEvent,
-    LinkUp,
-    PeerProved,
-    RosterReceived,
-)
-from sealring_protocol.links.link_handshake import NOTHING, LinkHandshake, LinkMove, LinkState
+from sealring_protocol.links.keepalive import Keepalive
 from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
-from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roles import Purpose, allowed
+from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.seal import OpeningChannel, SealingChannel
+from sealring_protocol.table import Machine, Table
+
+# ---------------------------------------------------------------------- link events
+# The outputs of `link.Link`: what it reports to its owner, and what it asks of it.
+
+
+@attrs.frozen
+class Hop:
+    """The activation secrets of a link, 32 bytes each, as this end sees them, and their suite."""
+
+    suite: Suite
+    send: bytes = attrs.field(repr=False)
+    receive: bytes = attrs.field(repr=False)
+
+
+@attrs.frozen
+class RosterReceived:
+    """The peer brought a newer *roster*: store it, then call `roster_stored`."""
+
+    roster: SignedRoster
+
+
+@attrs.frozen
+class PeerProved:
+    """The dialing *peer* (node id) is authenticated: call `admit` or `refuse`."""
+
+    peer: bytes
+    instance: int
+    purpose: Purpose
+    roster: SignedRoster = attrs.field(repr=False)
+    """The roster that authorized the peer. Check that it is still in force."""
+
+
+@attrs.frozen
+class LinkUp:
+    """The link is up, and messages may be sent. The link keeps no copy of *hop*."""
+
+    peer: bytes
+    instance: int
+    purpose: Purpose
+    suite: Suite
+    hop: Hop
+    roster: SignedRoster = attrs.field(repr=False)
+    """The roster that both ends hold."""
+
+
+@attrs.frozen
+class LinkClosed:
+    """The peer closed the link in both directions."""
+
+    code: int
+    reason: str
+
+
+LinkEvent = (
+    EncapsulationRequested
+    | SignatureRequested
+    | RosterReceived
+    | PeerProved
+    | LinkUp
+    | LinkClosed
+    | Message
+)
+
+
+# ---------------------------------------------------------------------- link handshake
+# The handshake phase of a link, from the first byte until it is up, and how a link dies.
+#
+# `link.Link` is what the owner holds. This base lasts until the peer is authenticated and both
+# ends hold the same roster. Handshake frames go to the handshake. What the handshake asks for
+# goes to the owner as events, and the answers come back through the methods here. While an answer
+# is missing no frame is processed, and no more is buffered than the state can use.
+#
+# The two sealed channels exist once the peer is verified. From then on a refused or faulty peer
+# is told why. Before that, a dying link sends nothing.
+
+
+# Bytes that may be buffered in states that take no frame. While one end signs or encapsulates,
+# the other has nothing to send; while the initiator stores a roster, data may be under way.
+_PAUSED: Final = {
+    hs.ResponderState.WAIT_ENCAPSULATION: 0,
+    hs.ResponderState.WAIT_SIGNATURE: 0,
+    hs.InitiatorState.WAIT_SIGNATURE: 0,
+    hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
+}
+
+
+class LinkState(enum.Enum):
+    """The state of a link."""
+
+    HANDSHAKE = "handshake"
+    UP = "up"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+class LinkMove(enum.Enum):
+    """What changes the state. UP: both ends are authenticated. CLOSE: either end sent CLOSE. FAIL:
+    an error."""
+
+    UP = "up"
+    CLOSE = "close"
+    FAIL = "fail"
+
+
+LINK_TABLE: Final[Table[LinkState, LinkMove]] = {
+    (LinkState.HANDSHAKE, LinkMove.UP): LinkState.UP,
+    (LinkState.HANDSHAKE, LinkMove.CLOSE): LinkState.CLOSED,
+    (LinkState.HANDSHAKE, LinkMove.FAIL): LinkState.DEAD,
+    (LinkState.UP, LinkMove.CLOSE): LinkState.CLOSED,
+    (LinkState.UP, LinkMove.FAIL): LinkState.DEAD,
+    (LinkState.CLOSED, LinkMove.FAIL): LinkState.DEAD,
+}
+
+NOTHING: Final[frozenset[type[Any]]] = frozenset()
+"""The messages that may travel while the link is not up: none."""
+
+
+class LinkHandshake:
+    """A link's state, handshake and death; see `link.Link`."""
+
+    def __init__(
+        self,
+        config: hs.HandshakeConfig,
+        handshake: hs.Initiator | hs.Responder,
+        spend: Callable[[float], None],
+        now: float,
+        wall_ms: int,
+    ) -> None:
+        self.keepalive = Keepalive(now)
+        """The keepalive: `progress` is reported to the peer; `rtt` and `peer_progress` come from
+        it."""
+        self.suite: Suite | None = None
+        self._config = config
+        self._roster = config.roster
+        self._handshake = handshake
+        self._spend = spend  # takes a signature from the budget, at a time
+        self._decoder = FrameDecoder(handshake.frame_limits)
+        self._events: deque[LinkEvent] = deque()
+        self._out: list[bytes | bytearray] = []
+        self._unsent = 0
+        self._state = Machine(LINK_TABLE, LinkState.HANDSHAKE)
+        self._error: SealringError | None = None  # why the link is DEAD
+        self._secrets: hs.Secrets | None = None
+        self._sealer: SealingChannel | None = None
+        self._opener: OpeningChannel | None = None
+        self._may_send = self._may_receive = NOTHING
+        self._started = self._now = now
+        self._opened = now  # when the last frame came
+        self._wall_offset = wall_ms / 1000 - now
+        self._expires = float("inf")
+        self.put_out = False
+        """True if the peer seems to hold a newer roster that does not name this node."""
+
+    # ---------------------------------------------------------------- answers
+
+    def provide_signature(self, signature: bytes, now: float) -> None:
+        """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
+        self._answer(lambda: self._handshake.provide_signature(signature), now)
+
+    def provide_encapsulation(self, ciphertext: bytes, secret: bytes, now: float) -> None:
+        """The answer to `EncapsulationRequested`."""
+        handshake = self._responder()
+        self._answer(lambda: handshake.provide_encapsulation(ciphertext, secret), now)
+
+    def roster_stored(self, now: float) -> None:
+        """The answer to `RosterReceived`."""
+        self._answer(self._handshake.stored, now)
+        self._ask_admission()
+
+    def admit(self, now: float) -> None:
+        """Admit the authenticated peer: the link is up."""
+        self._check_alive()
+        self._now = now
+        accept = self._responder().admit()
+        if self._sealer is not None:
+            self._out.append(self._sealer.seal(encode(accept)))
+        self._follow()
+
+    def refuse(self, code: CloseCode, reason: str) -> None:
+        """Refuse the authenticated peer with *reason*. The link is over: send its data, then hang
+        up."""
+        self._check_alive()
+        self._responder().refuse()
+        self._state.fire(LinkMove.CLOSE)
+        self._say_close(code, reason)
+
+    def renew(self, roster: SignedRoster) -> None:
+        """Let the link last until *roster* expires. Both ends must keep their ranks in it."""
+        self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
+
+    @property
+    def verified(self) -> bool:
+        """True from when the peer is verified until the link is over: it can be told why."""
+        return self._sealer is not None and self._error is None
+
+    def sent(self, tag: bytes) -> bool:
+        """True if this end has sent the INIT with *tag*, and waits for its answer."""
+        return isinstance(self._handshake, hs.Initiator) and self._handshake.sent(tag)
+
+    def _outranked(self) -> bool:
+        """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
+        roster."""
+        waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
+        own = self._config.roster.roster.serial
+        return waits and self._secrets is not None and self._secrets.peer.serial > own
+
+    def _responder(self) -> hs.Responder:
+        if not isinstance(self._handshake, hs.Responder):
+            raise LocalProtocolError("only the end that was dialed can do that")
+        return self._handshake
+
+    def _answer(self, action: Callable[[], None], now: float) -> None:
+        self._check_alive()
+        self._check_room()
+        self._now = now
+        try:
+            action()
+        except SealringError as error:
+            self._die(error)
+        self._follow()
+
+    # ----------------------------------------------------------------- frames
+
+    def _before_up(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.HANDSHAKE:
+            self._handshake.receive(frame)
+        elif self._opener is not None:
+            message = decode(self._opener.open(frame))
+            if isinstance(message, Close):
+                self._handshake.close()
+                self._state.fire(LinkMove.CLOSE)
+                self._events.append(LinkClosed(message.code, message.reason))
+            elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
+                self._handshake.receive_accept(message)
+            else:
+                raise RemoteProtocolError(f"{message.CODE.name} came before the link was up")
+        self._follow()
+        self._ask_admission()
+
+    def _paused(self) -> bool:
+        """True if an answer of the owner is needed before the next frame."""
+        self._check_room()
+        return self._handshake.state in _PAUSED
+
+    def _check_room(self) -> None:
+        """Fail a paused link that has buffered more than its state can use."""
+        room = _PAUSED.get(self._handshake.state)
+        if room is not None and self._decoder.buffered > room:
+            self._die(LimitExceeded("data came while the handshake expects none"))
+
+    def _follow(self) -> None:
+        """Take the handshake's bytes and events, and apply the frame limits of its state."""
+        try:
+            while (event := self._handshake.next_event()) is not None:
+                self._on(event)
+            data = self._handshake.data_to_send()
+            if data:
+                self._out.append(data)
+        except SealringError as error:
+            self._die(error)
+        self._decoder.set_limits(self._handshake.frame_limits)
+
+    def _on(self, event: hs.HandshakeEvent) -> None:
+        match event:
+            case hs.EncapsulationRequested():
+                self._spend(self._now)
+                self._events.append(event)
+            case hs.SignatureRequested():
+                self._events.append(event)
+            case hs.PeerVerified(secrets):
+                self._secrets = secrets
+                self.suite = secrets.suite
+                self._log_keys(secrets)
+                self._sealer = SealingChannel(secrets.suite, secrets.send_traffic)
+                self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
+            case hs.PeerRefused(error):
+                self._say_close(wire_code(error), str(error))
+                self._state.fire(LinkMove.FAIL)
+                self._error = error
+                self._events.clear()
+                self._secrets = self._sealer = self._opener = None
+            case hs.RosterReceived(roster):
+                self._roster = roster
+                self._events.append(RosterReceived(roster))
+            case hs.Established():
+                self._come_up(event)
+
+    def _log_keys(self, secrets: hs.Secrets) -> None:
+        if self._config.key_log is not None:
+            ways = secrets.send_traffic, secrets.receive_traffic
+            ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
+            told = hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways)
+            self._config.key_log(told)
+
+    def _ask_admission(self) -> None:
+        if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
+            peer, purpose = self._secrets.peer, self._secrets.purpose
+            self._events.append(PeerProved(peer.id, peer.instance, purpose, self._roster))
+
+    def _come_up(self, event: hs.Established) -> None:
+        secrets, self._secrets = self._secrets, None
+        roster = event.roster.roster
+        own, peer = roster.rank(self._config.node_id), roster.rank(event.peer.id)
+        world = len(roster.members)
+        self._may_send = allowed(event.purpose, own, peer, world)
+        self._may_receive = allowed(event.purpose, peer, own, world)
+        self.renew(event.roster)
+        self._state.fire(LinkMove.UP)
+        self._opened = self._now
+        self.keepalive.heard(self._now)
+        if secrets is not None:
+            hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
+            self._events.append(
+                LinkUp(
+                    event.peer.id,
+                    event.peer.instance,
+                    event.purpose,
+                    secrets.suite,
+                    hop,
+                    event.roster,
+                )
+            )
+
+    # ------------------------------------------------------------------ death
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _say_close(self, code: CloseCode, reason: str) -> None:
+        if self._sealer is not None:
+            self._out.append(self._sealer.seal(encode(Close(code, reason))))
+
+    def _die(self, error: SealringError) -> None:
+        """Make the link dead with *error*, and raise it."""
+        if self._error is None:
+            self._bury(error)
+        raise error
+
+    def _bury(self, error: SealringError) -> None:
+        self._state.fire(LinkMove.FAIL)
+        self._error = error
+        self._events.clear()
+        self._secrets = None
+        if self._sealer is None:
+            self._out.clear()
+        elif not isinstance(error, ConnectionLost):
+            self._say_close(wire_code(error), str(error))
+        self._sealer = self._opener = None
+        self._may_send = self._may_receive = NOTHING
+        if not self._handshake.over:
+            self._handshake.fail(error)
+
 
 __all__ = [
     "EncapsulationRequested",

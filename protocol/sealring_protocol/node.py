@@ -12,7 +12,7 @@ wire needs the time of day.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -30,25 +30,331 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.deadlines import earliest, is_due
-from sealring_protocol.control.epoch.follower import Follower
-from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.scheduler.requests import NotServed, Request, RequestDone
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
+from sealring_protocol.control.scheduler.requests import (
+    FinishReason,
+    NotServed,
+    Request,
+    RequestDone,
+    SchedulerConfig,
+)
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.peers import ROSTER_CHANGED, PeerState
-from sealring_protocol.diagnosis.why import Facts, Obstacle, first_permanent, obstacles, waiting
-from sealring_protocol.errors import RemoteProtocolError, SealringError
+from sealring_protocol.diagnosis.why import (
+    EngineFacts,
+    Facts,
+    Obstacle,
+    ObstacleLog,
+    StarvedRanks,
+    first_permanent,
+    obstacles,
+    starving,
+    waiting,
+)
+from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
 from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
-from sealring_protocol.link import Link
-from sealring_protocol.link_events import LinkClosed
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import HEAD_FIRST, LinkManager
 from sealring_protocol.links.roster_in_force import HeadFirst
 from sealring_protocol.links.weights import WeightRequests
-from sealring_protocol.node_config import NodeConfig, handshake_config
-from sealring_protocol.node_report import NodeReport
-from sealring_protocol.node_role import NodeRole
+from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
+from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+# ---------------------------------------------------------------------- node config
+# A node's configuration, and the settings of its parts that follow from it.
+
+
+@attrs.frozen
+class NodeConfig:
+    """Who this node is, and what it may do.
+
+    *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
+    *build* is that of `Hello`: a rank of another one is refused, for its steps may differ.
+    *unpinned* is the digest that the model would have without its manifest (empty if it has none).
+    *layers*, if given, are the chosen layer counts by rank; only the head's count. With
+    *trust_weights* a head takes ranks whose weights differ from its own, or cannot be compared.
+    """
+
+    public_key: bytes
+    roster: SignedRoster
+    coordinator: bytes
+    instance: int
+    suites: tuple[Suite, ...] = tuple(Suite)
+    build: int = 0
+    unpinned: bytes = b""
+    trust_weights: bool = False
+    strategy: Strategy = Strategy.AUTO
+    layers: tuple[int, ...] = ()
+    collectives: Collectives = attrs.field(factory=Collectives)
+    group_seconds: float = 20.0
+    patience: float = PING_TIMEOUT
+    """Least seconds of silence after which a peer is lost. What exceeds the default is also added
+    to the deadlines of tensor parallelism's steps."""
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
+    """See `HandshakeConfig.key_log`."""
+
+
+def handshake_config(config: NodeConfig) -> HandshakeConfig:
+    """The settings of the node's handshakes."""
+    return HandshakeConfig(
+        config.public_key,
+        config.roster,
+        config.coordinator,
+        config.instance,
+        config.suites,
+        config.key_log,
+    )
+
+
+def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerConfig:
+    """The settings of the follower of *rank* under *roster*."""
+    names = tuple(member.name for member in roster.members)
+    trusted = config.collectives.trusted
+    policies = roster.inner_seal, trusted, roster.tensor_parallelism
+    return FollowerConfig(rank, names, *policies, config.build)
+
+
+def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: int) -> HeadConfig:
+    """The settings of the head under *roster*. Request uids go on from *first_uid*, epochs from
+    *last_epoch*."""
+    plan = PlanRequest(
+        config.strategy, config.layers, config.collectives, tensor=roster.tensor_parallelism
+    )
+    return HeadConfig(
+        config.instance,
+        tuple(member.name for member in roster.members),
+        roster.hosts,
+        plan,
+        roster.inner_seal,
+        config.scheduler,
+        group_seconds=config.group_seconds,
+        patience=config.patience,
+        first_uid=first_uid,
+        last_epoch=last_epoch,
+        build=config.build,
+        unpinned=config.unpinned,
+        trust_weights=config.trust_weights,
+    )
+
+
+# ---------------------------------------------------------------------- node report
+# What a node knows of itself, and tells: its engine, which engines starve, and its obstacles.
+
+
+_PING_SECONDS: Final = 1.0
+"""Seconds between two requests for the engine's counters."""
+
+
+class NodeReport:
+    """The facts of the node with *links*. *unpinned* is `NodeConfig.unpinned`. Where an answer
+    needs the brain's *standing*, the caller gives it. *now* is in monotonic seconds."""
+
+    def __init__(self, links: LinkManager, unpinned: bytes, now: float) -> None:
+        self._links = links
+        self._unpinned = unpinned
+        self._engine = EngineFacts(since=now)
+        self._starved_ranks = StarvedRanks()
+        self._wall: float | None = None  # the time of day minus the monotonic clock, seconds
+        self.obstacle_log = ObstacleLog()
+        """What was logged of the obstacles."""
+        self.rank = links.rank
+        """This node's rank. Set it by `renumber`."""
+        self.info: EngineInfo | None = None
+        """The engine's description of its model; None while no engine is up."""
+        self.ping_due: float | None = None
+        """When to ask the engine for its counters; None while no engine is up."""
+        self.progress = Progress()
+        """The engine's counters, and how far this node's fetching is."""
+
+    def renumber(self, rank: int) -> None:
+        """A newer roster gives this node *rank*, and the others new ranks, too."""
+        self.rank = rank
+        self._starved_ranks.renumbered()
+
+    def set_clock(self, wall_ms: int, now: float) -> None:
+        """The time of day is *wall_ms*, in milliseconds since 1970."""
+        self._wall = wall_ms / 1000 - now
+
+    def facts(self, standing: Standing, now: float) -> Facts:
+        """The facts that `obstacles` judges by."""
+        roster = self._links.config.roster.roster
+        ranks = range(len(roster.members)) if self.rank == 0 else (self.rank,)
+        return Facts(
+            self.rank,
+            roster,
+            standing,
+            self._engine,
+            {peer.rank: peer for peer in self._links.peers()},
+            self._links.refusals.latest,
+            None if self._wall is None else int((now + self._wall) * 1000),
+            unpinned=self._unpinned,
+            starved=self._starved_ranks.of(*ranks),
+            progress=self._heard() | {self.rank: self.progress},
+        )
+
+    def _heard(self) -> dict[int, Progress]:
+        """What the linked ranks last reported."""
+        return {
+            rank: link.keepalive.peer_progress
+            for rank, purpose, link in self._links.links()
+            if purpose is Purpose.CONTROL
+        }
+
+    # ---------------------------------------------------------------- engine
+
+    def engine_up(self, info: EngineInfo, now: float) -> None:
+        """The engine describes its model. Raises `RemoteProtocolError` the second time."""
+        if self.info is not None:
+            raise RemoteProtocolError("the engine describes its model a second time")
+        self.info = info
+        self.ping_due = now + _PING_SECONDS
+        self._links.accept_steps = True
+        self._engine = EngineFacts(True, now, self._engine.lost, self._engine.reason)
+
+    def engine_unreadable(self, reason: str) -> list[Note]:
+        """The engine cannot read its model. Raises `RemoteProtocolError` if it has described it."""
+        if self.info is not None:
+            raise RemoteProtocolError("the engine cannot read a model that it has described")
+        self._engine = attrs.evolve(self._engine, reason=reason, unreadable=True)
+        return [Note(Level.ERROR, f"the engine cannot read its model: {reason}")]
+
+    def engine_down(self) -> None:
+        """The engine process is gone, or is being replaced."""
+        self.info = self.ping_due = None
+        self._links.accept_steps = False
+
+    def ping_is_due(self, now: float) -> bool:
+        """True, once a second, if the engine is to be asked for its counters."""
+        if not is_due(self.ping_due, now):
+            return False
+        self.ping_due = now + _PING_SECONDS
+        return True
+
+    def engine_ended(self, reason: str, now: float, *, planned: bool) -> None:
+        """The engine process is gone for *reason*. A *planned* end is no fault."""
+        self._starved_ranks.process(0.0)
+        self._engine = self._engine.ended(reason, now, planned=planned)
+
+    def report(self, progress: Progress) -> None:
+        """Record the engine's *progress*, and report it to the peers."""
+        known = self.progress
+        progress = attrs.evolve(
+            progress, fetched_bytes=known.fetched_bytes, fetch_bytes=known.fetch_bytes
+        )
+        self._report(progress)
+
+    def fetched(self, here: int, size: int) -> None:
+        """Report that *here* of the *size* bytes of this rank's tensors are here."""
+        self._report(attrs.evolve(self.progress, fetched_bytes=here, fetch_bytes=size))
+
+    def _report(self, progress: Progress) -> None:
+        self.progress, told = self._starved_ranks.added_to(progress)
+        self._links.set_progress(told)
+
+    # ------------------------------------------------------------ starvation
+
+    def hear_own_starvation(self, seconds: float, brain: Head | Follower, now: float) -> list[Note]:
+        """The present engine process has starved for *seconds* in all. Tells *brain*, and returns
+        the notes to log."""
+        self._starved_ranks.process(seconds)
+        more = self._starved_ranks.look(self.rank, self._starved_ranks.own, now)
+        notes = self._starved({self.rank: more}, brain, now)
+        self.report(self.progress)
+        return notes
+
+    def hear_starvation(self, brain: Head | Follower, now: float) -> list[Note]:
+        """Read the starvation that linked ranks last reported. Tells *brain*, and returns the notes
+        to log."""
+        heard = {
+            rank: self._starved_ranks.look(rank, link.keepalive.peer_starved, now)
+            for rank, purpose, link in self._links.links()
+            if purpose is Purpose.CONTROL
+        }
+        notes = self._starved(heard, brain, now)
+        self._starved_ranks.reset_all_but(set(heard) | {self.rank})
+        if isinstance(brain, Head) and brain.parallel:  # it waited for the slowest
+            self._starved_ranks.lent += max(heard.values(), default=0.0)
+            self.report(self.progress)
+        return notes
+
+    def _starved(
+        self, heard: Mapping[int, float], brain: Head | Follower, now: float
+    ) -> list[Note]:
+        """The engines of some ranks have starved for so many more seconds."""
+        for rank, more in heard.items():
+            if more > 0:
+                brain.starved(rank, more, now)
+        # On a follower, the head's report includes other ranks: it extends deadlines, and is not
+        # logged.
+        news = [r for r in heard if self.rank in (0, r) and self._starved_ranks.is_news(r, now)]
+        if not news:
+            return []
+        facts = attrs.evolve(
+            self.facts(brain.standing(), now), starved=self._starved_ranks.of(*news)
+        )
+        return [Note(Level.INFO, each.what) for each in starving(facts)]
+
+
+# ---------------------------------------------------------------------- node role
+# The role of a node: its brain, and the requests that a head has, across changes of the roster.
+
+
+class NodeRole:
+    """The role of *rank* under *roster*."""
+
+    def __init__(self, config: NodeConfig, roster: Roster, rank: int, now: float) -> None:
+        self._config = config
+        self._requests: set[int] = set()
+        self._next_uid = 1
+        self._last_epoch = 0
+        self.brain = self._make_brain(roster, rank, now)
+        """The control machine."""
+
+    def _make_brain(self, roster: Roster, rank: int, now: float) -> Head | Follower:
+        self._rank, self._first = rank, roster.members[0].name
+        if rank > 0:
+            return Follower(follower_config(self._config, roster, rank), now)
+        return Head(head_config(self._config, roster, self._next_uid, self._last_epoch), now)
+
+    def change(self, roster: Roster, rank: int, now: float) -> list[Effect]:
+        """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
+        the head, its requests go on, and are prefilled again. Otherwise they end."""
+        before = self.brain
+        effects = before.retire()
+        if isinstance(before, Head):
+            self._last_epoch = before.epochs.membership.epoch.counter
+        self.brain = self._make_brain(roster, rank, now)
+        if isinstance(before, Head) and isinstance(self.brain, Head):
+            self.brain.inherit(before.scheduler)
+        elif isinstance(before, Head):
+            text = f"roster {roster.serial} makes {roster.members[0].name} the head; ask there"
+            failed = FinishReason.FAILED
+            effects += [RequestDone(uid, failed, text) for uid in sorted(self._requests)]
+        return effects
+
+    def head(self) -> Head:
+        """The brain, of a head. Raises `LocalProtocolError` on any other rank."""
+        if isinstance(self.brain, Head):
+            return self.brain
+        text = f"this node is rank {self._rank}, which takes no requests; ask the head, "
+        raise LocalProtocolError(text + self._first)
+
+    def submitted(self, uid: int) -> None:
+        """The head has queued request *uid*."""
+        self._requests.add(uid)
+        self._next_uid = uid + 1
+
+    def request_done(self, uid: int) -> None:
+        """Request *uid* is over."""
+        self._requests.discard(uid)
+
 
 __all__ = ["Node", "NodeConfig"]
 

@@ -35,7 +35,7 @@ from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.scheduler import running_rows
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
-from sealring_protocol.diagnosis.notes import AT_ONCE, Notes
+from sealring_protocol.diagnosis.logs import AT_ONCE, Notes
 from sealring_protocol.errors import LimitExceeded
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,

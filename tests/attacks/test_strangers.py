@@ -16,7 +16,7 @@ import pytest
 import trio
 import trio.testing
 from sealring_protocol import limits
-from sealring_protocol.diagnosis.refusal_log import TELL_SECONDS, TELL_SOURCES, RefusalLog
+from sealring_protocol.diagnosis.logs import TELL_SECONDS, TELL_SOURCES, RefusalLog
 from sealring_protocol.errors import LimitExceeded
 from sealring_protocol.events import Hangup
 from sealring_protocol.link import Link

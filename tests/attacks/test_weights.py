@@ -13,7 +13,7 @@ from sealring_model import tiny
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_GETS, MAX_PIECE
-from sealring_protocol.link_events import LinkClosed
+from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.roles import Purpose
 
 from tests.attacks.test_floods import AtWork, Hostile, at_work

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol import limits
-from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import (
     CODECS,
     DECODERS,
@@ -31,6 +30,7 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Get,
     Join,
+    MessageCode,
     Open,
     Piece,
     Prefill,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sealring_protocol.backoff import FIRST_PAUSE, Backoff
-from sealring_protocol.control.head.backoff import LONGEST_PAUSE, EpochBackoff
+from sealring_protocol.control.head.epochs import LONGEST_PAUSE, EpochBackoff
 
 
 def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success():

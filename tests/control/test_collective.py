@@ -30,7 +30,7 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.epoch.collective import TUNNEL_SECONDS
+from sealring_protocol.control.epoch.engine import TUNNEL_SECONDS
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.head.membership import MembershipState

@@ -2,8 +2,14 @@
 
 import attrs
 import pytest
-from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts, Way, Ways
-from sealring_protocol.control.scheduler.guesses import Fed, RowGuesses
+from sealring_protocol.control.scheduler.guesses import (
+    After,
+    Fed,
+    GuessCosts,
+    RowGuesses,
+    Way,
+    Ways,
+)
 from sealring_protocol.control.scheduler.requests import Request
 
 FLAT = {1: 1.05, 2: 1.1, 4: 1.2}

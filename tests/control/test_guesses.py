@@ -6,9 +6,15 @@ from random import Random
 import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
-from sealring_protocol.control.head.config import scheduler_config
-from sealring_protocol.control.scheduler.guess_costs import After, GuessCosts
-from sealring_protocol.control.scheduler.guesses import Fed, Lookup, RowGuesses, right_ones
+from sealring_protocol.control.head.plan import scheduler_config
+from sealring_protocol.control.scheduler.guesses import (
+    After,
+    Fed,
+    GuessCosts,
+    Lookup,
+    RowGuesses,
+    right_ones,
+)
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import RemoteProtocolError

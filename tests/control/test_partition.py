@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.head.partition import Joints, TooLittleRoom, partition, with_layers
-from sealring_protocol.control.head.plan import PlanRequest, Strategy, make_plan
+from sealring_protocol.control.head.plan import (
+    Joints,
+    PlanRequest,
+    Strategy,
+    TooLittleRoom,
+    make_plan,
+    partition,
+    with_layers,
+)
 from sealring_protocol.errors import LocalProtocolError
 
 GIB = 1 << 30

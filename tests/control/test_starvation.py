@@ -17,7 +17,7 @@ from sealring_protocol.control.epoch.deadlines import (
 )
 from sealring_protocol.control.epoch.starvation import Starvation, ThreadUse
 from sealring_protocol.control.epoch.tensor import StepDeadline
-from sealring_protocol.diagnosis.starved_ranks import AVERAGED, TELL_AGAIN, StarvedRanks
+from sealring_protocol.diagnosis.why import AVERAGED, TELL_AGAIN, StarvedRanks
 
 LOOK = 0.4
 

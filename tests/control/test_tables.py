@@ -7,7 +7,7 @@ or changed makes a test fail.
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.control.epoch.collective import JOINING_TABLE, JoiningEvent, JoiningState
+from sealring_protocol.control.epoch.engine import JOINING_TABLE, JoiningEvent, JoiningState
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE, LeaderEvent, LeaderState
 from sealring_protocol.control.head.membership import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.errors import CloseCode, LimitExceeded, LocalProtocolError
-from sealring_protocol.link_events import LinkClosed
+from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.roles import Purpose
 
 from tests.link.pair import established

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.errors import CloseCode
-from sealring_protocol.link_events import RosterReceived
+from sealring_protocol.link import RosterReceived
 
 from tests.driver import End
 from tests.link.pair import LinkClosed, Pair, config, messages

@@ -6,7 +6,7 @@ import pytest
 from sealring_protocol.codec.messages import Step, StepDone
 from sealring_protocol.control.effects import Level, Note, ToEngine
 from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
-from sealring_protocol.diagnosis.notes import AT_ONCE
+from sealring_protocol.diagnosis.logs import AT_ONCE
 from sealring_protocol.errors import LocalProtocolError
 
 from tests.driver import events_of

@@ -6,7 +6,9 @@ from sealring_protocol.codec.frame import FrameDecoder, FrameKind
 from sealring_protocol.codec.messages import Accept
 from sealring_protocol.errors import AuthenticationFailed, LocalProtocolError
 from sealring_protocol.limits import MAX_CLOCK_SKEW_MS, MAX_FIN_BODY
-from sealring_protocol.security import initiator_stages, responder, responder_stages
+from sealring_protocol.security import initiator as initiator_stages
+from sealring_protocol.security import responder
+from sealring_protocol.security import responder as responder_stages
 from sealring_protocol.security.handshake import (
     HandshakeConfig,
     Initiator,

@@ -197,7 +197,7 @@ def test_an_answer_to_another_dial():
 
 
 def test_a_stranger_costs_a_verification(monkeypatch):
-    from sealring_protocol.security import responder_stages
+    from sealring_protocol.security import responder as responder_stages
 
     verified = []
     verify = responder_stages.verify

@@ -24,7 +24,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.guess_costs import FREE, After, GuessCosts, Way, Ways
+from sealring_protocol.control.scheduler.guesses import FREE, After, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Request,

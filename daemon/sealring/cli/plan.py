@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_protocol.control.head.partition import TooLittleRoom
-from sealring_protocol.control.head.plan import Plan, PlanRequest, Strategy, make_plan
+from sealring_protocol.control.head.plan import (
+    Plan,
+    PlanRequest,
+    Strategy,
+    TooLittleRoom,
+    make_plan,
+)
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.diagnosis.words import ago, lasting, told_here
+from sealring_protocol.diagnosis.causes import ago, lasting, told_here
 from sealring_trio.errors import UserError
 from sealring_trio.files.units import format_size
 

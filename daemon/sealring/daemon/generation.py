@@ -36,8 +36,8 @@ from sealring_protocol.control.scheduler.requests import (
     ScoresOut,
     TokenOut,
 )
+from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
-from sealring_protocol.diagnosis.words import lasting
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.runtime import Runtime

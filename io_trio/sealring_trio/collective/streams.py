@@ -36,8 +36,7 @@ import attrs
 from sealring_protocol.codec.messages import Epoch, Tunnel, TunnelEvent
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.errors import CloseCode, LocalProtocolError, SealringError
-from sealring_protocol.link import Link
-from sealring_protocol.link_events import LinkClosed
+from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.security.roster import SignedRoster
 
 from sealring_trio.collective.carrier import Carrier, Line

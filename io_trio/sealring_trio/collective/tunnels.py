@@ -19,7 +19,7 @@ from sealring_protocol.codec.messages import Epoch
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import ConnectionLost, LocalProtocolError, SealringError
 from sealring_protocol.events import Hangup, LinkUp
-from sealring_protocol.link_events import LinkClosed
+from sealring_protocol.link import LinkClosed
 from sealring_protocol.node import Node
 from sealring_protocol.security.roster import SignedRoster
 

@@ -6,7 +6,7 @@ load, LOADING until all have loaded, JOINING until all have joined, and JOINED f
 lives. A further order for the layers that they hold leaves the state as it is.
 
 `GROUP_TABLE` is the side that orders a collective and waits for all, as the head does for ranks.
-The side that obeys is `control/epoch/collective.py` `JOINING_TABLE`: one rank, its ports and its
+The side that obeys is `control/epoch/engine.py` `JOINING_TABLE`: one rank, its ports and its
 tunnel. A group has neither, and its members are ended instead of leaving.
 """
 

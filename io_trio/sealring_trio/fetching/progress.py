@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Final
 
-from sealring_protocol.diagnosis.words import told_here
+from sealring_protocol.diagnosis.causes import told_here
 
 _WINDOW: Final = 10.0
 """Seconds over which the speed is taken."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 import trio
-from sealring_protocol.diagnosis.words import lasting
+from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.security.roster import Roster
 
 from sealring_trio.files.roster_files import format_time

@@ -26,7 +26,7 @@ from sealring_protocol.events import (
     SignatureRequested,
     WeightsAsked,
 )
-from sealring_protocol.link_events import LinkClosed
+from sealring_protocol.link import LinkClosed
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose

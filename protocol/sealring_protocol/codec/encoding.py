@@ -24,7 +24,6 @@ from typing import Any, Final, get_args
 
 import attrs
 
-from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.fields import (
     DTYPE,
     F64,
@@ -82,6 +81,7 @@ from sealring_protocol.codec.messages import (
     Hindrance,
     Join,
     Message,
+    MessageCode,
     Open,
     Piece,
     Ping,

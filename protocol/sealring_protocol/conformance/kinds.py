@@ -10,23 +10,398 @@ caller with an engine adds them to `KINDS`.
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable
 from typing import Any, Final, get_args
 
 from sealring_protocol.codec.encoding import decode, decode_local, encode, from_fields, to_fields
+from sealring_protocol.codec.fields import tensor_from_json
 from sealring_protocol.codec.frame import FrameDecoder
-from sealring_protocol.codec.messages import FailureKind, Message, Step
-from sealring_protocol.conformance.brains import run_lockstep, run_rank
-from sealring_protocol.conformance.ends import Given, Mismatch, must, run_end
-from sealring_protocol.conformance.result import Kinds, Result, plaintext, raw
-from sealring_protocol.conformance.security_kinds import SECURITY_KINDS
-from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.head.partition import Joints, partition
-from sealring_protocol.errors import (
-    RemoteProtocolError,
-    RoleViolation,
-    SealringError,
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    CannotServe,
+    Epoch,
+    FailureKind,
+    Hello,
+    Message,
+    Step,
+    StepDone,
+    Waiting,
 )
+from sealring_protocol.codec.tensor import DType
+from sealring_protocol.conformance.result import (
+    Given,
+    Kinds,
+    Mismatch,
+    Result,
+    frame,
+    must,
+    plaintext,
+    raw,
+    run_end,
+)
+from sealring_protocol.control.effects import (
+    Effect,
+    PrepareCollective,
+    RestartEngine,
+    Send,
+    Shut,
+    ToEngine,
+)
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.control.epoch.pipeline import Action, Answered
+from sealring_protocol.control.epoch.tensor import TensorLeader
+from sealring_protocol.control.head.membership import Membership
+from sealring_protocol.control.head.plan import Joints, partition
+from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
+from sealring_protocol.security import schedule
+from sealring_protocol.security.attestation import Evidence, verify_evidence
+from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
+from sealring_protocol.security.keys import Suite, traffic_keys
 from sealring_protocol.security.roles import Purpose, allowed
+from sealring_protocol.security.roster import Roster, newer, open_roster
+from sealring_protocol.security.seal import (
+    InnerContext,
+    InnerOpener,
+    InnerSealer,
+    OpeningChannel,
+    SealingChannel,
+)
+
+# ---------------------------------------------------------------------- brains
+# Drives the control machines through the events of a vector.
+#
+# `run_rank` drives a follower with messages of the head and of its own engine, and with the ports
+# that its node opens for a collective. `run_lockstep` drives the head in one epoch of tensor
+# parallelism. Both write results into *output* at once, so that it has them even if the last
+# event is refused.
+
+
+_PRESENT: Final = Hello(bytes(32), 1, DType.F32, 1, 0)
+
+
+def run_rank(given: Given, output: Given) -> None:
+    """Run a follower whose control link is up. *output* has what it sends to the head and its
+    engine."""
+    output |= {"head": [], "engine": [], "restarts": 0, "told": []}
+    rank = _Rank(given, output)
+    for happens in given["course"]:
+        rank.take(happens)
+
+
+class _Rank:
+    def __init__(self, given: Given, output: Given) -> None:
+        names = tuple(f"rank {rank}" for rank in range(given["world"]))
+        policy = given["inner_seal"], given["trusted"], given["tensor_parallelism"]
+        config = FollowerConfig(given["rank"], names, *policy)
+        self._machine = Follower(config)
+        self._next = (given["rank"] + 1) % given["world"]
+        self._before = given["rank"] - 1
+        self._prepared = NO_EPOCH
+        self._output = output
+        self._machine.link_up(0, Purpose.CONTROL, 0.0)
+
+    def take(self, happens: Given) -> None:
+        """Apply one event."""
+        self._note(self._effects(happens))
+        told = self._machine.standing().head_reasons
+        self._output["told"] = to_fields(Waiting(tuple(told)))["reasons"]
+
+    def _effects(self, happens: Given) -> list[Effect]:
+        machine = self._machine
+        match happens:
+            case {"purpose": code, "plaintext": data}:
+                purpose = Purpose(code)
+                sender = 0 if purpose is Purpose.CONTROL else self._before
+                return machine.message(sender, purpose, decode(bytes.fromhex(data)), 0.0)
+            case {"engine": data}:
+                return machine.engine_message(decode_local(bytes.fromhex(data)), 0.0)
+            case {"port": port, "relay": relay}:
+                return machine.collective_prepared(self._prepared, port, relay, 0.0)
+            case {"tunnel": True}:
+                return machine.link_up(self._next, Purpose.TUNNEL, 0.0)
+            case {"lost": reason}:
+                return machine.engine_lost(reason, 0.0)
+        raise KeyError(f"{happens} is nothing that happens to a rank")
+
+    def _note(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Send(_, Purpose.CONTROL, message):
+                    self._output["head"].append(b"".join(encode(message)).hex())
+                case ToEngine(message):
+                    self._output["engine"].append(b"".join(encode(message)).hex())
+                case RestartEngine():
+                    self._output["restarts"] += 1
+                case PrepareCollective(epoch):
+                    self._prepared = epoch
+                case Shut(_, _, code, reason):
+                    raise _error(code, reason)
+
+
+def _error(code: int, reason: str) -> SealringError:
+    """The error whose class has the close code *code*."""
+    return next(error for error, wire in WIRE_CODES.items() if wire == code)(reason)
+
+
+def run_lockstep(given: Given, output: Given) -> None:
+    """Run the head's leader. *output* has the finished steps, and what ended the epoch."""
+    output |= {"over": [], "failed": None}
+    epoch = Epoch(int(given["instance"]), int(given["counter"]))
+    membership = _in_epoch(epoch, given["world"])
+    leader = TensorLeader(epoch, given["world"])
+    for happens in given["course"]:
+        _tell(_happens(leader, membership, happens), output)
+
+
+def _in_epoch(epoch: Epoch, world: int) -> Membership:
+    """A membership that is in *epoch*."""
+    membership = Membership(epoch.instance, world)
+    for _ in range(epoch.counter):
+        membership.interrupt()
+        for rank in range(world):
+            membership.presented(rank, _PRESENT)
+        membership.start(prepare=True)
+    return membership
+
+
+def _happens(leader: TensorLeader, membership: Membership, happens: Given) -> list[Action]:
+    match happens:
+        case {"step": data}:
+            return leader.begin(_read(data, Step))
+        case {"rank": rank, "answer": data}:
+            message = _read(data, StepDone, CannotServe)
+            if not membership.is_current(message.epoch):
+                return []
+            if isinstance(message, CannotServe):
+                return leader.lost(message.of(rank))
+            return leader.done(rank, message) if rank else leader.output(message)
+        case {"wait": True}:
+            return leader.drained()
+    raise KeyError(f"{happens} is nothing that happens to the head")
+
+
+def _tell(actions: Iterable[Action], output: Given) -> None:
+    ended = [action for action in actions if isinstance(action, Answered)]
+    for each in ended:
+        if each.failed is None:
+            output["over"].append({"n": str(each.n), "ids": list(each.ids)})
+        elif output["failed"] is None:
+            others = re.findall(r"; rank (\d+): ", each.failed.message)
+            output["failed"] = {
+                "rank": each.failed.rank,
+                "kind": int(each.failed.kind),
+                "others": [int(rank) for rank in others],
+                "steps": [str(n) for n in sorted(e.n for e in ended if e.failed is not None)],
+            }
+
+
+def _read(data: str, *kinds: type[Any]) -> Any:
+    message = decode(bytes.fromhex(data))
+    if not isinstance(message, kinds):
+        raise RemoteProtocolError(f"it is no {kinds[0].__name__}")
+    return message
+
+
+# ---------------------------------------------------------------------- security kinds
+# Runs the vectors of identities, rosters, keys and seals, for `sealring_protocol.security` alone.
+#
+# If the input can also be made from the output (encoding a roster, sealing a frame), that is done
+# as well, and must give the same bytes.
+
+
+# ---------------------------------------------------------------------- identities and rosters
+
+
+def _sign(given: Given, result: Result) -> None:
+    signer = SoftwareSigner.from_scalar(int(given["scalar"], 16))
+    result.output = {
+        "public_key": signer.public_key.hex(),
+        "node_id": node_id(signer.public_key).hex(),
+        "signature": signer.sign(raw(given["message"])).hex(),
+    }
+
+
+def _verify(given: Given, result: Result) -> None:
+    verify(raw(given["public_key"]), raw(given["signature"]), raw(given["message"]))
+
+
+def _roster(given: Given, result: Result) -> None:
+    data = raw(given["roster"])
+    signed = open_roster(raw(given["coordinator"]), data)
+    must(signed.encode() == data, "encoding it gives other bytes")
+    result.output = _roster_fields(signed.roster)
+
+
+def _roster_fields(roster: Roster) -> Given:
+    return {
+        "digest": roster.digest.hex(),
+        "cluster": roster.cluster.hex(),
+        "name": roster.name,
+        "serial": str(roster.serial),
+        "issued_ms": str(roster.issued_ms),
+        "expires_ms": str(roster.expires_ms),
+        "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
+        "trust": int(roster.trust),
+        "members": [
+            {
+                "public_key": member.public_key.hex(),
+                "node_id": member.id.hex(),
+                "trust": int(member.trust),
+                "attestation": member.attestation.hex(),
+                "name": member.name,
+                "addresses": list(member.addresses),
+            }
+            for member in roster.members
+        ],
+    }
+
+
+def _newer(given: Given, result: Result) -> None:
+    coordinator = raw(given["coordinator"])
+    current = open_roster(coordinator, raw(given["current"])).roster
+    ends = [raw(end) for end in given["ends"]]
+    wall_ms = int(given["wall_ms"])
+    taken = newer(coordinator, current, raw(given["candidate"]), wall_ms, *ends).roster
+    result.output = {"serial": str(taken.serial), "digest": taken.digest.hex()}
+
+
+def _evidence(given: Given, result: Result) -> None:
+    data = raw(given["evidence"])
+    evidence = Evidence.decode(data)
+    must(evidence.encode() == data, "encoding it gives other bytes")
+    attesters = [raw(key) for key in given["attesters"]]
+    subject, digest = raw(given["subject"]), raw(given["digest"])
+    trust = verify_evidence(evidence, subject, digest, attesters, int(given["wall_ms"]))
+    result.output = {"digest": evidence.statement.digest.hex(), "trust": int(trust)}
+
+
+# ------------------------------------------------------------------------ keys
+
+
+def _admission_key(given: Given, result: Result) -> None:
+    key = schedule.admission_key(raw(given["cluster"]), raw(given["responder"]))
+    result.output = {"key": key.hex()}
+
+
+def _exchange(given: Given, result: Result) -> None:
+    secrets = raw(given["ss_kem"]), raw(given["ss_x"])
+    keys = schedule.key_exchange(Suite(given["suite"]), *secrets, raw(given["t2"]))
+    result.output = {
+        "prk": keys.prk.hex(),
+        "kR": keys.responder_key.hex(),
+        "mR": keys.responder_mac.hex(),
+        "kI": keys.initiator_key.hex(),
+        "mI": keys.initiator_mac.hex(),
+    }
+
+
+def _transcripts(given: Given, result: Result) -> None:
+    init, resp, fin = (raw(given[name]) for name in ("init", "resp", "fin"))
+    parties = raw(given["cluster"]), raw(given["responder"])
+    t1 = schedule.first_transcript(Suite(given["suite"]), *parties, init)
+    t3 = schedule.chain(t1, resp)
+    result.output = {
+        "t1": t1.hex(),
+        "t2": schedule.chain(t1, resp[:1130]).hex(),
+        "t3": t3.hex(),
+        "t4": schedule.chain(t3, fin).hex(),
+    }
+
+
+def _link_secrets(given: Given, result: Result) -> None:
+    keys = schedule.Exchange(Suite(given["suite"]), raw(given["prk"]), b"", b"", b"", b"")
+    direction = schedule.Direction(bytes([given["direction"]]))
+    parties = raw(given["sender"]), raw(given["receiver"])
+    traffic, activation = schedule.link_secrets(keys, direction, *parties, raw(given["t4"]))
+    result.output = {"traffic": traffic.hex(), "activation": activation.hex()}
+
+
+def _traffic(given: Given, result: Result) -> None:
+    secret, told = raw(given["secret"]), []
+    for _ in range(3):
+        keys = traffic_keys(secret)
+        iv = keys.iv.to_bytes(12, "big")
+        told.append({"key": keys.key.hex(), "iv": iv.hex(), "next": keys.next.hex()})
+        secret = keys.next
+    result.output = {"keys": told}
+
+
+# ----------------------------------------------------------------------- seals
+
+
+def _sealed(given: Given, result: Result) -> None:
+    suite, secret = Suite(given["suite"]), raw(given["secret"])
+    opener, sealer = OpeningChannel(suite, secret), SealingChannel(suite, secret)
+    plain: list[str] = []
+    result.output = {"plaintexts": plain}
+    for data in given["frames"]:
+        try:
+            opened = opener.open(frame(raw(data)))
+        except SealringError as error:
+            result.error = error  # and nothing may open after it
+            continue
+        must(sealer.seal([opened]).hex() == data, "sealing it again gives other bytes")
+        plain.append(opened.hex())
+        result.released += opened
+
+
+def _sealed_many(given: Given, result: Result) -> None:
+    suite, secret = Suite(given["suite"]), raw(given["secret"])
+    opener, sealer = OpeningChannel(suite, secret), SealingChannel(suite, secret)
+    digest = hashlib.sha256()
+    for _ in range(given["count"]):
+        sealed = sealer.seal([b""])
+        digest.update(sealed)
+        must(opener.open(frame(bytes(sealed))) == b"", "what was sealed does not open")
+    result.output = {"frames_sha256": digest.hexdigest()}
+
+
+def _inner(given: Given, result: Result) -> None:
+    suite, secret = Suite(given["suite"]), raw(given["secret"])
+    opener = InnerOpener(suite, secret, raw(given["cluster"]))
+    sealer = InnerSealer(suite, secret, raw(given["cluster"]))
+    opened: list[str] = []
+    result.output = {"elements": opened}
+    for number, arrival in enumerate(given["tensors"]):
+        context = InnerContext(
+            Epoch(int(arrival["instance"]), int(arrival["counter"])),
+            int(arrival["n"]),
+            arrival["group"],
+            arrival["boundary"],
+            tuple(int(uid) for uid in arrival["uids"]),
+        )
+        tensor = tensor_from_json(arrival["tensor"])
+        try:
+            elements = opener.open(context, tensor)
+        except SealringError as error:
+            result.error = error  # and nothing may open after it
+            continue
+        if tensor.counter == number:
+            again = sealer.seal(context, tensor.dtype, tensor.shape, elements)
+            must(again == tensor, "sealing it again gives another tensor")
+        opened.append(elements.hex())
+        result.released += elements
+
+
+SECURITY_KINDS: Final[Kinds] = {
+    "sign": _sign,
+    "verify": _verify,
+    "roster": _roster,
+    "newer": _newer,
+    "evidence": _evidence,
+    "admission-key": _admission_key,
+    "exchange": _exchange,
+    "transcripts": _transcripts,
+    "link-secrets": _link_secrets,
+    "traffic": _traffic,
+    "sealed": _sealed,
+    "sealed-many": _sealed_many,
+    "inner": _inner,
+}
 
 
 def run(vector: Given, kinds: Kinds) -> Result:

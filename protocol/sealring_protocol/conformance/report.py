@@ -8,11 +8,8 @@ from typing import Any
 
 import attrs
 
-from sealring_protocol.conformance.answers import VALID, Answer, compare
-from sealring_protocol.conformance.ends import Mismatch
-from sealring_protocol.conformance.files import Json
 from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
-from sealring_protocol.conformance.result import Kinds
+from sealring_protocol.conformance.result import VALID, Answer, Json, Kinds, Mismatch, compare
 from sealring_protocol.conformance.streams import WAYS, ways
 
 

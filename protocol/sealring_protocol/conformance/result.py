@@ -3,16 +3,410 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from typing import Any
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
 
 import attrs
 
-from sealring_protocol.codec.frame import Frame
-from sealring_protocol.codec.messages import FailureKind
-from sealring_protocol.conformance.answers import VALID, Answer, compare
-from sealring_protocol.conformance.ends import Given
+from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
+from sealring_protocol.codec.messages import Close, FailureKind
 from sealring_protocol.errors import SealringError, wire_code
+from sealring_protocol.limits import MAX_SEALED_BODY
+from sealring_protocol.link import Link, LinkClosed, LinkUp, PeerProved, RosterReceived
+from sealring_protocol.security.admission import Admission
+from sealring_protocol.security.handshake import (
+    EncapsulationRequested,
+    HandshakeConfig,
+    HandshakeEvent,
+    PeerVerified,
+    Purpose,
+    Secrets,
+    SignatureRequested,
+)
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.seal import OpeningChannel
+
+# ---------------------------------------------------------------------- files
+# The files of the vectors: finding their folder, and reading them.
+#
+# A family's shared byte strings are in `given`. A string ``@name`` in a vector refers to one of
+# them, and is replaced when the file is read. The repository has the vectors under
+# ``spec/vectors``; an installed package has them beside this module.
+
+
+Json = Any
+"""Any value that `json` reads and writes."""
+
+FOLDER: Final = Path("spec", "vectors")
+PACKAGED: Final = Path(__file__).parent / "vectors"
+SCHEMA: Final = "schema.json"
+
+
+class NoVectors(Exception):
+    """No vectors can be read there. *advice* says what to do."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(what)
+        self.advice = advice
+
+
+def u64(value: int) -> str:
+    """An integer that may exceed 32 bits, as a decimal string."""
+    return str(value)
+
+
+def replaced(value: Json, names: Mapping[str, str]) -> Json:
+    """*value* with every string in *names* replaced, at any depth."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, list):
+        return [replaced(item, names) for item in value]
+    if isinstance(value, dict):
+        return {key: replaced(item, names) for key, item in value.items()}
+    return value
+
+
+def resolved(file: Json) -> list[Json]:
+    """The vectors of a file, with every ``@name`` replaced."""
+    names = {f"@{name}": data for name, data in file["given"].items()}
+    return [replaced(vector, names) for vector in file["vectors"]]
+
+
+def find_folder() -> Path:
+    """The folder of the vectors: in the repository around the working folder or this code, else in
+    the package.
+
+    Raises `NoVectors` if there is none.
+    """
+    for start in (Path.cwd(), Path(__file__).resolve().parent):
+        for base in (start, *start.parents):
+            if (base / FOLDER / SCHEMA).is_file():
+                return base / FOLDER
+    if (PACKAGED / SCHEMA).is_file():
+        return PACKAGED
+    raise NoVectors(
+        "the vectors are neither here nor in the package",
+        f"Install sealring-protocol again, or name the {FOLDER} of a clone of the repository.",
+    )
+
+
+def load(*places: Path) -> dict[str, list[Json]]:
+    """The vectors of every family in *places*, which are folders or files of one family each.
+
+    Raises `NoVectors`.
+    """
+    families: dict[str, list[Json]] = {}
+    for path in (path for place in places for path in _files(place)):
+        if path.stem in families:
+            raise NoVectors(f"{path} is a second file of the family {path.stem}", "Name one.")
+        families[path.stem] = _family(path)
+    return families
+
+
+def chosen(families: dict[str, list[Json]], names: Sequence[str]) -> dict[str, list[Json]]:
+    """The *families* with the given *names*, or all if there are no names. Raises `NoVectors` for
+    an unknown name."""
+    unknown = sorted(set(names) - families.keys())
+    if unknown:
+        raise NoVectors(f"no family {', '.join(unknown)}", f"There are: {', '.join(families)}.")
+    return {name: vectors for name, vectors in families.items() if not names or name in names}
+
+
+def _files(place: Path) -> list[Path]:
+    if place.is_file():
+        return [place]
+    if not place.is_dir():
+        raise NoVectors(f"{place} is not a folder", "Name the folder that holds the vectors.")
+    paths = [path for path in sorted(place.glob("*.json")) if path.name != SCHEMA]
+    if not paths:
+        raise NoVectors(f"{place} holds no vectors", "Name the folder that has frames.json.")
+    return paths
+
+
+def _family(path: Path) -> list[Json]:
+    try:
+        vectors = resolved(json.loads(path.read_text(encoding="ascii")))
+        for vector in vectors:
+            if not {"id", "kind", "input", "result"} <= vector.keys():
+                raise KeyError("a vector lacks one of id, kind, input, result")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NoVectors(
+            f"{path} is no file of vectors: {error}",
+            f"It must follow {SCHEMA}; take it from the package or the repository again.",
+        ) from None
+    return vectors
+
+
+# ---------------------------------------------------------------------- ends
+# Drives one end of a link through a vector's deliveries, which may be cut into pieces.
+#
+# The vector answers what the link asks for: it has the scalar for signatures, and the recorded
+# encapsulation. So the end sends the same bytes each time.
+
+
+class Mismatch(Exception):
+    """The code differs from what a vector says."""
+
+
+def must(holds: bool, what: str) -> None:
+    """Raise `Mismatch` unless it *holds*."""
+    if not holds:
+        raise Mismatch(what)
+
+
+Given = dict[str, Any]
+Cut = Callable[[bytes], Iterable[bytes]]
+
+
+def whole(data: bytes) -> list[bytes]:
+    """The delivery uncut. An empty delivery only lets time pass."""
+    return [data] if data else []
+
+
+class _Link(Link):
+    """A link that records its secrets."""
+
+    seen: Secrets | None = None
+
+    def _on(self, event: HandshakeEvent) -> None:
+        if isinstance(event, PeerVerified):
+            self.seen = event.secrets
+        super()._on(event)
+
+
+class End:
+    """One end of a link, as a vector describes it. After `run` it has what was sent and released,
+    and the error."""
+
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        self._signer = SoftwareSigner.from_scalar(int(given["scalar"], 16))
+        self._asked: deque[Callable[[float], None]] = deque()
+        self._up: LinkUp | None = None
+        self._sent = bytearray()
+        self.messages: list[bytes] = []
+        self.closed: int | None = None
+        self.error: SealringError | None = None
+        self._link = self._make()
+
+    def _make(self) -> _Link:
+        given = self._given
+        config = HandshakeConfig(
+            self._signer.public_key,
+            SignedRoster.decode(bytes.fromhex(given["roster"])),
+            bytes.fromhex(given["coordinator"]),
+            int(given["instance"]),
+            tuple(Suite(suite) for suite in given["suites"]),
+        )
+        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
+        if "peer" in given:
+            peer, purpose = bytes.fromhex(given["peer"]), Purpose(given["purpose"])
+            return cast(_Link, _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy))
+        admission = Admission(0.0)
+        for tag in given["seen"]:
+            admission.replay.add(bytes.fromhex(tag))
+        return cast(_Link, _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy))
+
+    def run(self, cut: Cut = whole) -> None:
+        """Deliver all of the vector's deliveries, each cut by *cut*.
+
+        What the link asks for is answered after the whole delivery, because real answers take time.
+        """
+        try:
+            self._flush()
+            for delivery in self._given["deliveries"]:
+                now = delivery["at"]
+                self._link.handle_timeout(now)
+                self._flush()
+                for piece in cut(bytes.fromhex(delivery["data"])):
+                    self._link.receive_data(piece, now)
+                    self._take_events()
+                self._answer(now)
+            if self._given["end"]:
+                self._link.receive_eof()
+        except SealringError as error:
+            self.error = error
+            self._flush()
+
+    def _flush(self) -> None:
+        self._sent += self._link.data_to_send()
+
+    def _take_events(self) -> None:
+        while (event := self._link.next_event()) is not None:
+            self._on(event)
+        self._flush()
+
+    def _answer(self, now: float) -> None:
+        while self._asked:
+            self._asked.popleft()(now)
+            self._take_events()
+
+    def _on(self, event: Any) -> None:
+        link, ask = self._link, self._asked.append
+        match event:
+            case SignatureRequested(payload):
+                ask(lambda now: link.provide_signature(self._signer.sign(payload), now))
+            case EncapsulationRequested():
+                told = {k: bytes.fromhex(v) for k, v in self._given["encapsulation"].items()}
+                ask(lambda now: link.provide_encapsulation(told["ciphertext"], told["secret"], now))
+            case RosterReceived():
+                ask(link.roster_stored)
+            case PeerProved():
+                ask(link.admit)
+            case LinkUp():
+                self._up = event
+            case LinkClosed(code):
+                self.closed = code
+                self._asked.clear()
+            case message:
+                self.messages.append(b"".join(encode(message)))
+
+    # ------------------------------------------------------------------- after
+
+    @property
+    def released(self) -> bytes:
+        """All plaintext that the link released."""
+        return b"".join(self.messages)
+
+    def output(self) -> Given:
+        """The vector's output: what the end sent, received and derived."""
+        frames, told = self._frames()
+        return {
+            "sent": frames,
+            "told": told,
+            "messages": [message.hex() for message in self.messages],
+            "closed": self.closed,
+            "link": None if self._up is None else self._told_link(self._up),
+        }
+
+    def _frames(self) -> tuple[list[str], int | None]:
+        """Every frame sent except a last CLOSE, and that CLOSE's code."""
+        kinds = (FrameKind.HANDSHAKE, FrameKind.SEALED)
+        decoder = FrameDecoder({int(kind): MAX_SEALED_BODY for kind in kinds})
+        decoder.receive_data(bytes(self._sent))
+        frames, told = [], None
+        secrets = self._link.seen
+        opener = OpeningChannel(secrets.suite, secrets.send_traffic) if secrets else None
+        while (frame := decoder.next_frame()) is not None:
+            if frame.kind == FrameKind.SEALED:
+                if opener is None:
+                    raise Mismatch("it sealed a frame before it had keys")
+                message = decode(opener.open(frame))
+                if isinstance(message, Close):
+                    told = message.code
+                    continue
+            frames.append((frame.header + bytes(frame.body)).hex())
+        must(decoder.buffered == 0, "it sent a part of a frame")
+        return frames, told
+
+    def _told_link(self, up: LinkUp) -> Given:
+        secrets = self._link.seen
+        if secrets is None:
+            raise Mismatch("the link came up without secrets")
+        hop = (secrets.send_activation, secrets.receive_activation)
+        must((up.hop.send, up.hop.receive) == hop, "the hop has other secrets than the link")
+        must(up.purpose is secrets.purpose, "the link came up for another purpose")
+        told: Given = {
+            "suite": int(up.suite),
+            "peer": up.peer.hex(),
+            "instance": str(up.instance),
+            "purpose": int(up.purpose),
+            "transcript": secrets.transcript.hex(),
+        }
+        for name in ("send", "receive"):
+            for label in ("traffic", "activation"):
+                told[f"{name}_{label}"] = getattr(secrets, f"{name}_{label}").hex()
+        return told
+
+
+def run_end(given: Given, cut: Cut = whole) -> End:
+    """Run the end of *given* through all its deliveries."""
+    end = End(given)
+    end.run(cut)
+    return end
+
+
+# ---------------------------------------------------------------------- answers
+# The answers of an implementation to the vectors, and their comparison with the expected results.
+#
+# An implementation in any language can be asked. A question is a line of JSON with a vector's
+# ``id``, ``kind`` and ``input``. Its answer is a line of JSON with
+#
+# ``id``        the vector's
+# ``result``    ``valid``, or the name of the failure's class
+# ``output``    the output, if the vector's kind has one
+# ``released``  the SHA-256 of all plaintext released before a failure; absent if there was none
+# ``why``       the failure in words, for the report
+# ``skip``      instead of all but the id: why the implementation does not support this
+#
+# spec/vectors/README.md defines the input and the expected output of each kind.
+
+
+VALID: Final = "valid"
+SKIPPED: Final = ""
+_NOTHING: Final = hashlib.sha256().hexdigest()
+
+
+@attrs.frozen
+class Answer:
+    """The result of one vector."""
+
+    result: str
+    output: Json = None
+    released: str = _NOTHING
+    why: str = ""
+    skip: str = ""
+
+
+def compare(answer: Answer, vector: Mapping[str, Any]) -> None:
+    """Raise `Mismatch` unless *answer* is the expected result of *vector*."""
+    if vector["result"] == VALID:
+        must(answer.result == VALID, f"it was refused: {answer.why or answer.result}")
+    elif answer.result == VALID:
+        raise Mismatch("it was taken")
+    else:
+        must(answer.result == vector["result"], f"it was refused as {answer.result}: {answer.why}")
+        must(answer.released == vector["released"], "other plaintext was given out before")
+    if "output" in vector:
+        must(answer.output == vector["output"], "something else came of it")
+
+
+def questions(families: Mapping[str, Iterable[Json]]) -> Iterator[str]:
+    """One line of JSON for each vector of *families*, without a line end."""
+    for vectors in families.values():
+        for vector in vectors:
+            yield json.dumps({name: vector[name] for name in ("id", "kind", "input")})
+
+
+def read_answers(lines: Iterable[str]) -> dict[str, Answer]:
+    """The answers in *lines*, by the vector's id. Raises `NoVectors` for a malformed or repeated
+    answer."""
+    answers: dict[str, Answer] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                name, answer = _read(line)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise NoVectors(
+                    f"line {number} of the answers is none: {error}",
+                    'An answer is like {"id": "frame/one", "result": "valid", "output": {...}}.',
+                ) from None
+            if name in answers:
+                raise NoVectors(f"line {number} answers {name} again", "Answer each vector once.")
+            answers[name] = answer
+    return answers
+
+
+def _read(line: str) -> tuple[str, Answer]:
+    said = json.loads(line)
+    name = str(said.pop("id"))
+    return name, Answer(**({"result": SKIPPED, **said} if said.keys() == {"skip"} else said))
 
 
 @attrs.define

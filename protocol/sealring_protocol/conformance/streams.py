@@ -22,9 +22,18 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sealring_protocol.codec.messages import TunnelEvent
-from sealring_protocol.conformance.ends import Cut, Given, Mismatch, must, run_end
 from sealring_protocol.conformance.kinds import KINDS, run, run_frames
-from sealring_protocol.conformance.result import Kinds, Result, plaintext, raw
+from sealring_protocol.conformance.result import (
+    Cut,
+    Given,
+    Kinds,
+    Mismatch,
+    Result,
+    must,
+    plaintext,
+    raw,
+    run_end,
+)
 from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
 
 SEEDS: Final = (1, 2)

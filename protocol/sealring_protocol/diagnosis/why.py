@@ -9,29 +9,281 @@ these texts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
+from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.head.models import ONE_SIDED, OTHER_BUILD, one_sided, short
 from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.standing import Phase
+from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.diagnosis.causes import (
     ADVICE,
     BY_HINDRANCE,
     DIAL_ADVICE,
     HINDRANCES,
     OWN_LOG,
+    PERMANENT,
     RINGWIDE,
+    STILL_FETCHED,
     Cause,
+    ago,
+    lasting,
+    told_here,
 )
-from sealring_protocol.diagnosis.facts import EngineFacts, Facts, Obstacle, Starved
+from sealring_protocol.diagnosis.logs import RefusedSource
 from sealring_protocol.diagnosis.peers import NO_MEMBER, Fault, PeerState, Trouble
-from sealring_protocol.diagnosis.words import STILL_FETCHED, lasting, told_here
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
+
+# ---------------------------------------------------------------------- facts
+# The inputs and outputs of `why`: what a node knows of itself and its peers, and the obstacles.
+
+
+YOUNG_SECONDS: Final = 120.0
+"""An engine that ends within this many seconds has ended young."""
+
+
+@attrs.frozen
+class Obstacle:
+    """One obstacle to serving: *what* it is, and what to do about it (*advice*).
+
+    It concerns the peer of *rank*, or, if None, this node. It began at *since*, and was tried
+    *tries* times, last at *at* (monotonic seconds). *from_head* is True if this node knows it only
+    from the head.
+    """
+
+    cause: Cause
+    what: str
+    rank: int | None = None
+    since: float | None = None
+    at: float | None = None
+    tries: int = 0
+    advice: str = ""
+    from_head: bool = False
+
+    @property
+    def permanent(self) -> bool:
+        """True if it lasts until somebody changes something: no request should wait for it."""
+        return self.cause in PERMANENT
+
+    @property
+    def constant(self) -> str:
+        """*what* without a time that runs, such as that until the next start of an engine. It stays
+        the same while the obstacle lasts."""
+        return self.what.partition(";")[0]
+
+    def lasts(self, now: float) -> str:
+        """How long the obstacle has lasted, in words; empty if unknown or below one second."""
+        if self.since is None or now - self.since < 1:
+            return ""
+        if self.tries > 1 and self.at is not None:
+            span = lasting(now - self.since)
+            return f"{self.tries} times in {span}, the last time {ago(now - self.at)}"
+        return f"for {lasting(now - self.since)}"
+
+    def text(self, now: float) -> str:
+        """The obstacle in one line, without its advice."""
+        lasts = self.lasts(now)
+        return f"{self.what} ({lasts})" if lasts else self.what
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """The obstacle as a JSON object, with times in seconds."""
+        return {
+            "cause": self.cause.value,
+            "rank": self.rank,
+            "text": self.text(now),
+            "what": self.what,
+            "lasts": self.lasts(now),
+            "for_s": None if self.since is None else round(now - self.since, 1),
+            "last_s": None if self.at is None else round(now - self.at, 1),
+            "tries": self.tries,
+            "advice": self.advice,
+            "permanent": self.permanent,
+            "from_head": self.from_head,
+        }
+
+
+@attrs.frozen
+class EngineFacts:
+    """The state of this node's engine.
+
+    It is *up* if it has described its model, and in this state since *since* (monotonic seconds).
+    It was *lost* so many times in a row while young, the last time for *reason*. *unreadable* is
+    True if it cannot read its model.
+    """
+
+    up: bool = False
+    since: float = 0.0
+    lost: int = 0
+    reason: str = ""
+    unreadable: bool = False
+
+    def ended(self, reason: str, now: float, *, planned: bool) -> EngineFacts:
+        """The process has ended for *reason*. A *planned* end is no fault."""
+        if planned:
+            return EngineFacts(since=now)
+        young = not self.up or now - self.since < YOUNG_SECONDS
+        if self.unreadable:
+            return attrs.evolve(self, lost=self.lost + 1)
+        return EngineFacts(False, now, self.lost + 1 if young else 1, reason)
+
+
+@attrs.frozen
+class Starved:
+    """The engine of *rank* has starved for the fraction *part* of its time, since *since*
+    (monotonic seconds)."""
+
+    rank: int
+    part: float
+    since: float
+
+
+@attrs.frozen
+class Facts:
+    """What a node knows.
+
+    *wall_ms* is the time of day in milliseconds since 1970, or None if unknown. *next_start* is
+    when the engine will be started again (monotonic seconds). *draining* is why the node takes no
+    requests (empty if it does). *textless* is why the head can make no text of tokens (empty if it
+    can), and *text_loading* whether it is still loading what does; only whoever faces its clients
+    knows these. *unpinned* is `NodeConfig.unpinned`. *trying*
+    is whether its engine has read its weights, and runs its layers for the first time, as only
+    whoever speaks with the engine knows. *own* is what the obstacles call this node. *progress* is
+    what this rank and those linked with it last reported.
+    """
+
+    rank: int
+    roster: Roster
+    standing: Standing
+    engine: EngineFacts
+    peers: Mapping[int, PeerState]
+    strangers: Sequence[RefusedSource] = ()
+    wall_ms: int | None = None
+    next_start: float | None = None
+    draining: str = ""
+    textless: str = ""
+    text_loading: bool = False
+    unpinned: bytes = b""
+    own: str = "this node"
+    starved: Sequence[Starved] = ()
+    progress: Mapping[int, Progress] = attrs.field(factory=dict)
+    trying: bool = False
+
+    def name(self, rank: int) -> str:
+        """The name of the member of *rank*, for people."""
+        name = self.roster.members[rank].name
+        return f"the head ({name})" if rank == 0 and self.rank else f"rank {rank} ({name})"
+
+
+# ---------------------------------------------------------------------- starved ranks
+# Which engines starve now, as far as this node is told: for the log, the status and clients.
+
+
+AVERAGED: Final = 5.0
+"""Seconds over which starvation is averaged."""
+
+STARVED: Final = 0.75
+"""The fraction of its time from which an engine counts as starved."""
+
+FED: Final = 0.5
+"""The fraction of its time below which it no longer counts as starved."""
+
+TELL_AGAIN: Final = 600.0
+"""Least seconds between two log lines about the same engine."""
+
+
+@attrs.define
+class _Rank:
+    began: float  # the first sample
+    at: float  # the latest
+    seconds: float  # the total reported then
+    counted: float = 0.0
+    part: float = 0.0
+    since: float | None = None
+    told: float | None = None
+
+
+class StarvedRanks:
+    """How much the engine of each rank starves. Times are monotonic seconds."""
+
+    __slots__ = ("_process", "_ranks", "lent", "own")
+
+    def __init__(self) -> None:
+        self.own = 0.0
+        """Seconds that this node's engine processes have starved, in all."""
+        self.lent = 0.0
+        """Seconds that tensor parallelism has waited for other ranks' starved engines."""
+        self._process = 0.0  # the present process's part of `own`
+        self._ranks: dict[int, _Rank] = {}
+
+    def process(self, seconds: float) -> None:
+        """This node's engine process has starved for *seconds* in all. Report 0 for a new
+        process."""
+        self.own += max(0.0, seconds - self._process)
+        self._process = seconds
+
+    def added_to(self, progress: Progress) -> tuple[Progress, Progress]:
+        """Two copies of *progress*: one with this engine's starvation, and one for the peers, which
+        adds the time spent waiting for other starved engines."""
+        own, told = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
+        return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=told)
+
+    def renumbered(self) -> None:
+        """Forget all ranks: they are other nodes now."""
+        self._ranks.clear()
+
+    def look(self, rank: int, seconds: float | None, now: float) -> float:
+        """The engine of *rank* has starved for *seconds* in all. Returns how much of that is new.
+
+        A smaller total than before means that its node has a new process. None means that nothing
+        was reported yet on a new link; the next report counts against the last one. A report beyond
+        the time since the first sample is cut.
+        """
+        known = self._ranks.setdefault(rank, _Rank(now, now, seconds or 0.0))
+        seconds = known.seconds if seconds is None else seconds
+        elapsed, more = now - known.at, max(0.0, seconds - known.seconds)
+        more = min(more, now - known.began - known.counted)
+        known.at, known.seconds = now, seconds
+        known.counted += more
+        if elapsed <= 0:
+            return more
+        part = min(1.0, more / elapsed)
+        known.part += (part - known.part) * min(1.0, elapsed / AVERAGED)
+        if known.part < FED:
+            known.since = None
+        elif known.part >= STARVED and known.since is None:
+            known.since = now
+        return more
+
+    def is_news(self, rank: int, now: float) -> bool:
+        """True if the engine of *rank* starves and the log should report it now."""
+        known = self._ranks[rank]
+        if known.since is None or known.since == known.told:
+            return False
+        if known.told is not None and now - known.told < TELL_AGAIN:
+            return False
+        known.told = known.since
+        return True
+
+    def reset_all_but(self, ranks: set[int]) -> None:
+        """Count every rank except *ranks* as not starved: nothing is reported about them for
+        now."""
+        for rank, known in self._ranks.items():
+            if rank not in ranks:
+                known.part, known.since = 0.0, None
+
+    def of(self, *ranks: int) -> tuple[Starved, ...]:
+        """The engines of *ranks* that starve now."""
+        return tuple(
+            Starved(rank, known.part, known.since)
+            for rank in ranks
+            if (known := self._ranks.get(rank)) is not None and known.since is not None
+        )
+
 
 __all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
 
@@ -369,3 +621,96 @@ def _hint(facts: Facts, peer: PeerState) -> str:
     if known is None:
         return ""
     return f"; {facts.own} refused a connection from {known.source}, too: {known.reason}"
+
+
+# ---------------------------------------------------------------------- obstacle log
+# Logs why a node does not serve: a new obstacle at once, a lasting one each minute.
+#
+# An obstacle reported by the head is logged only when it is new, because the head's own log
+# repeats it each minute. What belongs to every start (reading the model, loading layers) is
+# logged only if it lasts.
+
+
+TELL_SECONDS: Final = 60.0
+"""Seconds between two lines about the same obstacle."""
+
+FETCHING_SECONDS: Final = 10.0
+"""Seconds between two lines about ranks that fetch: people want to see how far they are."""
+
+PASSING_SECONDS: Final = 10.0
+"""Seconds that a normal stage of a start may last before it is logged."""
+
+LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks at the obstacles while the node does not serve."""
+
+MAX_TOLD: Final = 64
+"""Obstacles remembered. Memory: about 500 bytes each, 32 KiB."""
+
+_PASSING: Final = {
+    Cause.DIALING,
+    Cause.TOKENIZER_LOADING,
+    Cause.ENGINE_STARTING,
+    Cause.PEER_ENGINE,
+    Cause.LOADING,
+    Cause.COLLECTIVE,
+    Cause.BEGINNING,
+    Cause.NO_EPOCH,
+}
+
+_TOLD_ONCE: Final = {Cause.NOT_A_MEMBER, Cause.STARVED}
+"""Causes that are logged where they are detected, and not again here."""
+
+
+@attrs.frozen
+class _Told:
+    """When the obstacle is logged next, and whether it has been logged before."""
+
+    due: float
+    before: bool = False
+
+
+class ObstacleLog:
+    """The obstacles logged so far. Times are monotonic seconds."""
+
+    __slots__ = ("_told", "due")
+
+    def __init__(self) -> None:
+        self._told: dict[tuple[Cause, int | None, str], _Told] = {}
+        self.due: float | None = None
+        """When to call `look`; None while the node serves."""
+
+    def look(self, found: Sequence[Obstacle], now: float) -> list[Note]:
+        """The notes to log about the obstacles *found*."""
+        self.due = None
+        notes = []
+        for obstacle in found:
+            if obstacle.cause in _TOLD_ONCE:
+                continue
+            key = (obstacle.cause, obstacle.rank, obstacle.constant)
+            wait = PASSING_SECONDS if obstacle.cause in _PASSING else 0.0
+            told = self._told.pop(key, _Told(now + wait))
+            if now >= told.due:
+                advice = f". {obstacle.advice}" if obstacle.advice and not told.before else ""
+                text = f"not serving: {obstacle.text(now)}{advice}"
+                kind = f"{obstacle.cause.value} {obstacle.rank}"
+                if obstacle.from_head:
+                    kind = "the head's reasons"  # one kind for all: the head chooses these texts
+                notes.append(Note(Level.INFO, text, kind))
+                fetching = obstacle.cause is Cause.FETCHING
+                told = _Told(now + (FETCHING_SECONDS if fetching else TELL_SECONDS), True)
+            elif told.before and obstacle.from_head:  # the head's log has it each minute
+                told = _Told(now + TELL_SECONDS, True)
+            self._told[key] = told
+        while len(self._told) > MAX_TOLD:
+            del self._told[next(iter(self._told))]
+        return notes
+
+    def turn(self, now: float, *, serving: bool) -> None:
+        """Say whether the node is *serving*. If so, every obstacle is forgotten, and a later one is
+        new."""
+        if not serving:
+            if self.due is None:
+                self.due = now + LOOK_SECONDS
+        elif self.due is not None or self._told:
+            self.due = None
+            self._told.clear()

@@ -13,8 +13,7 @@ import attrs
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import Message
 from sealring_protocol.control.effects import Level
-from sealring_protocol.link import Link
-from sealring_protocol.link_events import Hop
+from sealring_protocol.link import Hop, Link
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 

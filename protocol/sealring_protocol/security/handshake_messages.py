@@ -23,9 +23,9 @@ from typing import Final, NamedTuple
 
 import attrs
 
-from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
 from sealring_protocol.codec.layouts import layout
+from sealring_protocol.codec.messages import MessageCode
 from sealring_protocol.codec.wire import Reader, pack, vector
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import AEAD_TAG, FRAME_HEADER, MAX_FIN_BODY, MAX_ROSTER

@@ -3,35 +3,235 @@
 from __future__ import annotations
 
 import enum
+from hmac import compare_digest
 from typing import ClassVar, Final
+
+import attrs
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind
 from sealring_protocol.codec.messages import Accept
 from sealring_protocol.errors import (
+    AuthenticationFailed,
     LocalProtocolError,
     RemoteProtocolError,
+    RosterExpired,
 )
-from sealring_protocol.limits import AEAD_TAG, MAX_ROSTER, MAX_SEALED_BODY
-from sealring_protocol.security.handshake_base import Handshake, fatal
+from sealring_protocol.limits import AEAD_TAG, CLOCK_STEP_MS, MAX_ROSTER, MAX_SEALED_BODY
 from sealring_protocol.security.handshake_messages import (
     RESP_BODY,
+    Claims,
+    encode_fin_claims,
+    encode_init,
+    fin_hdr,
+    parse_resp,
+    parse_resp_claims,
+    suite_set,
 )
 from sealring_protocol.security.handshake_values import (
+    Established,
+    Handshake,
     HandshakeConfig,
     PeerVerified,
     RosterReceived,
+    Secrets,
     SignatureRequested,
+    VerifiedPeer,
+    fatal,
 )
-from sealring_protocol.security.initiator_stages import (
-    Dial,
-    Start,
-    WaitAccept,
-    WaitResp,
-    WaitSignature,
-    WaitStore,
-)
+from sealring_protocol.security.identity import check_own_signature
+from sealring_protocol.security.keys import SignContext, mac
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
+from sealring_protocol.security.schedule import (
+    Direction,
+    Exchange,
+    admission_key,
+    chain,
+    exchange,
+    first_transcript,
+    key_exchange,
+    link_secrets,
+    maced_payload,
+    open_once,
+    seal_once,
+    signed_payload,
+)
 from sealring_protocol.table import Table
+
+# ---------------------------------------------------------------------- initiator stages
+# The stages of the initiator: one class per state, holding only what is valid in it.
+#
+# Each stage makes the next one from what it waits for, or raises. `security.initiator` says which
+# event that is, and whether it is legal. A stage is used once.
+
+
+@attrs.frozen(eq=False)
+class Dial:
+    """Who dials whom, for what purpose and when: known to every stage."""
+
+    config: HandshakeConfig
+    peer: Member
+    purpose: Purpose
+    wall_ms: int
+
+
+@attrs.frozen(eq=False)
+class Start:
+    """Nothing has been sent."""
+
+    dial: Dial
+    entropy: bytes = attrs.field(repr=False)
+
+    def init(self) -> tuple[bytes, WaitResp]:
+        """INIT, and the stage that waits for its answer."""
+        config, peer = self.dial.config, self.dial.peer
+        x_private = X25519PrivateKey.from_private_bytes(self.entropy[:32])
+        kem_private = MLKEM768PrivateKey.from_seed_bytes(self.entropy[32:])
+        init = encode_init(
+            admission_key(config.roster.roster.cluster, peer.public_key),
+            self.dial.wall_ms // CLOCK_STEP_MS * CLOCK_STEP_MS,
+            suite_set(config.suites),
+            x_private.public_key().public_bytes_raw(),
+            kem_private.public_key().public_bytes_raw(),
+        )
+        return init, WaitResp(self.dial, x_private, kem_private, init)
+
+
+@attrs.frozen(eq=False)
+class WaitResp:
+    """INIT was sent."""
+
+    dial: Dial
+    x_private: X25519PrivateKey = attrs.field(repr=False)
+    kem_private: MLKEM768PrivateKey = attrs.field(repr=False)
+    init: bytes = attrs.field(repr=False)
+
+    def receive(self, frame: Frame) -> WaitSignature:
+        """The next stage, if *frame* is the peer's valid RESP. Raises `RemoteProtocolError` or a
+        subclass."""
+        config, peer = self.dial.config, self.dial.peer
+        resp = parse_resp(frame)
+        suite = next((suite for suite in config.suites if suite == resp.suite), None)
+        if suite is None:
+            raise RemoteProtocolError(f"RESP chooses suite {resp.suite}, which was not offered")
+        t1 = first_transcript(suite, config.roster.roster.cluster, peer.public_key, self.init)
+        t2 = chain(t1, resp.shares)
+        kem_secret = self.kem_private.decapsulate(resp.ciphertext)
+        keys = key_exchange(suite, kem_secret, exchange(self.x_private, resp.x_public), t2)
+        plaintext = open_once(suite, keys.responder_key, resp.sealed, t2)
+        claims, proven = parse_resp_claims(plaintext)
+        verified = VerifiedPeer(
+            peer.public_key,
+            claims,
+            proven,
+            suite=suite,
+            context=SignContext.RESP,
+            transcript=t2,
+            mac_key=keys.responder_mac,
+        )
+        return WaitSignature(
+            self.dial, verified, keys, chain(t1, resp.whole), self._own_claims(claims)
+        )
+
+    def _own_claims(self, theirs: Claims) -> bytes:
+        """The claims of FIN (cI), with the roster if it is newer than the peer's."""
+        config = self.dial.config
+        own = config.roster.roster
+        peer_is_newer = is_newer(own, theirs.serial, theirs.digest)
+        if own.expired(self.dial.wall_ms) and not peer_is_newer:
+            raise RosterExpired(f"roster {own.serial} has expired, and the peer has none newer")
+        return encode_fin_claims(
+            node_id=config.node_id,
+            responder=self.dial.peer.id,
+            instance=config.instance,
+            serial=own.serial,
+            digest=own.digest,
+            purpose=self.dial.purpose,
+            roster=config.roster.encoded if theirs.serial < own.serial else b"",
+        )
+
+
+@attrs.frozen(eq=False)
+class WaitSignature:
+    """RESP is verified; FIN waits for its signature."""
+
+    dial: Dial
+    peer: VerifiedPeer
+    keys: Exchange
+    transcript: bytes
+    claims: bytes
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes to sign."""
+        return signed_payload(self.keys.suite, SignContext.FIN, self.transcript, self.claims)
+
+    def fin(self, signature: bytes) -> tuple[bytes, Secrets, WaitAccept]:
+        """FIN, the secrets of the channels, and the stage that waits for ACCEPT."""
+        check_own_signature(signature)
+        keys, t3 = self.keys, self.transcript
+        tag = mac(keys.initiator_mac, maced_payload(t3, self.claims, signature))
+        hdr = fin_hdr(self.claims)
+        plaintext = self.claims + signature + tag
+        fin = hdr + seal_once(keys.suite, keys.initiator_key, plaintext, t3 + hdr)
+        t4 = chain(t3, fin)
+        return fin, self._secrets(t4), WaitAccept(self.dial, self.peer, t4)
+
+    def _secrets(self, t4: bytes) -> Secrets:
+        own, peer, keys = self.dial.config.node_id, self.peer.id, self.keys
+        return Secrets(
+            keys.suite,
+            self.peer,
+            self.dial.purpose,
+            t4,
+            *link_secrets(keys, Direction.TO_RESPONDER, own, peer, t4),
+            *link_secrets(keys, Direction.TO_INITIATOR, peer, own, t4),
+        )
+
+
+@attrs.frozen(eq=False)
+class WaitAccept:
+    """FIN was sent; only ACCEPT or CLOSE may come."""
+
+    dial: Dial
+    peer: VerifiedPeer
+    transcript: bytes
+
+    def receive(self, accept: Accept) -> Established | WaitStore:
+        """The link; or, if ACCEPT brought a newer roster, the stage in which that is stored."""
+        own = self.dial.config.roster
+        if not compare_digest(accept.transcript, self.transcript):
+            raise AuthenticationFailed("ACCEPT is for another transcript")
+        if accept.serial != max(self.peer.serial, own.roster.serial):
+            raise RemoteProtocolError(f"ACCEPT names roster {accept.serial}, which neither holds")
+        if self.peer.serial > own.roster.serial:
+            return WaitStore(self._established(self._brought(accept)))
+        if accept.roster:
+            raise RemoteProtocolError("ACCEPT brings a roster that is not newer")
+        return self._established(own)
+
+    def _brought(self, accept: Accept) -> SignedRoster:
+        config = self.dial.config
+        current = config.roster.roster
+        ends = (config.node_id, self.peer.id)
+        signed = newer(config.coordinator, current, accept.roster, self.dial.wall_ms, *ends)
+        brought = signed.roster.serial, signed.roster.digest
+        if brought != (accept.serial, self.peer.digest):
+            raise RemoteProtocolError("ACCEPT brings another roster than RESP announced")
+        return signed
+
+    def _established(self, roster: SignedRoster) -> Established:
+        return Established(self.peer, self.dial.purpose, self.transcript, roster)
+
+
+@attrs.frozen(eq=False)
+class WaitStore:
+    """ACCEPT brought a newer roster; the link is up once it is stored."""
+
+    established: Established
+
 
 ENTROPY: Final = 32 + 64
 """Bytes of entropy for one dial: an X25519 key, and an ML-KEM seed."""

@@ -6,13 +6,292 @@ in a collective is replaced when the epoch ends; the next order waits for the ne
 
 from __future__ import annotations
 
-from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import Backend, Bootstrap, CannotServe, Prepared, Ready
-from sealring_protocol.control.effects import Effect, RestartEngine, ToEngine, Want
-from sealring_protocol.control.epoch.collective import Joining
+import enum
+from typing import Final
+
+import attrs
+
+from sealring_protocol.codec.local_messages import EngineInfo, Group, Grouped
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Backend,
+    Bootstrap,
+    CannotServe,
+    Epoch,
+    Prepared,
+    Ready,
+)
+from sealring_protocol.control.effects import (
+    Effect,
+    EndCollective,
+    PrepareCollective,
+    RestartEngine,
+    ToEngine,
+    Want,
+)
 from sealring_protocol.control.epoch.deadlines import ENGINE, AnswerDeadline
 from sealring_protocol.control.epoch.orders import layers_of
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.table import Machine, Table
+
+# ---------------------------------------------------------------------- collective
+# One rank's way into the collective of an epoch: load a share, open a port, join.
+#
+# A rank cannot leave a collective's `init` once it has called it, so no rank calls it before
+# every rank can. The head therefore orders two rounds by BOOTSTRAP. In *prepare* the engine loads
+# its share of the weights and the node chooses the port that the engine will listen on; the rank
+# answers PREPARED. In *join* the engine joins; the rank answers READY. The head holds the barrier
+# between the rounds.
+#
+# Over sealed links the collective's connections run through local relays. The engine listens and
+# connects on its own machine only, and the node carries the bytes in a tunnel link to each
+# neighbour. This module makes the engine's addresses out of typed fields, so no text of a peer
+# reaches its environment.
+#
+# An engine process joins one group in its life, so the next collective needs a new process.
+
+
+LOOPBACK: Final = "127.0.0.1"
+TUNNEL_SECONDS: Final = 30.0
+"""Seconds to wait for the tunnel link once everything else is ready. Loading may take long, but a
+link that is not up by then probably never will be. The wait doubles after each failure, up to
+`LONGEST_TUNNEL_SECONDS`, because giving up makes every rank load again."""
+
+LONGEST_TUNNEL_SECONDS: Final = 600.0
+
+_NOWHERE: Final = (LOOPBACK, 1)
+"""The address given to an engine for ranks that it does not talk to."""
+
+
+class JoiningState(enum.Enum):
+    """How far this rank has come into the collective."""
+
+    OUT = "out"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    JOINING = "joining"
+    JOINED = "joined"
+    REPLACING = "replacing"
+
+
+class JoiningEvent(enum.Enum):
+    """What changes the state. LEAVE ends the collective; ENGINE_UP is a new engine process."""
+
+    PREPARE = "prepare"
+    PREPARED = "prepared"
+    JOIN = "join"
+    JOINED = "joined"
+    LEAVE = "leave"
+    ENGINE_LOST = "engine_lost"
+    ENGINE_UP = "engine_up"
+
+
+_S, _E = JoiningState, JoiningEvent
+JOINING_TABLE: Final[Table[JoiningState, JoiningEvent]] = {
+    (_S.OUT, _E.PREPARE): _S.PREPARING,
+    (_S.PREPARING, _E.PREPARED): _S.PREPARED,
+    (_S.PREPARED, _E.JOIN): _S.JOINING,
+    (_S.JOINING, _E.JOINED): _S.JOINED,
+    (_S.OUT, _E.LEAVE): _S.OUT,
+    (_S.PREPARING, _E.LEAVE): _S.REPLACING,
+    (_S.PREPARED, _E.LEAVE): _S.REPLACING,
+    (_S.JOINING, _E.LEAVE): _S.REPLACING,
+    (_S.JOINED, _E.LEAVE): _S.REPLACING,
+    (_S.REPLACING, _E.LEAVE): _S.REPLACING,
+    (_S.OUT, _E.ENGINE_LOST): _S.OUT,
+    (_S.PREPARING, _E.ENGINE_LOST): _S.OUT,
+    (_S.PREPARED, _E.ENGINE_LOST): _S.OUT,
+    (_S.JOINING, _E.ENGINE_LOST): _S.OUT,
+    (_S.JOINED, _E.ENGINE_LOST): _S.OUT,
+    (_S.REPLACING, _E.ENGINE_LOST): _S.REPLACING,
+    (_S.OUT, _E.ENGINE_UP): _S.OUT,
+    (_S.REPLACING, _E.ENGINE_UP): _S.OUT,
+}
+
+
+@attrs.frozen
+class _Ports:
+    """The engine's port, and its node's relay port (0: no relay)."""
+
+    port: int
+    relay: int
+
+
+class Joining:
+    """Rank *rank* of *world* and its engine. Methods return the effects to carry out."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._machine = Machine(JOINING_TABLE, JoiningState.OUT)
+        self._rank = rank
+        self._world = world
+        self._right = (rank + 1) % world
+        self._order: Bootstrap | None = None
+        self._ports: _Ports | None = None
+        self._loaded = False
+        self._tunnel = False  # the link to the right neighbour is up
+        self._tunnel_ends: float | None = None
+        self._tunnel_seconds = TUNNEL_SECONDS
+        self._grouped: Grouped | None = None
+
+    @property
+    def state(self) -> JoiningState:
+        """How far this rank has come into the collective."""
+        return self._machine.state
+
+    @property
+    def replacing(self) -> bool:
+        """The engine process is being replaced. Orders wait for the new one."""
+        return self.state is JoiningState.REPLACING
+
+    @property
+    def committed(self) -> bool:
+        """This rank has answered PREPARED. From then on losing a tunnel is a failure."""
+        return self.state in (JoiningState.PREPARED, JoiningState.JOINING, JoiningState.JOINED)
+
+    def prepare(self, order: Bootstrap) -> list[Effect]:
+        """Start the *prepare* round of *order*: load the share, open a port, and want the tunnel
+        links."""
+        self._machine.fire(JoiningEvent.PREPARE)
+        self._order, self._ports, self._loaded, self._grouped = order, None, False, None
+        self._tunnel_ends = None
+        alone = Bootstrap(
+            order.epoch,
+            Backend.PIPELINE,
+            0,
+            order.inner_seal,
+            order.deadline_ms,
+            order.model,
+            order.bounds,
+            checked=order.checked,
+        )
+        effects: list[Effect] = [
+            ToEngine(Group(order.backend, self._rank, self._world, order.deadline_ms)),
+            ToEngine(alone),
+            PrepareCollective(order.epoch, not order.trusted),
+        ]
+        # Of two ranks each is the other's right neighbour; one link is enough.
+        if not order.trusted:
+            if self._world > 2 or self._rank == 0:
+                effects.append(Want(self._right, Purpose.TUNNEL))
+            if self._world > 2 or self._rank == 1:
+                left = (self._rank - 1) % self._world
+                effects.append(Want(left, Purpose.TUNNEL, yields=True))
+        return effects
+
+    def loaded(self, now: float) -> None:
+        """The engine has loaded its share."""
+        self._loaded = True
+        self._wait_for_tunnel(now)
+
+    def ports(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
+        """The answer to `PrepareCollective` of *epoch*: the engine's *port* and its *relay* (0:
+        none)."""
+        if epoch == self._epoch:
+            self._ports = _Ports(port, relay)
+            self._wait_for_tunnel(now)
+
+    def is_of_now(self, epoch: Epoch) -> bool:
+        """True if *epoch*'s collective is under way."""
+        over = (JoiningState.OUT, JoiningState.REPLACING)
+        return epoch == self._epoch and self.state not in over
+
+    @property
+    def _epoch(self) -> Epoch:
+        return self._order.epoch if self._order is not None else NO_EPOCH
+
+    def tunnel(self, rank: int, now: float, *, up: bool) -> None:
+        """The tunnel link with *rank* came up, or went down."""
+        if rank == self._right:
+            self._tunnel = up
+            self._wait_for_tunnel(now)
+
+    def _wait_for_tunnel(self, now: float) -> None:
+        """Start the tunnel's deadline if only the tunnel is missing, else clear it."""
+        preparing = self.state is JoiningState.PREPARING
+        sealed = self._order is not None and not self._order.trusted
+        if self._tunnel or not (preparing and sealed and self._loaded and self._ports):
+            self._tunnel_ends = None
+        elif self._tunnel_ends is None:
+            self._tunnel_ends = now + self._tunnel_seconds
+
+    @property
+    def deadline(self) -> float | None:
+        """When to give up waiting for the tunnel link; None while it is not waited for."""
+        return self._tunnel_ends if self.state is JoiningState.PREPARING else None
+
+    def give_up(self) -> str:
+        """The tunnel's deadline has passed. Returns the reason to report."""
+        self._tunnel_ends = None
+        waited, most = self._tunnel_seconds, LONGEST_TUNNEL_SECONDS
+        self._tunnel_seconds = min(2 * waited, most)
+        return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
+
+    def try_prepared(self) -> Prepared | None:
+        """PREPARED, once, when nothing is missing; None before and after that."""
+        order, ports = self._order, self._ports
+        if self.state is not JoiningState.PREPARING or order is None or ports is None:
+            return None
+        if not self._loaded or not (order.trusted or self._tunnel):
+            return None
+        self._machine.fire(JoiningEvent.PREPARED)
+        return Prepared(order.epoch, ports.port)
+
+    def follows(self, order: Bootstrap, before: Bootstrap) -> bool:
+        """True if *order* is the *join* round of the *prepare* order *before*, with nothing else
+        changed."""
+        if self.state is not JoiningState.PREPARED or not order.joins:
+            return False
+        return order == attrs.evolve(before, hosts=order.hosts, deadline_ms=order.deadline_ms)
+
+    def join(self, order: Bootstrap) -> list[Effect]:
+        """Start the *join* round of *order*: every rank is prepared, and the engine joins."""
+        self._machine.fire(JoiningEvent.JOIN)
+        hosts = list(order.hosts)
+        if not order.trusted and self._ports is not None:
+            hosts = [_NOWHERE] * self._world
+            hosts[self._right] = (LOOPBACK, self._ports.relay)
+            hosts[self._rank] = (LOOPBACK, self._ports.port)
+        group = Group(order.backend, self._rank, self._world, order.deadline_ms, tuple(hosts))
+        return [ToEngine(group)]
+
+    def grouped(self, message: Grouped) -> None:
+        """The engine has joined."""
+        self._grouped = message
+
+    def joined(self, ready: Ready) -> Ready:
+        """The answer to *join*: the engine's *ready* with the times that it measured when it
+        joined."""
+        self._machine.fire(JoiningEvent.JOINED)
+        self._tunnel_seconds = TUNNEL_SECONDS
+        if self._grouped is None:
+            return ready
+        return attrs.evolve(ready, sum_us=self._grouped.sum_us, token_us=self._grouped.token_us)
+
+    def is_due(self, epoch: Epoch) -> bool:
+        """True if this rank waits for the engine's READY of *epoch*."""
+        return self.state is JoiningState.JOINING and epoch == self._epoch
+
+    def leave(self) -> list[Effect]:
+        """The collective is over. Close its connections and replace the engine that was in it."""
+        before = self.state
+        after = self._machine.fire(JoiningEvent.LEAVE)
+        if before is after:
+            return []
+        why = "the one before was in a collective that is over, and joins no other"
+        return [EndCollective(self._epoch), RestartEngine(why, planned=True)]
+
+    def engine_lost(self) -> list[Effect]:
+        """The engine process is gone, and its collective with it."""
+        before = self.state
+        after = self._machine.fire(JoiningEvent.ENGINE_LOST)
+        return [] if before is after else [EndCollective(self._epoch)]
+
+    def engine_up(self) -> bool:
+        """A new engine process is up. True if it is the awaited replacement."""
+        was = self.replacing
+        if self.state in (JoiningState.OUT, JoiningState.REPLACING):
+            self._machine.fire(JoiningEvent.ENGINE_UP)
+        return was
 
 
 class RankEngine:

@@ -7,6 +7,7 @@ to the next rank is up.
 
 from __future__ import annotations
 
+import enum
 from typing import Final
 
 from sealring_protocol.codec.local_messages import EngineInfo, Grouped, Loaded, LocalMessage
@@ -21,29 +22,16 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Message,
     Ready,
+    Reason,
     Row,
     Step,
     StepDone,
     Waiting,
 )
-from sealring_protocol.control.effects import (
-    Effect,
-    Level,
-    Note,
-    Send,
-    ToEngine,
-)
+from sealring_protocol.control.effects import Effect, Level, Note, Send, ToEngine
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
-from sealring_protocol.control.epoch.follower_states import (
-    FOLLOWER_TABLE,
-    PHASES,
-    FollowerEvent,
-    FollowerState,
-)
-from sealring_protocol.control.epoch.head_reasons import HeadReasons
-from sealring_protocol.control.epoch.next_link import NextLink
 from sealring_protocol.control.epoch.orders import (
     FollowerConfig,
     check_stale,
@@ -55,10 +43,205 @@ from sealring_protocol.control.epoch.orders import (
 from sealring_protocol.control.head.membership import hello
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import ORDERS_PER_SECOND
+from sealring_protocol.limits import MAX_REASON, NO_RANK, ORDERS_PER_SECOND, WAITINGS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.table import Machine
+from sealring_protocol.table import Machine, Table
+
+# ---------------------------------------------------------------------- follower states
+# The states of a follower: without a head, between epochs, starting one, serving, or failed.
+#
+# FAILED lasts from the report to the head until the head's next order. CUT is FAILED with the
+# link to the next rank broken in this epoch. The next rank has missed steps that cannot be
+# repeated, so nothing more is sent to it before the next epoch, even if the link comes up again.
+# IDLE is SERVING after the head has said (WAITING) that there is no epoch.
+
+
+class FollowerState(enum.Enum):
+    """The state of a follower."""
+
+    NO_HEAD = "no_head"
+    GATHERING = "gathering"
+    LOADING = "loading"
+    PREPARED = "prepared"
+    JOINING = "joining"
+    LINKING = "linking"
+    SERVING = "serving"
+    IDLE = "idle"
+    FAILED = "failed"
+    CUT = "cut"
+
+
+class FollowerEvent(enum.Enum):
+    """What changes the state.
+
+    ORDER is a BOOTSTRAP that begins an epoch; JOIN is a collective's second BOOTSTRAP. LOADED is
+    the engine's READY while the link to the next rank is missing. PREPARED and READY: the message
+    of that name was sent to the head. NO_EPOCH is the head's WAITING.
+    """
+
+    HEAD_UP = "head_up"
+    HEAD_DOWN = "head_down"
+    ORDER = "order"
+    PREPARED = "prepared"
+    JOIN = "join"
+    LOADED = "loaded"
+    READY = "ready"
+    NO_EPOCH = "no_epoch"
+    FAILURE = "failure"
+    CUT = "cut"
+
+
+_S, _E = FollowerState, FollowerEvent
+FOLLOWER_TABLE: Final[Table[FollowerState, FollowerEvent]] = {
+    (_S.NO_HEAD, _E.HEAD_UP): _S.GATHERING,
+    (_S.GATHERING, _E.ORDER): _S.LOADING,
+    (_S.LOADING, _E.ORDER): _S.LOADING,
+    (_S.PREPARED, _E.ORDER): _S.LOADING,
+    (_S.JOINING, _E.ORDER): _S.LOADING,
+    (_S.LINKING, _E.ORDER): _S.LOADING,
+    (_S.SERVING, _E.ORDER): _S.LOADING,
+    (_S.IDLE, _E.ORDER): _S.LOADING,
+    (_S.FAILED, _E.ORDER): _S.LOADING,
+    (_S.CUT, _E.ORDER): _S.LOADING,
+    (_S.LOADING, _E.PREPARED): _S.PREPARED,
+    (_S.PREPARED, _E.JOIN): _S.JOINING,
+    (_S.LOADING, _E.LOADED): _S.LINKING,
+    (_S.LOADING, _E.READY): _S.SERVING,
+    (_S.LINKING, _E.READY): _S.SERVING,
+    (_S.JOINING, _E.READY): _S.SERVING,
+    (_S.SERVING, _E.NO_EPOCH): _S.IDLE,
+    (_S.LOADING, _E.FAILURE): _S.FAILED,
+    (_S.PREPARED, _E.FAILURE): _S.FAILED,
+    (_S.JOINING, _E.FAILURE): _S.FAILED,
+    (_S.LINKING, _E.FAILURE): _S.FAILED,
+    (_S.SERVING, _E.FAILURE): _S.FAILED,
+    (_S.IDLE, _E.FAILURE): _S.FAILED,
+    (_S.FAILED, _E.CUT): _S.CUT,
+    (_S.CUT, _E.CUT): _S.CUT,
+    (_S.GATHERING, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.LOADING, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.PREPARED, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.JOINING, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.LINKING, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.SERVING, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.IDLE, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.FAILED, _E.HEAD_DOWN): _S.NO_HEAD,
+    (_S.CUT, _E.HEAD_DOWN): _S.NO_HEAD,
+}
+
+PHASES: Final = {
+    FollowerState.NO_HEAD: Phase.NO_HEAD,
+    FollowerState.GATHERING: Phase.GATHERING,
+    FollowerState.LOADING: Phase.LOADING,
+    FollowerState.PREPARED: Phase.PREPARED,
+    FollowerState.JOINING: Phase.JOINING,
+    FollowerState.LINKING: Phase.LINKING,
+    FollowerState.SERVING: Phase.SERVING,
+    FollowerState.IDLE: Phase.GATHERING,
+    FollowerState.FAILED: Phase.FAILED,
+    FollowerState.CUT: Phase.FAILED,
+}
+"""The phase that the status shows in each state."""
+
+
+# ---------------------------------------------------------------------- head reasons
+# A follower's record of why the head begins no epoch, as told by WAITING.
+
+
+class HeadReasons:
+    """The head's last WAITING to a rank of *world*. Times are monotonic seconds."""
+
+    __slots__ = ("_bucket", "_world", "no_epoch", "reasons")
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._bucket = TokenBucket(WAITINGS_PER_SECOND, 0.0)
+        self.no_epoch = False
+        """The head has said that there is no epoch, and no epoch has begun since."""
+        self.reasons: dict[Reason, float] = {}
+        """Each reason, with the time it was first heard."""
+
+    def hear(self, waiting: Waiting, now: float) -> None:
+        """The head sent *waiting*. Raises `LimitExceeded` if the head sends too many, and
+        `RemoteProtocolError` if it names a rank that does not exist."""
+        if not self._bucket.take(now):
+            raise LimitExceeded(f"more than {WAITINGS_PER_SECOND} WAITINGs a second")
+        strange = [r.rank for r in waiting.reasons if r.rank not in (*range(self._world), NO_RANK)]
+        if strange:
+            raise RemoteProtocolError(f"WAITING is about rank {strange[0]} of {self._world}")
+        known = self.reasons
+        self.no_epoch = True
+        self.reasons = {reason: known.get(reason, now) for reason in waiting.reasons}
+
+    def withdraw(self) -> None:
+        """Forget the reasons: an epoch begins, or the head is gone."""
+        self.no_epoch = False
+        self.reasons = {}
+
+
+# ---------------------------------------------------------------------- next link
+# The link to the next rank: whether it is up, how long to wait for it, and why it fails.
+#
+# Either end may dial. If one end cannot, the other may; if neither can, this rank reports that to
+# the head, so that nobody takes it for a rank that is merely slow.
+
+
+LINK_SECONDS: Final = 12.0
+"""Seconds to wait for the link once everything else is ready: enough for two failed dials from each
+end. It doubles after each failure, up to `LONGEST_LINK_SECONDS`."""
+
+LONGEST_LINK_SECONDS: Final = 60.0
+
+
+class NextLink:
+    """The link from the rank named *own* to the one named *peer*. Times are monotonic seconds."""
+
+    def __init__(self, own: str, peer: str) -> None:
+        self.up = False
+        """The link is up."""
+        self._names = own, peer
+        self._why = ""
+        self._seconds = LINK_SECONDS
+        self._ends: float | None = None
+
+    def begin(self, now: float) -> None:
+        """Start the wait: only the link is missing now."""
+        if self._ends is None:
+            self._ends = now + self._seconds
+
+    def end(self) -> None:
+        """Stop the wait."""
+        self._ends = None
+        self._why = ""
+
+    def came(self) -> None:
+        """The link is up."""
+        self.up = True
+        self.end()
+        self._seconds = LINK_SECONDS
+
+    def lost(self) -> None:
+        """The link is down."""
+        self.up = False
+
+    def unreached(self, why: str) -> None:
+        """A dial from this end failed: *why*."""
+        self._why = why
+
+    @property
+    def deadline(self) -> float | None:
+        """When to give up; None until a dial has failed."""
+        return self._ends if self._why else None
+
+    def give_up(self) -> str:
+        """The deadline has passed. Returns the reason to report."""
+        own, peer = self._names
+        text = f"{own} cannot reach {peer} {self._why}, nor {peer} {own}"
+        self.end()
+        self._seconds = min(2 * self._seconds, LONGEST_LINK_SECONDS)
+        return text.encode()[:MAX_REASON].decode(errors="ignore")
+
 
 __all__ = ["Follower", "FollowerConfig"]
 

@@ -12,10 +12,12 @@ an epoch ends, the head comes back here.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import attrs
 
+from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.local_messages import EngineInfo, Grouped, Loaded
 from sealring_protocol.codec.messages import (
     Epoch,
@@ -29,24 +31,198 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut
 from sealring_protocol.control.epoch.deadlines import Deadline, earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
-from sealring_protocol.control.head.backoff import LONGEST_PAUSE, EpochBackoff
-from sealring_protocol.control.head.config import HeadConfig
 from sealring_protocol.control.head.membership import Membership, MembershipState
 from sealring_protocol.control.head.models import compare
-from sealring_protocol.control.head.notices import FailureLog, Notices
-from sealring_protocol.control.head.partition import TooLittleRoom
 from sealring_protocol.control.head.plan import (
+    HeadConfig,
     Plan,
     Strategy,
+    TooLittleRoom,
     bootstraps,
     joining,
     make_plan,
     verdict,
 )
-from sealring_protocol.control.head.tensor_tries import TensorTries
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
+
+# ---------------------------------------------------------------------- backoff
+# How soon the head begins the next epoch: at once after one that worked, else after a pause.
+#
+# An epoch worked if it gave an answer, gave up a request, or stood for `LONG_ENOUGH`. The first
+# epoch that did not is also followed at once. After each further one the pause doubles
+# (`backoff`), so a rank that fails every time costs a try every few seconds and no busy loop. A
+# rank that can never serve costs one try: the next waits until a rank presents itself.
+
+
+LONGEST_PAUSE: Final = 5.0
+"""Seconds between two tries, at most."""
+
+LONG_ENOUGH: Final = 5.0
+"""Seconds that an epoch must stand to count as one that worked."""
+
+
+class EpochBackoff:
+    """The pauses between epochs. Times are monotonic seconds."""
+
+    __slots__ = ("_backoff", "_failed", "_held", "_serving_since", "_until")
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(LONGEST_PAUSE)
+        self._failed = False  # the latest epoch did not work
+        self._serving_since: float | None = None
+        self._until: float | None = None
+        self._held = False
+
+    def serving(self, now: float) -> None:
+        """The ring is ready."""
+        self._serving_since = now
+
+    def progressed(self) -> None:
+        """A step was answered."""
+        self._worked()
+
+    def _worked(self) -> None:
+        self._failed = False
+        self._backoff.reset()
+
+    def ended(self, now: float) -> None:
+        """An epoch, or the start of one, is over."""
+        stood = self._serving_since is not None and now - self._serving_since > LONG_ENOUGH
+        self._serving_since = None
+        if stood:
+            self._worked()
+            return
+        if self._failed:
+            self.wait(now, self._backoff.next())
+        self._failed = True
+
+    def wait(self, now: float, seconds: float) -> None:
+        """Begin no epoch for *seconds*. A longer pause that is already set stays."""
+        self._until = max(self._until or 0.0, now + seconds)
+
+    def wait_for_change(self) -> None:
+        """Begin no epoch until `changed`, nor before the end of a pause that is under way."""
+        self._held = True
+
+    def changed(self) -> None:
+        """A rank has presented itself: the next epoch may go better."""
+        self._held = False
+
+    @property
+    def until(self) -> float | None:
+        """When the pause ends; None if there is none, or it has no end yet."""
+        return None if self._held else self._until
+
+    def may_start(self, now: float) -> bool:
+        """True if no pause is under way."""
+        if self._until is not None and now >= self._until:
+            self._until = None
+        return self._until is None and not self._held
+
+
+# ---------------------------------------------------------------------- notices
+# What the head has told each rank about why there is no epoch, and which failures it has logged.
+#
+# A rank is told when the reasons differ from those it was told last, at most once every
+# `NOTICE_SECONDS`, so reasons that alternate cost one message a second.
+
+
+NOTICE_SECONDS: Final = 1.0
+"""Minimum seconds between two WAITINGs to one rank."""
+
+
+class Notices:
+    """The last WAITING of each rank after the head, of *world*. Times are monotonic seconds."""
+
+    __slots__ = ("_next", "_told")
+
+    def __init__(self, world: int) -> None:
+        self._told = dict.fromkeys(range(1, world), Waiting())
+        self._next = dict.fromkeys(range(1, world), 0.0)
+
+    def forget(self, rank: int) -> None:
+        """The control link with *rank* is new: nothing has been sent on it."""
+        self._told[rank] = Waiting()
+
+    def withdraw(self) -> None:
+        """An epoch begins: BOOTSTRAP withdraws the reasons on every rank."""
+        self._told = dict.fromkeys(self._told, Waiting())
+
+    def tell(self, why: Waiting, now: float) -> list[Send]:
+        """The WAITINGs to send now that the reasons are those of *why*."""
+        due = [rank for rank, told in self._told.items() if told != why and now >= self._next[rank]]
+        for rank in due:
+            self._told[rank] = why
+            self._next[rank] = now + NOTICE_SECONDS
+        return [Send(rank, Purpose.CONTROL, why) for rank in due]
+
+
+class FailureLog:
+    """The last failure of each rank, so that one that comes with each try is logged once."""
+
+    __slots__ = ("_last", "latest")
+
+    def __init__(self) -> None:
+        self._last: dict[int, Failure] = {}
+        self.latest: Failure | None = None
+        """The last of any rank."""
+
+    def is_news(self, failed: Failure) -> bool:
+        """Record *failed*. False if the last failure of that rank was the same. What stands after a
+        ";" may change with each try, as in `Obstacle.constant`."""
+        constant = attrs.evolve(failed, message=failed.message.partition(";")[0])
+        self.latest, known = failed, self._last.get(failed.rank)
+        self._last[failed.rank] = constant
+        return known != constant
+
+    def clear(self) -> None:
+        """There is no failure: what fails from now on is news."""
+        self._last.clear()
+        self.latest = None
+
+
+# ---------------------------------------------------------------------- tensor tries
+# When the strategy `auto` gives up tensor parallelism, because its collective does not come up.
+#
+# A collective that has never worked gets one try. One that once worked gets several, and so does
+# one whose links broke, because a node may just have left. Weights that are not there yet are no
+# fault of tensor parallelism.
+
+
+TENSOR_TRIES: Final = 3
+"""Tries in a row that a collective which has worked gets to come up again."""
+
+
+class TensorTries:
+    """The tries that are left. Times are monotonic seconds."""
+
+    __slots__ = ("_cut_at", "_cuts", "_left")
+
+    def __init__(self) -> None:
+        self._left = 1
+        self._cuts = 0  # times in a row that links broke while a collective came up
+        self._cut_at = -math.inf
+
+    def worked(self) -> None:
+        """The collective has come up."""
+        self._left = TENSOR_TRIES
+        self._cuts = 0
+
+    def failed(self, kind: FailureKind, now: float) -> bool:
+        """The collective did not come up, by a failure of *kind*. True if no try is left."""
+        if kind is FailureKind.LOAD:
+            return False
+        if kind is not FailureKind.LINK_LOST:
+            self._left -= 1
+            return self._left <= 0
+        if now - self._cut_at > PING_TIMEOUT:  # all links of one lost node count once
+            self._cuts += 1
+            self._cut_at = now
+        return self._cuts >= TENSOR_TRIES
+
 
 RING_READY: Final = "the ring is ready"
 """How the note begins that says so."""

@@ -8,8 +8,7 @@ import attrs
 
 from sealring_protocol.codec.messages import NO_LOGPROBS
 from sealring_protocol.control.scheduler.flights import Flights
-from sealring_protocol.control.scheduler.guess_costs import GuessCosts, Ways
-from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD
+from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD, GuessCosts, Ways
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.limits import MAX_GUESSED

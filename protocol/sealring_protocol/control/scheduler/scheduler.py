@@ -31,7 +31,7 @@ fails.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -42,29 +42,345 @@ from sealring_protocol.codec.messages import (
     Decode,
     Epoch,
     Failure,
+    FailureKind,
+    Join,
+    Open,
     Prefill,
     Ready,
+    Save,
+    Step,
+    Work,
 )
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.epoch.ledger import Ledger
+from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
+from sealring_protocol.control.epoch.pipeline import weight
 from sealring_protocol.control.scheduler.chunks import Chunks
 from sealring_protocol.control.scheduler.flights import Flights
-from sealring_protocol.control.scheduler.group_tuner import GroupTuner
+from sealring_protocol.control.scheduler.groups import GroupTuner
 from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.guessing import Guessing
-from sealring_protocol.control.scheduler.losses import Losses
 from sealring_protocol.control.scheduler.requests import (
     FinishReason,
     Outcome,
     Request,
+    RowOpened,
     SchedulerConfig,
+    ScoresOut,
     TokenIds,
+    TokenOut,
 )
-from sealring_protocol.control.scheduler.results import Results
-from sealring_protocol.control.scheduler.rows import LiveRow, Planned
+from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
-from sealring_protocol.control.scheduler.step_making import StepMaker
 from sealring_protocol.errors import RemoteProtocolError
+
+# ---------------------------------------------------------------------- results
+# What the answer to a step brings its rows: tokens, scores, and perhaps their end.
+
+
+class Results:
+    """What comes of the steps of the rows *running*, some of which are *guessing*."""
+
+    def __init__(self, running: RunningRows, guessing: Guessing) -> None:
+        self._running = running
+        self._guessing = guessing
+
+    def of_prefill(self, work: Prefill, scores: Sequence[Scores]) -> list[Outcome]:
+        """A chunk was read, and gave *scores*. Those that have been told before (of a row that was
+        interrupted) are dropped."""
+        row = self._running.rows.get(work.uid)
+        if row is None:
+            return []
+        if row.draws:
+            self._guessing.prompt_read(row, work.count)
+        due = row.scored + 1
+        new = [some.since(due) for some in scores if some.end > due]
+        if new:
+            row.scored = new[-1].end - 1
+            row.stalls = row.tries = 0
+        outcomes: list[Outcome] = [ScoresOut(row.uid, some) for some in new]
+        if not row.draws and work.position + work.count == len(row.tokens) - 1:
+            outcomes += self._running.end(row.uid, FinishReason.LENGTH)
+        return outcomes
+
+    def of_decode(
+        self,
+        flight: Flight,
+        ids: Sequence[int],
+        now: float,
+        logprobs: Mapping[int, Logprobs],
+        over: Mapping[int, str],
+    ) -> list[Outcome]:
+        """The step *flight* gave *ids*, with *logprobs* for some rows. Those that are *over* end in
+        place of their last token: complete, or for the reason that is given."""
+        outcomes: list[Outcome] = []
+        for uid, position, tokens in flight.tokens(ids):
+            row = self._running.rows.get(uid)
+            # Ignore the surplus token of a row that is in prefill again: it will be drawn again,
+            # with the same result.
+            if row is not None and position == len(row.tokens) and uid not in self._running.reading:
+                outcomes += self._drew(row, flight, tokens, now, logprobs.get(uid), over.get(uid))
+        return outcomes
+
+    def _drew(
+        self,
+        row: LiveRow,
+        flight: Flight,
+        tokens: Sequence[int],
+        now: float,
+        logprobs: Logprobs | None,
+        over: str | None,
+    ) -> list[Outcome]:
+        """The step *flight* gave *row* *tokens*. See `of_decode` for a row that is *over*."""
+        ahead, known = len(flight.guesses), len(row.tokens)
+        takes_back = ahead > 0 and self._running.stays(row)
+        if over is not None:
+            tokens = tokens[:-1]
+        if tokens:
+            self._guessing.drawn(row, flight, tokens, now)
+        outcomes: list[Outcome] = []
+        for token in tokens:
+            if row.uid in self._running.rows:
+                outcomes += self._token(row, token, logprobs)
+        if over is not None:
+            ended = FinishReason.UNHELD if over else FinishReason.STOP
+            outcomes += self._running.end(row.uid, ended, over)
+        if takes_back:
+            self._running.take_back(row, known + 1 + ahead - len(row.tokens))
+        return outcomes
+
+    def _token(self, row: LiveRow, token: int, logprobs: Logprobs | None) -> list[Outcome]:
+        position = len(row.tokens)
+        row.tokens.append(token)
+        row.stalls = row.tries = 0
+        if token in row.request.eos:
+            return self._running.end(row.uid, FinishReason.STOP)
+        outcomes: list[Outcome] = [TokenOut(row.uid, token, position, logprobs)]
+        if len(row.tokens) >= row.end:
+            return outcomes + self._running.end(row.uid, FinishReason.LENGTH)
+        if row.suspect:
+            row.suspect = False
+            row.failures = 0
+            if any(other.suspect for other in self._running.rows.values()):
+                self._running.preempt(row.uid)
+        return outcomes
+
+
+# ---------------------------------------------------------------------- losses
+# What becomes of rows when a step is lost: which are suspected, and which are given up.
+#
+# If a forward fails, the rows of its step are suspects. If nobody can tell which step was at
+# fault (an engine died, or memory ran out), the rows of every step under way are. In the new
+# epoch each suspect runs alone until it gets a token; then the next suspect runs. Only a row that
+# fails alone is given up. If memory ran out while several rows had caches, the rank is assumed to
+# have less room than they took, so that fewer rows run together.
+
+
+_SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+_ANY_STEP: Final = {FailureKind.ENGINE_LOST, FailureKind.MEMORY}
+"""Failures that any step under way may have caused."""
+
+_NO_MEMORY: Final = (
+    ". That rank has too little memory for this request, even alone: shorten the prompt, lower "
+    "max_tokens, or give the rank more"
+)
+_STALLS: Final = {FailureKind.DEADLINE: 8, FailureKind.INTEGRITY: 5, FailureKind.LEDGER: 5}
+"""How many stalls a lost step counts as; others count one. A deadline has cost minutes, and a rank
+that answers wrongly will do so again. A broken link comes back."""
+
+
+@attrs.frozen
+class Loss:
+    """What was under way when *epoch* was lost.
+
+    *uids* are the rows of the steps at fault, *all_uids* those of all steps. *alone* is whether
+    only one row had caches. *taken* has two byte counts for each rank: what all caches took, and
+    what the longest row's took.
+    """
+
+    epoch: Epoch | None
+    uids: tuple[int, ...]
+    all_uids: tuple[int, ...]
+    alone: bool
+    taken: tuple[tuple[int, int], ...]
+
+
+class Losses:
+    """Handles lost steps of the rows in *running*."""
+
+    def __init__(self, running: RunningRows) -> None:
+        self._running = running
+        self._unexplained: Loss | None = None  # the last, if only a broken link has told of it
+
+    def forget(self) -> None:
+        """Expect no explanation of the last loss: the ranks may be other machines now."""
+        self._unexplained = None
+
+    def of(
+        self, epoch: Epoch | None, flights: Mapping[int, Flight], n: int, kind: FailureKind
+    ) -> Loss:
+        """The `Loss` if step *n* of *epoch* fails with *kind* and ends all *flights*, the steps
+        under way by number."""
+        every = tuple(dict.fromkeys(itertools.chain(*(f.uids for f in flights.values()))))
+        # An engine that died does not say which step killed it, and any step may have taken too
+        # much memory.
+        own = flights[n].uids if n in flights else ()
+        at_fault = every if kind in _ANY_STEP else own
+        return Loss(epoch, at_fault, every, len(self._running.live) == 1, self._running.taken())
+
+    def settle(self, loss: Loss, failure: Failure) -> list[Outcome]:
+        """Count the loss against its rows. They become suspects if *failure* is a forward's. Those
+        that have used up their retries, or make no progress, end."""
+        rows = self._living(loss.uids)
+        for row in rows:
+            row.tries += 1
+            row.guesses.pause()  # a guess takes more room, and may have been at fault
+            row.stalls += _STALLS.get(failure.kind, 1)
+        suspicious = failure.kind in _SUSPICIOUS
+        self._unexplained = None if suspicious else loss
+        outcomes = self._suspect(loss.uids, loss, failure) if suspicious else []
+        for row in rows:
+            if row.stalls > self._running.config.stalls:
+                outcomes += self._give_up(row, failure)
+        return outcomes
+
+    def explained(self, epoch: Epoch, failure: Failure) -> list[Outcome]:
+        """*failure* explains why *epoch* was lost, which so far only a broken link had reported.
+        Its rows become suspects. Rows that the next epoch has opened meanwhile are preempted."""
+        loss = self._unexplained
+        if loss is None or loss.epoch != epoch or failure.kind not in _ANY_STEP:
+            return []
+        self._unexplained = None
+        for uid in list(self._running.live):
+            self._running.preempt(uid)
+        return self._suspect(loss.all_uids, loss, failure)
+
+    def _living(self, uids: Iterable[int]) -> list[LiveRow]:
+        return [self._running.rows[uid] for uid in uids if uid in self._running.rows]
+
+    def _suspect(self, uids: Iterable[int], loss: Loss, failure: Failure) -> list[Outcome]:
+        """A forward with *uids* failed: suspect them. A row that has failed alone too often
+        ends."""
+        outcomes: list[Outcome] = []
+        if failure.kind is FailureKind.MEMORY and not loss.alone:
+            self._running.room.learn(failure.rank, loss.taken)
+        for row in self._living(uids):
+            row.suspect = True
+            row.failures += 1
+            if loss.alone and row.failures > self._running.config.retries:
+                advice = _NO_MEMORY if failure.kind is FailureKind.MEMORY else ""
+                outcomes += self._give_up(row, failure, advice)
+        return outcomes
+
+    def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
+        text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
+        return self._running.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
+
+
+# ---------------------------------------------------------------------- step making
+# Makes the scheduler's steps: numbers them, writes them against the ledger, and puts them on
+# their way.
+
+
+class StepMaker:
+    """The steps of one epoch after the other, of the rows *running*; they become *flights*."""
+
+    def __init__(self, running: RunningRows, flights: Flights) -> None:
+        self._running = running
+        self._flights = flights
+        self._epoch: Epoch | None = None
+        self._decoded: dict[int, int] = {}  # the number of each group's latest decode step
+        self.n = 0
+        """The number of the latest step."""
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """The epoch; None between two."""
+        return self._epoch
+
+    def begin(self, epoch: Epoch) -> None:
+        """Number the steps of *epoch* from 1."""
+        self._epoch = epoch
+        self.n = 0
+        self._decoded.clear()
+
+    def end(self) -> None:
+        """The epoch is over."""
+        self._epoch = None
+
+    def decoded(self, group: int) -> int:
+        """The number of *group*'s latest decode step; 0 before the first."""
+        return self._decoded.get(group, 0)
+
+    def make(
+        self,
+        saves: list[Save],
+        opened: list[LiveRow],
+        joining: Sequence[LiveRow],
+        work: Work,
+        now: float,
+        guesses: tuple[int, ...] = (),
+    ) -> Planned:
+        """The next step: with *work*, which reads *guesses*, and all that comes and goes before."""
+        running = self._running
+        ids = [*(row.tokens[-1] for row in joining), *guesses]
+        for row in joining:
+            running.join(row)
+        if isinstance(work, Prefill):
+            end = work.position + work.count + work.scored  # the token after them is scored, too
+            ids += running.rows[work.uid].tokens[work.position : end]
+        assert self._epoch is not None  # noqa: S101  the caller has checked it
+        self.n += 1
+        step = Step(
+            self._epoch,
+            self.n,
+            bytes(DIGEST_SIZE),
+            back=running.taken_back,
+            save=tuple(saves),
+            evict=tuple(running.leaving),
+            drop=tuple(running.dropping),
+            open=tuple(Open(row.uid, row.handle, row.kept) for row in opened),
+            join=tuple(Join(row.uid, row.group) for row in joining),
+            work=work,
+            ids=tuple(ids),
+        )
+        running.carried_out(step)
+        for row in opened:
+            row.unready += row.held
+        flight = self._flight(work, now, guesses)
+        tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
+        heavy = weight(step) + sum(row.row_weight for row in opened)
+        heavy += tokens * running.config.hidden_bytes
+        self._flights.add(self.n, attrs.evolve(flight, weight=heavy))
+        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
+        step = attrs.evolve(step, digest=running.ledger.digest(self.n))
+        return Planned(step, tuple(row.sampling for row in opened), told)
+
+    def _flight(self, work: Work, now: float, guesses: tuple[int, ...]) -> Flight:
+        running = self._running
+        match work:
+            case Decode(group, _, ahead) as decode:
+                uids = running.ledger.rows(group)
+                self._decoded[group] = self.n
+                for uid in uids:
+                    row = running.rows[uid]
+                    row.position += 1 + ahead
+                    row.flying += 1
+                read_ahead = guesses[len(guesses) - ahead :]
+                if ahead and not decode.on_guess:
+                    running.rows[uids[0]].guesses.ahead = read_ahead
+                drawn = tuple(running.ledger.length(uid) - ahead for uid in uids)
+                return Flight(work, uids, drawn, now, guesses=read_ahead)
+            case Prefill(uid, _, count):
+                row = running.rows[uid]
+                row.position += count
+                if row.position in row.stops:
+                    running.keep_prefix(row)
+                if row.unread == 0:
+                    running.read(row)
+                return Flight(work, (uid,), (), now)
+            case _:
+                return Flight(work, (), (), now)
+
 
 _NONE: Final[Mapping[int, Any]] = {}
 

@@ -23,11 +23,78 @@ travel for so long that it may pay.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.scheduler.rows import LiveRow
 from sealring_protocol.control.scheduler.times import Times
+
+# ---------------------------------------------------------------------- group choice
+# Which group a row joins.
+#
+# Rows are spread evenly. But a batched cache is a rectangle, in which every row costs as much as
+# the longest, so rows of similar length are put together. A row that fits none of the groups gets
+# one more: to read the weights once more takes less time than to read so much padding with each
+# step, and to make the rectangle would have the other rows wait.
+
+
+_WASTE: Final = 1024
+"""Tokens of padding in a group's cache that count as much as one more row."""
+
+
+def cheapest_group(
+    row: LiveRow, live: Iterable[LiveRow], groups: int, rows: int, *, most: int, padding: float
+) -> int:
+    """The number of the group that *row* is to join: the cheapest of *groups*, of those with fewer
+    than *rows* of the *live* rows, if there is one. If that needs more than *padding* tokens of
+    padding, the fullest of the further groups, *most* in all, that has room and needs no more; the
+    cheapest after all if there is none."""
+    lengths: list[list[int]] = [[] for _ in range(most)]
+    for other in live:
+        if other.group < most:
+            lengths[other.group].append(len(other.tokens))
+
+    def waste(group: int) -> int:
+        others, own = lengths[group], len(row.tokens)
+        gap = own - max(others, default=own)
+        return len(others) * gap if gap > 0 else -gap
+
+    def cost(group: int) -> tuple[bool, float, int]:
+        count = len(lengths[group])
+        return count >= rows, count + waste(group) / _WASTE, group
+
+    best = min(range(groups), key=cost)
+    if waste(best) <= padding:
+        return best
+    fits = [n for n in range(groups, most) if len(lengths[n]) < rows and waste(n) <= padding]
+    return max(fits, key=lambda group: len(lengths[group]), default=best)
+
+
+# ---------------------------------------------------------------------- group tuner
+# Chooses the number of groups in flight from the times that their decodes take.
+#
+# A group's decode occupies one rank at a time. So as many groups as stages keep every stage busy,
+# and that is the number to begin with. While decodes travel further groups may use the ranks. But
+# more groups are smaller ones, and each decode has costs that do not depend on its rows. And
+# decodes of several groups wait for each other where ranks share processors, or where one does
+# most of the work.
+#
+# So the time of a decode is averaged, by the number of groups and the rows of its own. If it
+# takes t while R rows are in groups, the ring gives R / t tokens a second with so many groups. Of
+# the numbers that are known the fastest is taken; the number to begin with is left only for one
+# that is more than a twentieth faster. While there are no more rows than stages, each has a group
+# of its own, so that it may decode on guesses.
+#
+# A group's time counts only if it has as many rows as if all were spread evenly. So while a row
+# of another length has a group of its own, little is learnt.
+#
+# Rows stay in their group until they end, so to try a number that is not known may cost much. One
+# less than the best is tried if it promises to be faster: its time with few rows is known from
+# when there were few, and is taken to rise with further rows as that of the best number does. And
+# unless fewer than the number to begin with are best, more are tried, the most first, as far as
+# decodes travel for so long that it may pay.
+
 
 _WEIGHT: Final = 1 / 16
 """The newest decode's weight in the running means."""
