@@ -44,7 +44,7 @@ async def serve(reader, writer):
                 link.provide_encapsulation(*reversed(key.encapsulate()), time.monotonic())
             case links.PeerProved():  # a real rank looks here whether it has such a link already
                 link.admit(time.monotonic())
-            case links.LinkUp(hop=hop):  # from here on the peer is who the roster says
+            case links.LinkOpened(hop=hop):  # from here on the peer is who the roster says
                 seals = [seal.InnerOpener(event.suite, hop.receive, cluster)]
                 seals.append(seal.InnerSealer(event.suite, hop.send, cluster))
                 if event.purpose is roles.Purpose.CONTROL:

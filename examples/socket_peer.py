@@ -52,7 +52,7 @@ def dial(purpose):
     peer, now, wall_ms = roster.roster.members[1].id, time.monotonic(), time.time_ns() // 10**6
     link = links.Link.dial(config, peer, purpose, now, wall_ms, secrets.token_bytes(96))
     open_links[link] = socket.create_connection(("127.0.0.1", told["port"]))
-    return link, expect(links.LinkUp)  # once up, the peer is who the roster says
+    return link, expect(links.LinkOpened)  # once up, the peer is who the roster says
 
 
 control, _ = dial(roles.Purpose.CONTROL)

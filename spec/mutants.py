@@ -28,16 +28,15 @@ PACKAGE: Final = ROOT / "protocol" / "sealring_protocol"
 MODULES: Final = (
     *(f"codec.{name}" for name in ("encoding", "fields", "frame", "local_messages")),
     *(f"codec.{name}" for name in ("tensor", "wire")),
-    *(f"codec.messages.{name}" for name in ("epochs", "steps", "tunnel", "waiting", "weights")),
-    *(f"security.{name}" for name in ("admission", "attestation", "handshake_base")),
+    "codec.messages",
+    *(f"security.{name}" for name in ("admission", "attestation")),
     *(f"security.{name}" for name in ("handshake_messages", "handshake_values", "identity")),
-    *(f"security.{name}" for name in ("initiator", "initiator_stages", "keys", "responder")),
-    *(f"security.{name}" for name in ("responder_stages", "roles", "roster", "schedule", "seal")),
+    *(f"security.{name}" for name in ("initiator", "keys", "responder")),
+    *(f"security.{name}" for name in ("roles", "roster", "schedule", "seal")),
     "control.epoch.ledger",
     "control.head.membership",
     "links.keepalive",
     "link",
-    "links.link_handshake",
 )
 
 _KILLS: Final = {"_die", "_bury", "fail"}

@@ -12,10 +12,9 @@ from typing import Any
 
 import attrs
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
-from sealring_protocol import events as node_events
 from sealring_protocol.codec.messages import Message
-from sealring_protocol.events import NodeEvent, StoreRoster
-from sealring_protocol.link import Link, LinkUp, PeerProved, RosterReceived
+from sealring_protocol.events import NodeEvent, Requested, StoreRoster
+from sealring_protocol.link import Link, LinkOpened, PeerProved, RosterReceived
 from sealring_protocol.node import Node
 from sealring_protocol.security import handshake
 from sealring_protocol.security.identity import SoftwareSigner
@@ -44,9 +43,9 @@ class End:
     error: Exception | None = None
 
     @property
-    def up(self) -> LinkUp | None:
+    def up(self) -> LinkOpened | None:
         """What the link told when it came up, if it did."""
-        return next((event for event in self.events if isinstance(event, LinkUp)), None)
+        return next((event for event in self.events if isinstance(event, LinkOpened)), None)
 
     def receive(self, data: bytes, now: float) -> None:
         """Give the link *data* from its peer, and `take` what comes of it."""
@@ -94,9 +93,9 @@ def drive(node: Node, signer: SoftwareSigner, now: float) -> list[NodeEvent]:
     rest: list[NodeEvent] = []
     for event in events_of(node):
         match event:
-            case node_events.SignatureRequested(link, payload):
+            case Requested(link, handshake.SignatureRequested(payload)):
                 node.provide_signature(link, signer.sign(payload), now)
-            case node_events.EncapsulationRequested(link, key):
+            case Requested(link, handshake.EncapsulationRequested(key)):
                 node.provide_encapsulation(link, *encapsulate(key), now)
             case StoreRoster(link):
                 node.roster_stored(link, now)

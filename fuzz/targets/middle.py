@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from sealring_protocol.codec.messages import Message, StepDone
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.link import Link, LinkClosed, LinkUp, PeerProved
+from sealring_protocol.link import Link, LinkClosed, LinkOpened, PeerProved
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.roles import Purpose
 
@@ -71,7 +71,7 @@ class Side:
         match event:
             case PeerProved(peer):
                 assert peer == ADA.id
-            case LinkUp(peer):
+            case LinkOpened(peer):
                 assert peer == (BEN if self.who is ADA else ADA).id
                 self.up = True
             case LinkClosed():

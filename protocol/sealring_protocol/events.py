@@ -22,7 +22,7 @@ from sealring_protocol.control.scheduler.requests import (
     TokenOut,
 )
 from sealring_protocol.errors import CloseCode
-from sealring_protocol.link import Link
+from sealring_protocol.link import EncapsulationRequested, Link, SignatureRequested
 from sealring_protocol.security.roles import Purpose
 
 
@@ -51,19 +51,12 @@ class Hangup:
 
 
 @attrs.frozen
-class SignatureRequested:
-    """Sign *payload* with the node's key. Answer by `Node.provide_signature`."""
+class Requested:
+    """Connection *link* has this *request*. Answer by `Node.provide_signature` or
+    `Node.provide_encapsulation`."""
 
     link: int
-    payload: bytes
-
-
-@attrs.frozen
-class EncapsulationRequested:
-    """Encapsulate to the ML-KEM-768 *key* (FIPS 203). Answer by `Node.provide_encapsulation`."""
-
-    link: int
-    key: bytes
+    request: SignatureRequested | EncapsulationRequested
 
 
 @attrs.frozen
@@ -77,10 +70,12 @@ class StoreRoster:
 
 @attrs.frozen
 class RosterInForce:
-    """The roster with *serial* is in force; it gives this node *rank*."""
+    """The roster with *serial* is in force; it gives this node *rank*. *changed* if members, ranks
+    or policies differ from those of the roster before."""
 
     serial: int
     rank: int
+    changed: bool
 
 
 @attrs.frozen
@@ -114,8 +109,7 @@ class WeightsAsked:
 NodeEvent = (
     Dial
     | Hangup
-    | SignatureRequested
-    | EncapsulationRequested
+    | Requested
     | StoreRoster
     | RosterInForce
     | ToEngine

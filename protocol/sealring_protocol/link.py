@@ -1,6 +1,6 @@
 """One connection to one peer: bytes in, messages out; messages in, sealed bytes out.
 
-A link is the frame decoder, the handshake (`link_handshake`) and then two sealed channels, with
+A link is the frame decoder, the handshake and then two sealed channels, with
 keepalive, deadlines and limits around them. Feed it `receive_data`, take `next_event` until that
 gives None, and send what `data_to_send` gives. Three events ask for work (a signature, an
 encapsulation, storing a roster); one, `PeerProved`, asks for a decision, `admit` or `refuse`. Until
@@ -48,15 +48,28 @@ from sealring_protocol.limits import (
 from sealring_protocol.links.keepalive import Keepalive
 from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.admission import Admission
-from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
+from sealring_protocol.security.handshake import (
+    EncapsulationRequested,
+    RosterReceived,
+    SignatureRequested,
+)
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose, allowed
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 from sealring_protocol.table import Machine, Table
 
-# ---------------------------------------------------------------------- link events
-# The outputs of `link.Link`: what it reports to its owner, and what it asks of it.
+__all__ = [
+    "EncapsulationRequested",
+    "Hop",
+    "Link",
+    "LinkClosed",
+    "LinkEvent",
+    "LinkOpened",
+    "PeerProved",
+    "RosterReceived",
+    "SignatureRequested",
+]
 
 
 @attrs.frozen
@@ -66,13 +79,6 @@ class Hop:
     suite: Suite
     send: bytes = attrs.field(repr=False)
     receive: bytes = attrs.field(repr=False)
-
-
-@attrs.frozen
-class RosterReceived:
-    """The peer brought a newer *roster*: store it, then call `roster_stored`."""
-
-    roster: SignedRoster
 
 
 @attrs.frozen
@@ -87,7 +93,7 @@ class PeerProved:
 
 
 @attrs.frozen
-class LinkUp:
+class LinkOpened:
     """The link is up, and messages may be sent. The link keeps no copy of *hop*."""
 
     peer: bytes
@@ -112,22 +118,10 @@ LinkEvent = (
     | SignatureRequested
     | RosterReceived
     | PeerProved
-    | LinkUp
+    | LinkOpened
     | LinkClosed
     | Message
 )
-
-
-# ---------------------------------------------------------------------- link handshake
-# The handshake phase of a link, from the first byte until it is up, and how a link dies.
-#
-# `link.Link` is what the owner holds. This base lasts until the peer is authenticated and both
-# ends hold the same roster. Handshake frames go to the handshake. What the handshake asks for
-# goes to the owner as events, and the answers come back through the methods here. While an answer
-# is missing no frame is processed, and no more is buffered than the state can use.
-#
-# The two sealed channels exist once the peer is verified. From then on a refused or faulty peer
-# is told why. Before that, a dying link sends nothing.
 
 
 # Bytes that may be buffered in states that take no frame. While one end signs or encapsulates,
@@ -171,8 +165,17 @@ NOTHING: Final[frozenset[type[Any]]] = frozenset()
 """The messages that may travel while the link is not up: none."""
 
 
-class LinkHandshake:
-    """A link's state, handshake and death; see `link.Link`."""
+_HOUSEKEEPING: Final = frozenset({Ping, Pong, Close})
+
+
+class Link:
+    """One end of one link, made by `dial` or `accept`. Times are monotonic seconds.
+
+    Until both ends hold the same roster, frames go to the handshake, and what that asks for goes to
+    the owner as events. While an answer is missing no frame is processed, and no more is buffered
+    than the state can use. The two sealed channels exist once the peer is verified. From then on a
+    refused or faulty peer is told why. Before that, a dying link sends nothing.
+    """
 
     def __init__(
         self,
@@ -206,225 +209,6 @@ class LinkHandshake:
         self._expires = float("inf")
         self.put_out = False
         """True if the peer seems to hold a newer roster that does not name this node."""
-
-    # ---------------------------------------------------------------- answers
-
-    def provide_signature(self, signature: bytes, now: float) -> None:
-        """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
-        self._answer(lambda: self._handshake.provide_signature(signature), now)
-
-    def provide_encapsulation(self, ciphertext: bytes, secret: bytes, now: float) -> None:
-        """The answer to `EncapsulationRequested`."""
-        handshake = self._responder()
-        self._answer(lambda: handshake.provide_encapsulation(ciphertext, secret), now)
-
-    def roster_stored(self, now: float) -> None:
-        """The answer to `RosterReceived`."""
-        self._answer(self._handshake.stored, now)
-        self._ask_admission()
-
-    def admit(self, now: float) -> None:
-        """Admit the authenticated peer: the link is up."""
-        self._check_alive()
-        self._now = now
-        accept = self._responder().admit()
-        if self._sealer is not None:
-            self._out.append(self._sealer.seal(encode(accept)))
-        self._follow()
-
-    def refuse(self, code: CloseCode, reason: str) -> None:
-        """Refuse the authenticated peer with *reason*. The link is over: send its data, then hang
-        up."""
-        self._check_alive()
-        self._responder().refuse()
-        self._state.fire(LinkMove.CLOSE)
-        self._say_close(code, reason)
-
-    def renew(self, roster: SignedRoster) -> None:
-        """Let the link last until *roster* expires. Both ends must keep their ranks in it."""
-        self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
-
-    @property
-    def verified(self) -> bool:
-        """True from when the peer is verified until the link is over: it can be told why."""
-        return self._sealer is not None and self._error is None
-
-    def sent(self, tag: bytes) -> bool:
-        """True if this end has sent the INIT with *tag*, and waits for its answer."""
-        return isinstance(self._handshake, hs.Initiator) and self._handshake.sent(tag)
-
-    def _outranked(self) -> bool:
-        """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
-        roster."""
-        waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
-        own = self._config.roster.roster.serial
-        return waits and self._secrets is not None and self._secrets.peer.serial > own
-
-    def _responder(self) -> hs.Responder:
-        if not isinstance(self._handshake, hs.Responder):
-            raise LocalProtocolError("only the end that was dialed can do that")
-        return self._handshake
-
-    def _answer(self, action: Callable[[], None], now: float) -> None:
-        self._check_alive()
-        self._check_room()
-        self._now = now
-        try:
-            action()
-        except SealringError as error:
-            self._die(error)
-        self._follow()
-
-    # ----------------------------------------------------------------- frames
-
-    def _before_up(self, frame: Frame) -> None:
-        if frame.kind == FrameKind.HANDSHAKE:
-            self._handshake.receive(frame)
-        elif self._opener is not None:
-            message = decode(self._opener.open(frame))
-            if isinstance(message, Close):
-                self._handshake.close()
-                self._state.fire(LinkMove.CLOSE)
-                self._events.append(LinkClosed(message.code, message.reason))
-            elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
-                self._handshake.receive_accept(message)
-            else:
-                raise RemoteProtocolError(f"{message.CODE.name} came before the link was up")
-        self._follow()
-        self._ask_admission()
-
-    def _paused(self) -> bool:
-        """True if an answer of the owner is needed before the next frame."""
-        self._check_room()
-        return self._handshake.state in _PAUSED
-
-    def _check_room(self) -> None:
-        """Fail a paused link that has buffered more than its state can use."""
-        room = _PAUSED.get(self._handshake.state)
-        if room is not None and self._decoder.buffered > room:
-            self._die(LimitExceeded("data came while the handshake expects none"))
-
-    def _follow(self) -> None:
-        """Take the handshake's bytes and events, and apply the frame limits of its state."""
-        try:
-            while (event := self._handshake.next_event()) is not None:
-                self._on(event)
-            data = self._handshake.data_to_send()
-            if data:
-                self._out.append(data)
-        except SealringError as error:
-            self._die(error)
-        self._decoder.set_limits(self._handshake.frame_limits)
-
-    def _on(self, event: hs.HandshakeEvent) -> None:
-        match event:
-            case hs.EncapsulationRequested():
-                self._spend(self._now)
-                self._events.append(event)
-            case hs.SignatureRequested():
-                self._events.append(event)
-            case hs.PeerVerified(secrets):
-                self._secrets = secrets
-                self.suite = secrets.suite
-                self._log_keys(secrets)
-                self._sealer = SealingChannel(secrets.suite, secrets.send_traffic)
-                self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
-            case hs.PeerRefused(error):
-                self._say_close(wire_code(error), str(error))
-                self._state.fire(LinkMove.FAIL)
-                self._error = error
-                self._events.clear()
-                self._secrets = self._sealer = self._opener = None
-            case hs.RosterReceived(roster):
-                self._roster = roster
-                self._events.append(RosterReceived(roster))
-            case hs.Established():
-                self._come_up(event)
-
-    def _log_keys(self, secrets: hs.Secrets) -> None:
-        if self._config.key_log is not None:
-            ways = secrets.send_traffic, secrets.receive_traffic
-            ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
-            told = hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways)
-            self._config.key_log(told)
-
-    def _ask_admission(self) -> None:
-        if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
-            peer, purpose = self._secrets.peer, self._secrets.purpose
-            self._events.append(PeerProved(peer.id, peer.instance, purpose, self._roster))
-
-    def _come_up(self, event: hs.Established) -> None:
-        secrets, self._secrets = self._secrets, None
-        roster = event.roster.roster
-        own, peer = roster.rank(self._config.node_id), roster.rank(event.peer.id)
-        world = len(roster.members)
-        self._may_send = allowed(event.purpose, own, peer, world)
-        self._may_receive = allowed(event.purpose, peer, own, world)
-        self.renew(event.roster)
-        self._state.fire(LinkMove.UP)
-        self._opened = self._now
-        self.keepalive.heard(self._now)
-        if secrets is not None:
-            hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
-            self._events.append(
-                LinkUp(
-                    event.peer.id,
-                    event.peer.instance,
-                    event.purpose,
-                    secrets.suite,
-                    hop,
-                    event.roster,
-                )
-            )
-
-    # ------------------------------------------------------------------ death
-
-    def _check_alive(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _say_close(self, code: CloseCode, reason: str) -> None:
-        if self._sealer is not None:
-            self._out.append(self._sealer.seal(encode(Close(code, reason))))
-
-    def _die(self, error: SealringError) -> None:
-        """Make the link dead with *error*, and raise it."""
-        if self._error is None:
-            self._bury(error)
-        raise error
-
-    def _bury(self, error: SealringError) -> None:
-        self._state.fire(LinkMove.FAIL)
-        self._error = error
-        self._events.clear()
-        self._secrets = None
-        if self._sealer is None:
-            self._out.clear()
-        elif not isinstance(error, ConnectionLost):
-            self._say_close(wire_code(error), str(error))
-        self._sealer = self._opener = None
-        self._may_send = self._may_receive = NOTHING
-        if not self._handshake.over:
-            self._handshake.fail(error)
-
-
-__all__ = [
-    "EncapsulationRequested",
-    "Hop",
-    "Link",
-    "LinkClosed",
-    "LinkEvent",
-    "LinkUp",
-    "PeerProved",
-    "RosterReceived",
-    "SignatureRequested",
-]
-
-_HOUSEKEEPING: Final = frozenset({Ping, Pong, Close})
-
-
-class Link(LinkHandshake):
-    """One end of one link, made by `dial` or `accept`. Times are monotonic seconds."""
 
     @property
     def key_updates(self) -> int:
@@ -641,3 +425,203 @@ class Link(LinkHandshake):
                 self._may_send = NOTHING
                 return LinkClosed(code, reason)
         return None
+
+    # ---------------------------------------------------------------- answers
+
+    def provide_signature(self, signature: bytes, now: float) -> None:
+        """The answer to `SignatureRequested`: 64 bytes r || s, low s."""
+        self._answer(lambda: self._handshake.provide_signature(signature), now)
+
+    def provide_encapsulation(self, ciphertext: bytes, secret: bytes, now: float) -> None:
+        """The answer to `EncapsulationRequested`."""
+        handshake = self._responder()
+        self._answer(lambda: handshake.provide_encapsulation(ciphertext, secret), now)
+
+    def roster_stored(self, now: float) -> None:
+        """The answer to `RosterReceived`."""
+        self._answer(self._handshake.stored, now)
+        self._ask_admission()
+
+    def admit(self, now: float) -> None:
+        """Admit the authenticated peer: the link is up."""
+        self._check_alive()
+        self._now = now
+        accept = self._responder().admit()
+        if self._sealer is not None:
+            self._out.append(self._sealer.seal(encode(accept)))
+        self._follow()
+
+    def refuse(self, code: CloseCode, reason: str) -> None:
+        """Refuse the authenticated peer with *reason*. The link is over: send its data, then hang
+        up."""
+        self._check_alive()
+        self._responder().refuse()
+        self._state.fire(LinkMove.CLOSE)
+        self._say_close(code, reason)
+
+    def renew(self, roster: SignedRoster) -> None:
+        """Let the link last until *roster* expires. Both ends must keep their ranks in it."""
+        self._expires = roster.roster.expires_ms / 1000 - self._wall_offset
+
+    @property
+    def verified(self) -> bool:
+        """True from when the peer is verified until the link is over: it can be told why."""
+        return self._sealer is not None and self._error is None
+
+    def sent(self, tag: bytes) -> bool:
+        """True if this end has sent the INIT with *tag*, and waits for its answer."""
+        return isinstance(self._handshake, hs.Initiator) and self._handshake.sent(tag)
+
+    def _outranked(self) -> bool:
+        """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
+        roster."""
+        waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
+        own = self._config.roster.roster.serial
+        return waits and self._secrets is not None and self._secrets.peer.serial > own
+
+    def _responder(self) -> hs.Responder:
+        if not isinstance(self._handshake, hs.Responder):
+            raise LocalProtocolError("only the end that was dialed can do that")
+        return self._handshake
+
+    def _answer(self, action: Callable[[], None], now: float) -> None:
+        self._check_alive()
+        self._check_room()
+        self._now = now
+        try:
+            action()
+        except SealringError as error:
+            self._die(error)
+        self._follow()
+
+    # ------------------------------------------------------- the handshake
+
+    def _before_up(self, frame: Frame) -> None:
+        if frame.kind == FrameKind.HANDSHAKE:
+            self._handshake.receive(frame)
+        elif self._opener is not None:
+            message = decode(self._opener.open(frame))
+            if isinstance(message, Close):
+                self._handshake.close()
+                self._state.fire(LinkMove.CLOSE)
+                self._events.append(LinkClosed(message.code, message.reason))
+            elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
+                self._handshake.receive_accept(message)
+            else:
+                raise RemoteProtocolError(f"{message.CODE.name} came before the link was up")
+        self._follow()
+        self._ask_admission()
+
+    def _paused(self) -> bool:
+        """True if an answer of the owner is needed before the next frame."""
+        self._check_room()
+        return self._handshake.state in _PAUSED
+
+    def _check_room(self) -> None:
+        """Fail a paused link that has buffered more than its state can use."""
+        room = _PAUSED.get(self._handshake.state)
+        if room is not None and self._decoder.buffered > room:
+            self._die(LimitExceeded("data came while the handshake expects none"))
+
+    def _follow(self) -> None:
+        """Take the handshake's bytes and events, and apply the frame limits of its state."""
+        try:
+            while (event := self._handshake.next_event()) is not None:
+                self._on(event)
+            data = self._handshake.data_to_send()
+            if data:
+                self._out.append(data)
+        except SealringError as error:
+            self._die(error)
+        self._decoder.set_limits(self._handshake.frame_limits)
+
+    def _on(self, event: hs.HandshakeEvent) -> None:
+        match event:
+            case EncapsulationRequested():
+                self._spend(self._now)
+                self._events.append(event)
+            case SignatureRequested():
+                self._events.append(event)
+            case hs.PeerVerified(secrets):
+                self._secrets = secrets
+                self.suite = secrets.suite
+                self._log_keys(secrets)
+                self._sealer = SealingChannel(secrets.suite, secrets.send_traffic)
+                self._opener = OpeningChannel(secrets.suite, secrets.receive_traffic)
+            case hs.PeerRefused(error):
+                self._say_close(wire_code(error), str(error))
+                self._state.fire(LinkMove.FAIL)
+                self._error = error
+                self._events.clear()
+                self._secrets = self._sealer = self._opener = None
+            case RosterReceived(roster):
+                self._roster = roster
+                self._events.append(event)
+            case hs.Established():
+                self._come_up(event)
+
+    def _log_keys(self, secrets: hs.Secrets) -> None:
+        if self._config.key_log is not None:
+            ways = secrets.send_traffic, secrets.receive_traffic
+            ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
+            told = hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways)
+            self._config.key_log(told)
+
+    def _ask_admission(self) -> None:
+        if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
+            peer, purpose = self._secrets.peer, self._secrets.purpose
+            self._events.append(PeerProved(peer.id, peer.instance, purpose, self._roster))
+
+    def _come_up(self, event: hs.Established) -> None:
+        secrets, self._secrets = self._secrets, None
+        roster = event.roster.roster
+        own, peer = roster.rank(self._config.node_id), roster.rank(event.peer.id)
+        world = len(roster.members)
+        self._may_send = allowed(event.purpose, own, peer, world)
+        self._may_receive = allowed(event.purpose, peer, own, world)
+        self.renew(event.roster)
+        self._state.fire(LinkMove.UP)
+        self._opened = self._now
+        self.keepalive.heard(self._now)
+        if secrets is not None:
+            hop = Hop(secrets.suite, secrets.send_activation, secrets.receive_activation)
+            self._events.append(
+                LinkOpened(
+                    event.peer.id,
+                    event.peer.instance,
+                    event.purpose,
+                    secrets.suite,
+                    hop,
+                    event.roster,
+                )
+            )
+
+    # ------------------------------------------------------------------ death
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _say_close(self, code: CloseCode, reason: str) -> None:
+        if self._sealer is not None:
+            self._out.append(self._sealer.seal(encode(Close(code, reason))))
+
+    def _die(self, error: SealringError) -> None:
+        """Make the link dead with *error*, and raise it."""
+        if self._error is None:
+            self._bury(error)
+        raise error
+
+    def _bury(self, error: SealringError) -> None:
+        self._state.fire(LinkMove.FAIL)
+        self._error = error
+        self._events.clear()
+        self._secrets = None
+        if self._sealer is None:
+            self._out.clear()
+        elif not isinstance(error, ConnectionLost):
+            self._say_close(wire_code(error), str(error))
+        self._sealer = self._opener = None
+        self._may_send = self._may_receive = NOTHING
+        if not self._handshake.over:
+            self._handshake.fail(error)

@@ -54,7 +54,7 @@ from sealring_protocol.diagnosis.why import (
     waiting,
 )
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
-from sealring_protocol.events import LinkUp, NodeEvent, RosterInForce, StoreRoster
+from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.links import news
@@ -670,12 +670,12 @@ class Node:
                     self._links.fail(rank, purpose, error, now)
                 else:
                     self._carry_out(effects, now)
-            case news.LinkUp(rank, purpose):
+            case news.CameUp(rank, purpose, event):
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
                     keys = news.hop_keys(told, self.rank, self.world, roster.cluster)
                     self._events.extend(map(ToEngine, keys))
-                self._events.append(LinkUp(rank, purpose, told.number, told.link))
+                self._events.append(event)
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
                 self._say(self._report.hear_starvation(self._brain, now), now)  # its baseline
             case news.LinkDown(rank, purpose, reason, level):
@@ -684,12 +684,12 @@ class Node:
             case news.Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
-            case news.RosterInForce(changed):
+            case RosterInForce(changed=changed):
                 if changed:
                     self._begin_anew(now)
                 elif isinstance(self._brain, Head):
                     self._brain.readdress(self.roster.roster.hosts)
-                self._events.append(RosterInForce(self.roster.roster.serial, self._links.rank))
+                self._events.append(told)
 
     def _begin_anew(self, now: float) -> None:
         """The ranks have changed: start with a new brain. If this node stays the head, its requests

@@ -38,7 +38,7 @@ from sealring_protocol.link import (
     Link,
     LinkClosed,
     LinkEvent,
-    LinkUp,
+    LinkOpened,
     PeerProved,
     SignatureRequested,
 )
@@ -90,9 +90,9 @@ class Connection:
                 case _:
                     return event
 
-    def up(self) -> LinkUp:
+    def up(self) -> LinkOpened:
         event = self.next()
-        assert isinstance(event, LinkUp), event
+        assert isinstance(event, LinkOpened), event
         return event
 
     def send(self, message: Message) -> None:

@@ -40,15 +40,14 @@ from sealring_protocol.control.scheduler.requests import (
 from sealring_protocol.errors import SealringError
 from sealring_protocol.events import (
     Dial,
-    EncapsulationRequested,
     Hangup,
     LinkUp,
+    Requested,
     RosterInForce,
-    SignatureRequested,
     StoreRoster,
     WeightsAsked,
 )
-from sealring_protocol.link import Link, LinkClosed
+from sealring_protocol.link import EncapsulationRequested, Link, LinkClosed, SignatureRequested
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
@@ -299,11 +298,11 @@ class Cluster:
                 wire = host.wires.get(link)
                 if wire is not None:
                     self.network.cut(wire)
-            case SignatureRequested(link, payload):
+            case Requested(link, SignatureRequested(payload)):
                 index = int(host.name.removeprefix("host"))
                 signature = signer(index).sign(payload)
                 self.after(0.0005, lambda: self._signed(host, link, signature))
-            case EncapsulationRequested(link, key):
+            case Requested(link, EncapsulationRequested(key)):
                 self.after(0.0002, lambda: self._encapsulated(host, link, key))
             case StoreRoster(link, data):
                 if not host.full:

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVarTuple
 
 import trio
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import SealringError
 from sealring_protocol.events import (
     Dial,
-    EncapsulationRequested,
     Hangup,
     LinkUp,
-    SignatureRequested,
+    Requested,
     WeightsAsked,
 )
-from sealring_protocol.link import LinkClosed
+from sealring_protocol.link import EncapsulationRequested, LinkClosed, SignatureRequested
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
@@ -50,16 +48,7 @@ DIAL_ENTROPY: Final = 96
 STOP_TIMEOUT: Final = 2.0
 """Seconds that all links together may take to close."""
 
-LinkEffect = (
-    Dial
-    | Hangup
-    | LinkUp
-    | EncapsulationRequested
-    | SignatureRequested
-    | WeightsAsked
-    | PrepareCollective
-    | EndCollective
-)
+LinkEffect = Dial | Hangup | LinkUp | Requested | WeightsAsked | PrepareCollective | EndCollective
 
 Ts = TypeVarTuple("Ts")
 
@@ -129,11 +118,11 @@ class NodeSockets:
                 self._giving.over(link)
                 if not self._tunnels.hang_up(event) and (pump := self._pumps.get(link)):
                     pump.hang_up(last)
-            case EncapsulationRequested(link, key):
-                secret, ciphertext = MLKEM768PublicKey.from_public_bytes(key).encapsulate()
+            case Requested(link, EncapsulationRequested() as request):
+                secret, ciphertext = request.key.encapsulate()
                 now = trio.current_time()
                 self._owner.node.provide_encapsulation(link, ciphertext, secret, now)
-            case SignatureRequested(link, payload):
+            case Requested(link, SignatureRequested(payload)):
                 self.spawn(self._sign, link, payload)
             case WeightsAsked():
                 self._giving.asked(event)

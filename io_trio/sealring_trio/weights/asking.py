@@ -28,7 +28,7 @@ from sealring_protocol.limits import MAX_GETS
 from sealring_protocol.link import (
     Link,
     LinkClosed,
-    LinkUp,
+    LinkOpened,
     RosterReceived,
     SignatureRequested,
 )
@@ -235,7 +235,7 @@ class AskingLink:
             case RosterReceived(roster):
                 self._asker.keep(roster)
                 link.roster_stored(now)
-            case LinkUp():
+            case LinkOpened():
                 self._up = True
             case Piece() if self._owed:
                 self._owed -= 1

@@ -16,7 +16,7 @@ from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
 from sealring_protocol.codec.messages import Close, FailureKind
 from sealring_protocol.errors import SealringError, wire_code
 from sealring_protocol.limits import MAX_SEALED_BODY
-from sealring_protocol.link import Link, LinkClosed, LinkUp, PeerProved, RosterReceived
+from sealring_protocol.link import Link, LinkClosed, LinkOpened, PeerProved, RosterReceived
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import (
     EncapsulationRequested,
@@ -188,7 +188,7 @@ class End:
         self._given = given
         self._signer = SoftwareSigner.from_scalar(int(given["scalar"], 16))
         self._asked: deque[Callable[[float], None]] = deque()
-        self._up: LinkUp | None = None
+        self._up: LinkOpened | None = None
         self._sent = bytearray()
         self.messages: list[bytes] = []
         self.closed: int | None = None
@@ -259,7 +259,7 @@ class End:
                 ask(link.roster_stored)
             case PeerProved():
                 ask(link.admit)
-            case LinkUp():
+            case LinkOpened():
                 self._up = event
             case LinkClosed(code):
                 self.closed = code
@@ -305,7 +305,7 @@ class End:
         must(decoder.buffered == 0, "it sent a part of a frame")
         return frames, told
 
-    def _told_link(self, up: LinkUp) -> Given:
+    def _told_link(self, up: LinkOpened) -> Given:
         secrets = self._link.seen
         if secrets is None:
             raise Mismatch("the link came up without secrets")

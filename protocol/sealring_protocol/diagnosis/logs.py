@@ -22,7 +22,7 @@ from sealring_protocol.security.admission import network_of
 # lines of a kind are logged, and then a few each minute. The others go to DEBUG and are counted;
 # the next logged line of the kind says how many there were.
 #
-# Refused strangers have their own limit (`refusal_log`).
+# Refused strangers have their own limit (`RefusalLog`).
 
 
 AT_ONCE: Final = 20

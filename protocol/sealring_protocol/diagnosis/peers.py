@@ -6,7 +6,7 @@ entry is the latest trouble, with its start and its count. It stays until a link
 It is reported only while the link is wanted or up: a delivered greeting, or a neighbour of an
 earlier ring, is no trouble any more.
 
-A peer that is not authenticated has no rank, and is recorded in `refusal_log`.
+A peer that is not authenticated has no rank, and is recorded in `logs`.
 """
 
 from __future__ import annotations

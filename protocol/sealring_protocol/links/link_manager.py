@@ -10,7 +10,6 @@ cross a hang-up.
 
 from __future__ import annotations
 
-import abc
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol import link as link_events
 from sealring_protocol.codec.messages import Message, Progress
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.epoch.deadlines import earliest
@@ -45,26 +43,34 @@ from sealring_protocol.errors import (
 )
 from sealring_protocol.events import (
     Dial,
-    EncapsulationRequested,
     Hangup,
+    LinkUp,
     NodeEvent,
-    SignatureRequested,
+    Requested,
+    RosterInForce,
     StoreRoster,
 )
 from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
-from sealring_protocol.link import Link, LinkClosed, LinkEvent, PeerProved, RosterReceived
+from sealring_protocol.link import (
+    EncapsulationRequested,
+    Link,
+    LinkClosed,
+    LinkEvent,
+    LinkOpened,
+    PeerProved,
+    RosterReceived,
+    SignatureRequested,
+)
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
 from sealring_protocol.links.keepalive import Patience
 from sealring_protocol.links.news import (
+    CameUp,
     LinkDown,
-    LinkUp,
     MessageReceived,
     News,
-    RosterInForce,
     Unreachable,
 )
 from sealring_protocol.links.roster_in_force import Arrival, CurrentRoster
-from sealring_protocol.security import handshake as hs
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose, may_open
@@ -109,19 +115,26 @@ def why_not(
     return None
 
 
-# ---------------------------------------------------------------------- link book
-# The link manager's records: connections, their peers, and how they end.
-#
-# This is the base of `link_manager.LinkManager`. A connection is in `_connections` under its
-# number from start to end. A link that is up is in the dialer as well, under its key. However a
-# connection ends, `_down` removes it everywhere and reports it.
-
-
 DUPLICATE: Final = "there is such a link already"
 
 
-class LinkBook(abc.ABC):
-    """The links of the node with *config*. Times are monotonic seconds from the caller."""
+_OTHER_ROSTER: Final = "another roster has come into force meanwhile"
+_FINISHING: Final = "the head lets its requests finish before this roster is in force"
+HEAD_FIRST: Final = "the head is to have this roster first, for it makes another member the head"
+
+
+def _decides(of: Roster) -> tuple[bool, bool, list[bytes]]:
+    """What of a roster decides what its members do."""
+    return of.inner_seal, of.tensor_parallelism, [member.id for member in of.members]
+
+
+class LinkManager:
+    """All links of the node with *config*. Times are monotonic seconds from the caller.
+
+    A connection is in `_connections` under its number from start to end. A link that is up is in
+    the dialer as well, under its key. However a connection ends, `_down` removes it everywhere and
+    reports it.
+    """
 
     def __init__(self, config: HandshakeConfig, now: float, patience: float = PING_TIMEOUT) -> None:
         """*patience* is the least number of seconds that a peer may be silent."""
@@ -238,10 +251,6 @@ class LinkBook(abc.ABC):
         due = link.next_timeout()
         if due is not None and (self._due is None or due < self._due):
             self._due = due
-
-    @abc.abstractmethod
-    def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
-        """The link of *connection* gave *event*."""
 
     def _refuse(self, connection: Connection, code: CloseCode, reason: str, now: float) -> None:
         if connection.link is not None:
@@ -376,15 +385,6 @@ class LinkBook(abc.ABC):
             self._connections[self._numbers] = dialed
             self._book.dialing(*key, address)
             self.events.append(Dial(self._numbers, address, member.name))
-
-
-_OTHER_ROSTER: Final = "another roster has come into force meanwhile"
-_FINISHING: Final = "the head lets its requests finish before this roster is in force"
-HEAD_FIRST: Final = "the head is to have this roster first, for it makes another member the head"
-
-
-class LinkManager(LinkBook):
-    """All links of the node with *config*. Times are monotonic seconds from the caller."""
 
     # ---------------------------------------------------------------- orders
 
@@ -548,19 +548,19 @@ class LinkManager(LinkBook):
     def _on(self, connection: Connection, event: LinkEvent, now: float) -> None:
         number = connection.number
         match event:
-            case hs.SignatureRequested(payload):
+            case SignatureRequested():
                 if connection.dialed and connection.key is not None:
                     self._dialer.dial_answered(connection.key)
-                self.events.append(SignatureRequested(number, payload))
-            case hs.EncapsulationRequested(key):
+                self.events.append(Requested(number, event))
+            case EncapsulationRequested():
                 self._admission.spoke(number)
-                self.events.append(EncapsulationRequested(number, key))
+                self.events.append(Requested(number, event))
             case RosterReceived(roster):
                 self._release_admission(connection)
                 self._roster_came(connection, roster, now)
             case PeerProved():
                 self._judge(connection, event, now)
-            case link_events.LinkUp():
+            case LinkOpened():
                 self._established(connection, event, now)
             case LinkClosed(code, reason):
                 self._closed(connection, code, reason, now)
@@ -630,7 +630,7 @@ class LinkManager(LinkBook):
             self._shut(old, CloseCode.REPLACED, "the peer's process has restarted", now)
         self._dialer.replaced(key, lives)
 
-    def _established(self, connection: Connection, event: link_events.LinkUp, now: float) -> None:
+    def _established(self, connection: Connection, event: LinkOpened, now: float) -> None:
         key, link = connection.key, connection.link
         assert key is not None  # noqa: S101  a dial has it, a peer that was proved too
         assert link is not None  # noqa: S101  it is up
@@ -656,7 +656,8 @@ class LinkManager(LinkBook):
             if connection.dialed:
                 self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
-        self.news.append(LinkUp(rank, key[1], event.hop, connection.number, link))
+        up = LinkUp(rank, key[1], connection.number, link)
+        self.news.append(CameUp(rank, key[1], up, event.hop))
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
@@ -680,5 +681,6 @@ class LinkManager(LinkBook):
             elif connection.up and connection.driven is not None:
                 connection.driven.renew(roster)
         self._say([Note(Level.INFO, f"roster {roster.roster.serial} is in force")], now)
-        self.news.append(RosterInForce.after(before, roster.roster))
+        changed = _decides(before) != _decides(roster.roster)
+        self.news.append(RosterInForce(roster.roster.serial, self.rank, changed))
         self.greet(now)

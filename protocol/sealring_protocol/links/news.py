@@ -1,8 +1,4 @@
-"""What the link manager reports to its node: the outputs of `link_manager.LinkManager.take`.
-
-`LinkUp` and `RosterInForce` share their names with the `events` that the node then gives its
-runtime. Each pair is the same event at two layers.
-"""
+"""What the link manager reports to its node: the outputs of `link_manager.LinkManager.take`."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ import attrs
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import Message
 from sealring_protocol.control.effects import Level
-from sealring_protocol.link import Hop, Link
+from sealring_protocol.events import LinkUp, RosterInForce
+from sealring_protocol.link import Hop
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Roster
 
 
 @attrs.frozen
@@ -27,13 +23,12 @@ class OfLink:
 
 
 @attrs.frozen
-class LinkUp(OfLink):
-    """The *link* with *purpose* to *rank* is up, on connection *number*; *hop* has its activation
+class CameUp(OfLink):
+    """The link with *purpose* to *rank* is up, as *event* says. *hop* has its activation
     secrets."""
 
+    event: LinkUp
     hop: Hop
-    number: int
-    link: Link
 
 
 @attrs.frozen
@@ -53,22 +48,6 @@ class MessageReceived(OfLink):
 
 
 @attrs.frozen
-class RosterInForce:
-    """Another roster is in force; *changed* if members, ranks or policies differ."""
-
-    changed: bool
-
-    @classmethod
-    def after(cls, before: Roster, roster: Roster) -> RosterInForce:
-        """The news that *roster* has replaced *before*."""
-
-        def decides(of: Roster) -> tuple[bool, bool, list[bytes]]:
-            return of.inner_seal, of.tensor_parallelism, [member.id for member in of.members]
-
-        return cls(decides(before) != decides(roster))
-
-
-@attrs.frozen
 class Unreachable:
     """A wanted link with *purpose* to *rank* could not be dialed, for the reason *why*."""
 
@@ -77,10 +56,10 @@ class Unreachable:
     why: str
 
 
-News = LinkUp | LinkDown | MessageReceived | RosterInForce | Unreachable
+News = CameUp | LinkDown | MessageReceived | RosterInForce | Unreachable
 
 
-def hop_keys(up: LinkUp, own: int, world: int, cluster: bytes) -> Iterator[HopKey]:
+def hop_keys(up: CameUp, own: int, world: int, cluster: bytes) -> Iterator[HopKey]:
     """The activation secrets of the step link *up*, for the engine of rank *own* of *world*. Keep
     no other copy."""
     if up.rank == (own + 1) % world:

@@ -14,7 +14,7 @@ import attrs
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_protocol.control.effects import Effect, Send
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError, RoleViolation
-from sealring_protocol.events import LinkUp, NodeEvent, WeightsAsked
+from sealring_protocol.events import NodeEvent, WeightsAsked
 from sealring_protocol.limits import MAX_GETS
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import LinkManager
@@ -37,9 +37,9 @@ class WeightRequests:
     def hear(self, told: news.OfLink, now: float) -> list[NodeEvent]:
         """Act on what is *told* of a WEIGHTS link; what the caller is to know of it."""
         match told:
-            case news.LinkUp(rank, purpose, _, number, link):
-                self._asking[rank] = _Asking(number)
-                return [LinkUp(rank, purpose, number, link)]
+            case news.CameUp(rank, event=event):
+                self._asking[rank] = _Asking(event.link)
+                return [event]
             case news.LinkDown(rank):
                 self._asking.pop(rank, None)
             case news.MessageReceived(rank, purpose, message):

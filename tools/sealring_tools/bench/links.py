@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from sealring_protocol.codec.messages import Step, StepDone
 from sealring_protocol.link import (
     Link,
-    LinkUp,
+    LinkOpened,
     PeerProved,
 )
 from sealring_protocol.security.handshake import (
@@ -69,7 +69,7 @@ class End:
                     self.link.provide_encapsulation(ciphertext, secret, now)
                 case PeerProved():
                     self.link.admit(now)
-                case LinkUp():
+                case LinkOpened():
                     self.up = True
                 case _:
                     pass

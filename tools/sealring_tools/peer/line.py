@@ -20,7 +20,7 @@ from sealring_protocol.link import (
     Link,
     LinkClosed,
     LinkEvent,
-    LinkUp,
+    LinkOpened,
     PeerProved,
     RosterReceived,
     SignatureRequested,
@@ -49,7 +49,7 @@ class Line:
         self._tell = tell
         self._link = link
         self._stream = stream
-        self._up, self._ups = trio.open_memory_channel[LinkUp](1)
+        self._up, self._ups = trio.open_memory_channel[LinkOpened](1)
         self._came, self._messages = trio.open_memory_channel[Message](ROOM)
         self._out, self._outbox = trio.open_memory_channel[bytes](ROOM)
         self._changed = trio.Event()
@@ -74,7 +74,7 @@ class Line:
         """Whether the link has ended, so that nothing can be sent."""
         return self._link.next_timeout() is None
 
-    async def up(self) -> LinkUp | None:
+    async def up(self) -> LinkOpened | None:
         """Wait until both ends have proved themselves; None if they never do."""
         try:
             return await self._ups.receive()
@@ -129,7 +129,7 @@ class Line:
                 self._link.roster_stored(now)
             case PeerProved():
                 self._link.admit(now)
-            case LinkUp():
+            case LinkOpened():
                 peer = event.roster.roster.member(event.peer)
                 name = peer.name if peer is not None else event.peer.hex()
                 told = {"up": name, "purpose": event.purpose.name, "suite": event.suite.name}

@@ -37,7 +37,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
-from sealring_protocol.link import LinkUp
+from sealring_protocol.link import LinkOpened
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOpener, InnerSealer
 from sealring_tools.peer.line import Line
@@ -79,7 +79,7 @@ class Seals:
     """Seals the tensors of one link and opens them, or leaves them as they are where the roster
     asks for no inner seal."""
 
-    def __init__(self, up: LinkUp) -> None:
+    def __init__(self, up: LinkOpened) -> None:
         roster, hop = up.roster.roster, up.hop
         self._wanted = roster.inner_seal
         self._sealer = InnerSealer(hop.suite, hop.send, roster.cluster)
@@ -260,7 +260,7 @@ def _check_ready(ready: Ready, epoch: Epoch, bounds: tuple[int, ...]) -> None:
         )
 
 
-async def _up(line: Line) -> LinkUp:
+async def _up(line: Line) -> LinkOpened:
     up = await line.up()
     if up is None:
         raise _wrong("the link did not come up")

@@ -2,7 +2,7 @@
 
 Rows are counted with the tokens that they are about to get. Several rows together may use less than
 a row that runs alone, because a rank whose memory ran out is trusted with less from then on (see
-`CacheRoom.learn`). The arithmetic of groups and copies is in `kv_budget`.
+`CacheRoom.learn`). The arithmetic of groups and copies is in `KvBudget`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ as there are stages, and one more. Where chunks spend much of their time between
 are. While rows decode there are only as many as stages, and stage 0 has one at a time.
 
 **How large.** Let a prompt of T tokens be read in chunks of n on N equal stages, and a chunk take
-a + b * n on each (see `chunk_pace`). The last stage ends N - 1 chunks after the first, and waits
+a + b * n on each (see `ChunkPace`). The last stage ends N - 1 chunks after the first, and waits
 s * n for the links that send it a chunk. So all takes (T / n + N - 1) * (a + b * n) + s * n. It
 is least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a decode behind
 it waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while nothing

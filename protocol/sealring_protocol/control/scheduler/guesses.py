@@ -11,7 +11,7 @@ have one for each place of the answer; or else from the row itself: what followe
 tokens stood there before, in the prediction that came with the request, in the prompt or in the
 answer so far (prompt look-up: Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding).
 A row whose first guess is wrong guesses nothing more before a guess would have been right, unless
-wrong ones cost nothing. A row whose guesses do not pay (`guess_costs`), or that has lost a step,
+wrong ones cost nothing. A row whose guesses do not pay (`GuessCosts`), or that has lost a step,
 pauses guessing for some tokens. What it would have guessed is still compared with what is drawn,
 which costs nothing: it goes on as soon as enough of that is right, and not before. Where there is
 nothing to compare, it tries again after the pause.

@@ -136,7 +136,7 @@ class Guessing:
     def _fits(self, row: LiveRow) -> bool:
         """Whether each rank has room to keep what takes one more guess of *row* back: a state, if
         its caches cannot be cut, which is no larger than a snapshot. For the first one there is the
-        room of a copy (`kv_budget`)."""
+        room of a copy (`cache_room`)."""
         running = self._running
         if running.prefixes.cuttable:
             return True
