@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pydantic
 from sealring.files.config import Config
-from sealring_trio.files.roster_files import NO_ATTESTATION, Draft, DraftMember
+from sealring_trio.files.rosters import NO_ATTESTATION, Draft, DraftMember
 
 from docs.schemas import table, told_type
 

@@ -25,7 +25,7 @@ from typing import Any, Final
 import attrs
 import httpx2
 from sealring.local.ring import running_node, write_cluster
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.files.models import TINY, find_model
 
 from tests.families.checkpoints import write

@@ -23,8 +23,7 @@ from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cl
 from sealring_protocol.security.roster import SignedRoster
 from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.weights.asking import pieces
-from sealring_trio.weights.members import Members
+from sealring_trio.weights.asking import Members, pieces
 
 ROUNDS = 6
 TOKENS = 150

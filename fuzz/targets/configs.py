@@ -14,7 +14,7 @@ from typing import Final
 from sealring.files.config import Config, load_config
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_trio.errors import UserError
-from sealring_trio.files.roster_files import build_roster, read_draft, write_draft
+from sealring_trio.files.rosters import build_roster, read_draft, write_draft
 
 from fuzz.source import Source
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from sealring_protocol.codec.messages import Get
-from sealring_trio.weights.members import MAX_FILES, MAX_SIZE, read_listing
+from sealring_trio.weights.asking import MAX_FILES, MAX_SIZE, read_listing
 
 _FILES = {"config.json": 700, "model-00001-of-00002.safetensors": 1 << 33, "tokenizer.model": 9}
 

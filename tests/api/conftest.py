@@ -26,7 +26,7 @@ from sealring.local.ring import (
     write_cluster,
 )
 from sealring_model import tiny
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.api import scripted
 

@@ -29,7 +29,7 @@ from sealring.text.parsed import ParsedRequest
 from sealring_model import tiny
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer, ToolFormat
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.api.conftest import Served, connected
 

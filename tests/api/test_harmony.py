@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sealring.local.ring import running_node, wait_until_up, write_cluster
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.api import scripted
 from tests.api.conftest import Served, connected

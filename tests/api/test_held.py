@@ -35,7 +35,7 @@ from sealring.text.shared_budget import SharedBudget
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.control.scheduler.requests import TokenOut
-from sealring_trio.node.request_stream import AT_ONCE, Stream, size_of
+from sealring_trio.node.runtime import AT_ONCE, Stream, size_of
 from starlette.types import Message, Send
 
 from tests.api.conftest import Served

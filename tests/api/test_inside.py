@@ -26,7 +26,7 @@ from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.scheduler.requests import TokenOut
 from sealring_protocol.limits import PING_TIMEOUT
-from sealring_trio.node.request_stream import AT_ONCE, Stream
+from sealring_trio.node.runtime import AT_ONCE, Stream
 from starlette.requests import ClientDisconnect, Request
 from trio.testing import MockClock
 

@@ -13,7 +13,7 @@ import pytest
 from sealring.api.keys import KEY_FILE
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_model import tiny
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.api.conftest import PATIENCE
 from tests.io_trio.helpers import sealring

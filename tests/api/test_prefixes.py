@@ -17,7 +17,7 @@ from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring.text.parsed import ParsedRequest
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.api.conftest import Served, connected
 from tests.families.checkpoints import write

@@ -26,8 +26,7 @@ from sealring_model import tiny
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Tunnel, TunnelEvent
 from sealring_trio.collective.loopback import LOOPBACK, SharedLoopback
-from sealring_trio.engine.process import EngineCommand
-from sealring_trio.engine.supervisor import Engine
+from sealring_trio.engine.supervisor import Engine, EngineCommand
 from sealring_trio.processes.namespace import NoNamespace, take_sockets, why_not
 
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
@@ -203,7 +202,7 @@ async def take_one(engine: socket.socket) -> None:
 
 HIDDEN = """
 import encodings.idna, os, socket
-from sealring_trio.collective.ports import ConnectionOwner, made, taken
+from sealring_trio.collective.loopback import ConnectionOwner, made, taken
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 server = socket.create_server(("127.0.0.1", 0))
 connection = socket.create_connection(server.getsockname())

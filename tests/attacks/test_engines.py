@@ -44,11 +44,9 @@ from sealring_protocol.control.head.plan import Strategy
 from sealring_protocol.control.scheduler.requests import Request
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_ROWS
-from sealring_trio.collective.ports import ConnectionOwner, made
-from sealring_trio.engine.group import EngineGroup, GroupSettings
-from sealring_trio.engine.merge import MAX_AHEAD, GroupBroken, Merger
-from sealring_trio.engine.process import MAX_UNTAKEN, EngineCommand
-from sealring_trio.engine.supervisor import Engine
+from sealring_trio.collective.loopback import ConnectionOwner, made
+from sealring_trio.engine.group import MAX_AHEAD, EngineGroup, GroupBroken, GroupSettings, Merger
+from sealring_trio.engine.supervisor import MAX_UNTAKEN, Engine, EngineCommand
 from sealring_trio.processes.secrecy import KILLED_BEFORE
 
 from tests.io_trio.engine_child import INFO

@@ -18,8 +18,7 @@ from sealring_model import tiny
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.keys import SECRET, Suite
-from sealring_trio.engine.process import EngineCommand
-from sealring_trio.engine.supervisor import Engine
+from sealring_trio.engine.supervisor import Engine, EngineCommand
 from sealring_trio.errors import OperationError
 from sealring_trio.files.key_log import KeyLog, read_key_log
 from sealring_trio.net.connecting import dial

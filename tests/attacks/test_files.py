@@ -19,7 +19,7 @@ from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.private_files import replace_file, reserve
-from sealring_trio.files.roster_store import KEPT, MARK, RosterStore
+from sealring_trio.files.rosters import KEPT, MARK, RosterStore
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import flip, make_home

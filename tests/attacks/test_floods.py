@@ -28,7 +28,7 @@ from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 from sealring_trio.clock import wall_ms
-from sealring_trio.net.wire import RECEIVE_SIZE
+from sealring_trio.net.pump import RECEIVE_SIZE
 from sealring_trio.node.runtime import Runtime
 
 from tests.driver import End

@@ -19,9 +19,8 @@ from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import Origin, WeightFile
 from sealring_trio.fetching import finding
 from sealring_trio.fetching import hub as hub_module
-from sealring_trio.fetching.faults import FetchFault
 from sealring_trio.fetching.finding import find_hub_model
-from sealring_trio.fetching.hub import Hub
+from sealring_trio.fetching.hub import FetchFault, Hub
 
 MODEL = "someone/model-1"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

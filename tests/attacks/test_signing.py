@@ -11,7 +11,7 @@ from sealring.files.config import load_config
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
-from sealring_trio.files.roster_files import read_roster
+from sealring_trio.files.rosters import read_roster
 from sealring_trio.node.setup import prepare
 
 from tests.io_trio.helpers import sealring

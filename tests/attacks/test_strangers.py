@@ -25,8 +25,7 @@ from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import OperationError
 from sealring_trio.net.connecting import accept, dial
-from sealring_trio.net.pump import Pump
-from sealring_trio.net.wire import LINGER
+from sealring_trio.net.pump import LINGER, Pump
 
 from tests.attacks.test_floods import at_work
 from tests.driver import End, drive

@@ -17,7 +17,7 @@ from pathlib import Path
 import attrs
 from sealring.local.ring import local_ring
 from sealring_model import tiny
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.api import scripted
 from tests.api.scripted import END

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from sealring.local.ring import running_node, wait_until_up, write_cluster
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.files.models import TINY, find_model
 
 from tests.dashboard.browser import needs_chromium, window

@@ -17,14 +17,11 @@ from sealring_model.loading.partial_model import LOG, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_trio.errors import UserError
 from sealring_trio.fetching import fetcher
-from sealring_trio.fetching.faults import FetchFault
-from sealring_trio.fetching.fetcher import fetch
+from sealring_trio.fetching.fetcher import PIECE, Progress, cut, fetch
 from sealring_trio.fetching.finding import find_hub_model
-from sealring_trio.fetching.hub import Hub
-from sealring_trio.fetching.pieces import PIECE, cut
-from sealring_trio.fetching.progress import Progress
+from sealring_trio.fetching.hub import FetchFault, Hub
 from sealring_trio.files.models import find_model
-from sealring_trio.weights.shared_files import is_shared
+from sealring_trio.weights.giving import is_shared
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, TOKEN

@@ -24,7 +24,7 @@ from sealring.local.ring import (
 from sealring_model.loading import model_store
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import tensors_of
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.finding import find_hub_model

@@ -16,7 +16,7 @@ from sealring.local.ring import (
     write_cluster,
 )
 from sealring_model import tiny
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.io_trio.relay import Relay, relay
 

@@ -18,7 +18,7 @@ from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 from sealring_trio.clock import wall_ms
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.weights.members import Members
+from sealring_trio.weights.asking import Members
 
 from tests.sim.rosters import COORDINATOR, signer
 

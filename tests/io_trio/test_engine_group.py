@@ -38,12 +38,17 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 from sealring_trio.engine import group as engine_groups
-from sealring_trio.engine.group import EngineGroup, GroupSettings, choose_backend, member_command
-from sealring_trio.engine.merge import GroupBroken
-from sealring_trio.engine.process import EngineCommand
-from sealring_trio.engine.states import (
+from sealring_trio.engine.group import (
+    EngineGroup,
+    GroupBroken,
+    GroupSettings,
+    choose_backend,
+    member_command,
+)
+from sealring_trio.engine.supervisor import (
     ENGINE_TABLE,
     GROUP_TABLE,
+    EngineCommand,
     EngineEvent,
     EngineState,
     GroupEvent,
@@ -263,7 +268,7 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
     program = (
         "import trio\n"
         "from sealring_trio.engine.group import EngineGroup, GroupSettings\n"
-        "from sealring_trio.engine.process import EngineCommand\n"
+        "from sealring_trio.engine.supervisor import EngineCommand\n"
         "class Owner:\n"
         "    def engine_message(self, message): print(*group.pids, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"

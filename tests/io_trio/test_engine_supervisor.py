@@ -19,10 +19,9 @@ from sealring_protocol.backoff import FIRST_PAUSE
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
 from sealring_protocol.control.epoch.starvation import ThreadUse
-from sealring_trio.engine import process as engine_processes
 from sealring_trio.engine import supervisor
-from sealring_trio.engine.process import EngineCommand
-from sealring_trio.engine.supervisor import Engine
+from sealring_trio.engine import supervisor as engine_processes
+from sealring_trio.engine.supervisor import Engine, EngineCommand
 from sealring_trio.processes.priority import NICE, SHORT_NS, slice_ns
 from sealring_trio.processes.usage import read_usage
 
@@ -238,7 +237,7 @@ def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
     program = (
         "import trio\n"
         "from sealring_trio.engine.supervisor import Engine\n"
-        "from sealring_trio.engine.process import EngineCommand\n"
+        "from sealring_trio.engine.supervisor import EngineCommand\n"
         "class Owner:\n"
         "    def engine_message(self, message): print(engine.pid, flush=True)\n"
         "    def engine_lost(self, reason): pass\n"

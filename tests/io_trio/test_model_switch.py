@@ -14,7 +14,7 @@ import pytest
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_tools.bench.random_model import write_random_model
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 from tests.attacks.test_hub import Send, head, hostile
 from tests.io_trio.helpers import Outcome, sealring

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 
 def test_no_port_is_given_out_twice() -> None:

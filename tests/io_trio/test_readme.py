@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from sealring.local.ring import running_node, wait_until_up
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 
 README = Path(__file__).parents[2] / "README.md"
 

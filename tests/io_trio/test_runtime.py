@@ -22,7 +22,7 @@ from sealring_protocol.control.scheduler.requests import FinishReason, Request, 
 from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
-from sealring_trio.engine.process import pack
+from sealring_trio.engine.supervisor import pack
 from sealring_trio.errors import OperationError
 from sealring_trio.node.versions import build_number
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import pytest
 import trio
 from sealring_protocol.codec.messages import Tunnel
-from sealring_trio.collective import loopback, streams
-from sealring_trio.collective.carrier import Line
-from sealring_trio.collective.ports import ConnectionOwner
-from sealring_trio.collective.streams import CHUNK, Streams
+from sealring_trio.collective import carrier as streams
+from sealring_trio.collective import loopback
+from sealring_trio.collective.carrier import CHUNK, Line, Streams
+from sealring_trio.collective.loopback import ConnectionOwner
 
 from tests.io_trio.tunnel_sides import (
     BEFORE,

@@ -17,7 +17,7 @@ import pytest
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_model.loading.weights import owner, read_entries, write_manifest
 from sealring_protocol.security.roster import open_roster, sign_roster
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.files.key_files import create_key, read_key
 from sealring_trio.files.models import TINY, find_model
 

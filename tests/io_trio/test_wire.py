@@ -7,9 +7,8 @@ import socket
 
 import pytest
 import trio
-from sealring_trio.net import wire as wires
-from sealring_trio.net.pump import Pump
-from sealring_trio.net.wire import RECEIVE_SIZE, ROOM, Wire
+from sealring_trio.net import pump as wires
+from sealring_trio.net.pump import RECEIVE_SIZE, ROOM, Pump, Wire
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

@@ -16,8 +16,8 @@ from sealring_protocol.errors import CloseCode, SealringError
 from sealring_protocol.events import Hangup, LinkUp
 from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.security.roles import Purpose
+from sealring_trio.collective.carrier import Streams
 from sealring_trio.collective.loopback import SharedLoopback
-from sealring_trio.collective.streams import Streams
 from sealring_trio.collective.tunnels import Tunnels
 from sealring_trio.net.pump import Pump
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
-from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.executor import Executor
-from sealring_model.engine.inflight import InFlight
+from sealring_model.engine.hidden_io import InFlight, PlainActivations, SealedActivations
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.lookahead.device_io import DeviceIO

@@ -13,8 +13,8 @@ from model_rings import (
     place_of,
     stage_of,
 )
-from sealring_model.engine.activation_seal import PlainActivations, SealedActivations
 from sealring_model.engine.executor import Executor
+from sealring_model.engine.hidden_io import PlainActivations, SealedActivations
 from sealring_model.loading.model_folder import describe
 from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams

@@ -10,8 +10,9 @@ import mlx.core as mx
 import pytest
 from model_families import reference_tokens
 from model_rings import StepFailed
-from sealring_model.lookahead import graph_builder, lookahead
-from sealring_model.lookahead.graph_builder import GraphBuilder
+from sealring_model.lookahead import lookahead
+from sealring_model.lookahead import lookahead as graph_builder
+from sealring_model.lookahead.lookahead import GraphBuilder
 from waiting_device import PROMPT, ThoroughBuilder, decoding_ring, waiting_ring
 
 
@@ -142,7 +143,7 @@ def test_it_keeps_nothing_of_what_it_has_built():
 EXITS = """
 import threading
 import mlx.core as mx
-from sealring_model.lookahead.graph_builder import GraphBuilder
+from sealring_model.lookahead.lookahead import GraphBuilder
 
 compiled = [mx.compile(lambda x: {"a": mx.tanh(x) * x}, shapeless=True) for _ in range(200)]
 x, built, begun = mx.ones((4, 4)), [], threading.Event()

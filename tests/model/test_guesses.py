@@ -13,9 +13,9 @@ import attrs
 import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, hop_keys, stage_of
-from sealring_model.engine.activation_seal import SealedActivations
 from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
+from sealring_model.engine.hidden_io import SealedActivations
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 from sealring_model.lookahead.device_io import DeviceIO

@@ -17,12 +17,12 @@ from model_rings import Ring
 from sealring_model.errors import LoadError, NotHereError, failure_of_loading
 from sealring_model.loading import model_store, partial_model
 from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.byte_ranges import ByteRanges
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.partial_model import (
     FAULT,
     LOG,
     ORIGIN,
+    ByteRanges,
     Origin,
     PartialModel,
     WeightFile,

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from model_families import FAMILIES, config_of, random_weights, reference_tokens, write_model
 from model_rings import SAMPLING, Ring, stage_of
-from sealring_model.lookahead.pinned_io import PinnedIO
+from sealring_model.lookahead.device_io import PinnedIO
 from sealring_model.stage import attention, unplaced
 from sealring_model.stage.unplaced import can_run_unplaced
 from sealring_protocol.codec.messages import Decode, Join, Open, TakeBack

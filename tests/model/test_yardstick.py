@@ -8,9 +8,7 @@ import mlx.core as mx
 import pytest
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import describe
-from sealring_model.verify.numbers import CheckedRow, RowNumbers, differences
-from sealring_model.verify.stages import by_stage
-from sealring_model.verify.watched import WatchedModel
+from sealring_model.verify.child import CheckedRow, RowNumbers, WatchedModel, by_stage, differences
 from test_adapter import adapter
 
 from tests.families.checkpoints import write

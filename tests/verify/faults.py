@@ -19,9 +19,9 @@ from sealring_model.loading.assemble import LoadedStage
 from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.sampling import sampler_state
 from sealring_model.stage import caches
+from sealring_model.stage.caches import Undo
 from sealring_model.stage.layout import Layout
 from sealring_model.stage.stage import PartStage
-from sealring_model.stage.undo import Undo
 from sealring_model.stage.views import override_call
 
 VARIABLE: Final = "SEALRING_TEST_FAULT"

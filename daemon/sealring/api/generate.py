@@ -19,7 +19,7 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.scheduler.requests import RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
-from sealring_trio.node.request_stream import size_of
+from sealring_trio.node.runtime import size_of
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send

@@ -10,14 +10,13 @@ from typing import Any, Final
 import attrs
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import FOUND_WRONG, OperationError
-from sealring_trio.files.config import CollectivesName, StrategyName
+from sealring_trio.files.config import SUITES, CollectivesName, StrategyName
 from sealring_trio.files.models import (
     NO_TEMPLATE,
     TINY,
     describe_model,
     find_whole_model,
 )
-from sealring_trio.files.suites import SUITES
 from sealring_trio.files.units import format_size
 
 from sealring.cli.guessing import guess_options

@@ -6,10 +6,8 @@ from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import tensors_of
 from sealring_protocol.limits import MAX_LAYERS
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.faults import REACH_IT, FetchFault
-from sealring_trio.fetching.finding import newest_hub_model
-from sealring_trio.fetching.hub import Hub
-from sealring_trio.fetching.terminal import fetch_now
+from sealring_trio.fetching.finding import fetch_now, newest_hub_model
+from sealring_trio.fetching.hub import REACH_IT, FetchFault, Hub
 from sealring_trio.files.models import describe_model
 from sealring_trio.files.units import format_size
 

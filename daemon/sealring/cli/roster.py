@@ -15,7 +15,7 @@ from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.private_files import is_there, replace_file
-from sealring_trio.files.roster_files import (
+from sealring_trio.files.rosters import (
     build_roster,
     find_twins,
     format_time,

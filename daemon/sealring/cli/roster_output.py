@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring_protocol.security.roster import Roster, SignedRoster
-from sealring_trio.files.roster_files import format_time
+from sealring_trio.files.rosters import format_time
 
 from sealring.cli.output import print_facts, print_json, print_table
 

@@ -39,8 +39,7 @@ from sealring_protocol.control.scheduler.requests import (
 from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
 from sealring_trio.errors import OperationError, Withdrawn
-from sealring_trio.node.request_stream import Counted, Stream
-from sealring_trio.node.runtime import Runtime
+from sealring_trio.node.runtime import Counted, Runtime, Stream
 
 from sealring.daemon.trace import Trace, Tracer
 from sealring.text.frames import Lost

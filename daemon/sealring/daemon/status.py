@@ -18,7 +18,7 @@ from sealring_protocol.security.roster import Roster
 from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup
 from sealring_trio.engine.supervisor import Supervisor
-from sealring_trio.files.suites import SUITE_NAMES
+from sealring_trio.files.config import SUITE_NAMES
 from sealring_trio.node.expiry import left, seconds_left
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.versions import VERSION, build_number

@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 import httpx2
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import model_name
 from sealring_trio.files.units import format_address

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import attrs
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import child_environment, run_module
 

@@ -25,11 +25,11 @@ import attrs
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.clock import wall_ms
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import create_key, public_path
 from sealring_trio.files.models import check_text, describe_model
-from sealring_trio.files.roster_files import build_roster, make_draft, make_member
+from sealring_trio.files.rosters import build_roster, make_draft, make_member
 from sealring_trio.processes.interpreter import run_module, signal_name
 
 from sealring.files.config import NO_API

@@ -31,7 +31,7 @@ from typing import Any, Final
 import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring_trio.engine.process import EngineCommand
+from sealring_trio.engine.supervisor import EngineCommand
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import signal_name
 

@@ -23,10 +23,8 @@ from sealring_protocol.link import LinkClosed
 from sealring_protocol.node import Node
 from sealring_protocol.security.roster import SignedRoster
 
-from sealring_trio.collective.carrier import Carrier
-from sealring_trio.collective.loopback import Loopback
-from sealring_trio.collective.ports import Port, reserve
-from sealring_trio.collective.streams import Place, Streams
+from sealring_trio.collective.carrier import Carrier, Place, Streams
+from sealring_trio.collective.loopback import Loopback, Port, reserve
 from sealring_trio.net.pump import Pump
 from sealring_trio.processes.namespace import ALLOW, NoNamespace
 

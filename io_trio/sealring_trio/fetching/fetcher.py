@@ -14,22 +14,131 @@ from __future__ import annotations
 import logging
 import math
 import os
+import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, TypeVar
 
+import attrs
 import trio
 from sealring_model.errors import LoadError
-from sealring_model.loading.byte_ranges import Range
-from sealring_model.loading.partial_model import PartialModel
-from sealring_model.loading.weights import TensorEntry, read_manifest
+from sealring_model.loading.partial_model import PartialModel, Range, clear_fault, is_partial
+from sealring_model.loading.weights import TensorEntry, read_manifest, tensors_of
 from sealring_protocol.backoff import Backoff
+from sealring_protocol.codec.messages import Bootstrap
+from sealring_protocol.diagnosis.causes import told_here
 
-from sealring_trio.fetching.faults import FetchFault, fault_of
-from sealring_trio.fetching.hub import Hub
-from sealring_trio.fetching.pieces import KEEP_BYTES, Piece, cut, keep_bytes_of
-from sealring_trio.fetching.progress import Progress
+from sealring_trio.fetching.hub import FetchFault, Hub, fault_of
+
+# ---------------------------------------------------------------------- progress
+# How far fetching is: bytes, speed, time left.
+
+
+_WINDOW: Final = 10.0
+"""Seconds over which the speed is taken."""
+
+
+class Progress:
+    """How far fetching *total* bytes is, of which *here* were here before. `came` tells of more."""
+
+    def __init__(self, total: int, here: int) -> None:
+        self.total = total
+        self.here = here
+        self._marks: deque[tuple[float, int]] = deque([(time.monotonic(), here)])
+
+    def came(self, here: int) -> None:
+        """Now *here* bytes are here."""
+        now = time.monotonic()
+        self.here = here
+        self._marks.append((now, here))
+        while len(self._marks) > 2 and self._marks[1][0] < now - _WINDOW:
+            self._marks.popleft()
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second of late."""
+        (before, had), (now, has) = self._marks[0], self._marks[-1]
+        return max(0, has - had) / (now - before) if now > before else 0.0
+
+    @property
+    def text(self) -> str:
+        """This for people."""
+        here = told_here(self.here, self.total)
+        if not (speed := self.speed):
+            return here
+        left = (self.total - self.here) / speed
+        return f"{here}, {speed / 1e6:.1f} MB/s, {_told_time(left)} left"
+
+
+def _told_time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# ---------------------------------------------------------------------- pieces
+# Cuts what is still to come into pieces: the ranges that are asked for, one request each.
+
+
+PIECE: Final = 32 * 1024 * 1024
+"""Bytes of a piece, at most."""
+
+KEEP_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of a piece after which they are on the disk and kept, at most. So much of each piece under
+way is fetched again after a kill."""
+
+LOST: Final = 0.01
+"""Share of what is fetched that a kill may cost."""
+
+SLACK: Final = 0.01
+"""Share of a range that may be bytes of other tensors between the wanted ones: a further request
+would cost a round trip."""
+
+
+@attrs.define
+class Piece:
+    """Bytes *begin* to *end* (excluded) of *file*; those before *at* have come."""
+
+    file: str
+    begin: int
+    end: int
+    at: int = attrs.Factory(lambda self: self.begin, takes_self=True)
+
+
+def keep_bytes_of(size: int, most: int, at_once: int = 1) -> int:
+    """Bytes after which what has come is kept, of *size* bytes that come in *at_once* pieces at a
+    time: *most*, or less so that a kill costs no more than its share."""
+    return min(most, int(size * LOST) // at_once)
+
+
+def cut(gaps: Mapping[str, Sequence[Range]]) -> list[Piece]:
+    """The pieces of *gaps*, the ranges to come of each file, in order."""
+    return [
+        Piece(file, start, min(start + PIECE, end))
+        for file, ranges in gaps.items()
+        for begin, end in _joined(ranges)
+        for start in range(begin, end, PIECE)
+    ]
+
+
+def _joined(ranges: Sequence[Range]) -> Iterator[Range]:
+    """*ranges* of one file, with those joined that are close."""
+    if not ranges:
+        return
+    begin, end = ranges[0]
+    wanted = end - begin
+    for start, stop in ranges[1:]:
+        whole = stop - begin
+        if whole - (wanted + stop - start) <= SLACK * whole:
+            wanted += stop - start
+        else:
+            yield begin, end
+            begin, wanted = start, stop - start
+        end = stop
+    yield begin, end
+
 
 log = logging.getLogger("sealring.fetch")
 
@@ -334,3 +443,91 @@ def _by_file(model: PartialModel, names: Sequence[str]) -> dict[str, list[Tensor
     for entry in sorted((model.entries[name] for name in names), key=lambda e: e.offset):
         found.setdefault(entry.file.name, []).append(entry)
     return found
+
+
+# ---------------------------------------------------------------------- rank fetch
+# Fetches what this node's rank owns of its model.
+#
+# Which layers that are is known with each BOOTSTRAP. Fetching goes on when the epoch ends, as it
+# does every few seconds while a rank lacks its weights; the next BOOTSTRAP with the same layers
+# finds it under way. Other layers take its place. The engine reads what is here and what holds
+# the rest up from the folder, and refuses its layers with that until they are complete.
+
+
+LOG_SECONDS: Final = 10.0
+"""Seconds between two lines of the log that say how far it is."""
+
+
+Source = Callable[[PartialModel, Sequence[str], Tell], Awaitable[None]]
+"""Fetches tensors of a model, by name, and tells how far it is. Raises `FetchFault`."""
+
+
+class RankFetch:
+    """Fetches the layers of one node's rank into *folder*, by *source*. The model has *layers*
+    layers. Does nothing for a model that was not fetched by sealring. *report* is told each second
+    how many bytes are here, and of how many; 0 of 0 at the end."""
+
+    def __init__(
+        self, folder: Path, layers: int, source: Source, report: Callable[[int, int], None]
+    ) -> None:
+        self._folder: Final = folder
+        self._layers: Final = layers
+        self._source: Final = source
+        self._report: Final = report
+        self._wanted: tuple[int, int] | None = None
+        self._changed = trio.Event()
+        self._scope: trio.CancelScope | None = None  # of what is fetched now
+        self._told = 0.0
+
+    def placed(self, order: Bootstrap) -> None:
+        """The own engine is about to get *order*."""
+        wanted = order.bounds[order.rank], order.bounds[order.rank + 1]
+        if wanted == self._wanted and self._scope is not None:
+            return
+        if not is_partial(self._folder):
+            return
+        clear_fault(self._folder)  # the engine must not refuse for that of an earlier try
+        self._wanted = wanted
+        if self._scope is not None:
+            self._scope.cancel()
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Fetch what is wanted, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            with trio.CancelScope() as self._scope:
+                await self._fetch()
+            self._scope = None
+
+    async def _fetch(self) -> None:
+        first, last = self._wanted or (0, 0)
+        span = f"layers {first} to {last - 1}"
+        try:
+            model, names = await trio.to_thread.run_sync(self._owned, first, last)
+            if model is None or not model.missing(names):
+                return
+            log.info("fetching %s of %s", span, model.origin.model)
+            await self._source(model, names, self._tell)
+        except (FetchFault, LoadError) as fault:
+            log.log(logging.ERROR, "%s cannot be fetched: %s", span, fault)
+        else:
+            log.info("%s of %s are here", span, model.origin.model)
+        finally:
+            self._report(0, 0)
+
+    def _owned(self, first: int, last: int) -> tuple[PartialModel | None, list[str]]:
+        """The model, and the names of its tensors of layers *first* to *last* (excluded)."""
+        model = PartialModel.open(self._folder)
+        if model is None:
+            return None, []
+        owned = tensors_of(model.entries, self._layers, first, last).values()
+        return model, [name for layer in owned for name in layer]
+
+    def _tell(self, progress: Progress) -> None:
+        self._report(progress.here, progress.total)
+        now = trio.current_time()
+        if now - self._told >= LOG_SECONDS:
+            self._told = now
+            log.info("fetching: %s", progress.text)

@@ -12,11 +12,23 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic
 from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
+from sealring_protocol.security.keys import Suite
 
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
 from sealring_trio.files.units import parse_address, parse_size
+
+# ---------------------------------------------------------------------- suites
+# The names of the suites, as configs and reports write them.
+
+
+SUITES: Final = {
+    "aes-256-gcm": Suite.AES256GCM,
+    "chacha20-poly1305": Suite.CHACHA20POLY1305,
+}
+SUITE_NAMES: Final = {suite: name for name, suite in SUITES.items()}
+
 
 SuiteName = Literal["aes-256-gcm", "chacha20-poly1305"]
 StrategyName = Literal["auto", "tp", "pp", "single"]

@@ -19,7 +19,7 @@ from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.diagnosis.causes import ADVICE, Cause
 
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.faults import REACH_IT, FetchFault
+from sealring_trio.fetching.hub import REACH_IT, FetchFault
 
 if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
@@ -80,8 +80,8 @@ def find_whole_model(model: str, hub: Hub | None = None) -> Path:
 
     Raises `UserError`, also when it cannot be fetched.
     """
+    from sealring_trio.fetching.finding import fetch_now  # noqa: PLC0415
     from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
-    from sealring_trio.fetching.terminal import fetch_now  # noqa: PLC0415
 
     hub = hub or Hub()
     folder = find_model(model, hub)

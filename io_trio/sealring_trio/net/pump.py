@@ -14,15 +14,189 @@ out to be a tunnel is given away (`release`): a thread carries it on.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
 import trio
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.table import Machine, Table
 
-from sealring_trio.net.wire import ROOM, Wire
+# ---------------------------------------------------------------------- wire
+# Stream sockets that send at once.
+#
+# Sealing a hop takes a few microseconds, so the cost of the event loop decides how long it takes.
+# trio's own stream switches tasks once per send. Here `send` gives the bytes to the kernel at
+# once, and only what the kernel does not take waits. `send` never awaits, so no other sender
+# comes between the sealing of a frame and its bytes: they leave in the order in which they were
+# sealed.
+#
+# `DirectSocket` never waits and needs no event loop. `Wire` waits in trio: its owner runs `write`
+# in one task and `receive` in another. After an error the bytes that wait are lost, and the owner
+# must treat the peer as lost.
+
+
+RECEIVE_SIZE: Final = 1 << 16
+"""Bytes asked of the kernel at once."""
+
+ROOM: Final = 1 << 20
+"""The same, where hidden states of many rows are to come in one go. Memory: that much per such
+wire, which strangers do not get."""
+
+SMALL: Final = 1 << 12
+"""Bytes up to which pieces that wait are put together."""
+
+LINGER: Final = 1.0
+"""Seconds that a closing wire may take to flush, and then to see the peer's end of stream."""
+
+
+class DirectSocket:
+    """One connected stream socket, TCP or local, that never blocks.
+
+    The owner bounds the bytes that wait: it sends nothing while the socket is `busy`.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            # macOS refuses (EINVAL) where the peer has reset the connection already; whoever reads
+            # next sees the end of the stream.
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._room: memoryview | None = None
+        self._lacking: Callable[[], int] | None = None
+        self._waiting: deque[memoryview | bytearray] = deque()
+        self._unsent = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether bytes of an earlier `send` still wait for the kernel."""
+        return bool(self._waiting)
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes wait for the kernel."""
+        return self._unsent
+
+    def send(self, data: Buffer) -> None:
+        """Send what the kernel takes of *data* now; `push` sends the rest. Raises `OSError`."""
+        sent = 0
+        if not self._waiting:
+            with contextlib.suppress(BlockingIOError):
+                sent = self._socket.send(data)
+        if sent < len(data):
+            self._keep(memoryview(data)[sent:])
+
+    def _keep(self, rest: memoryview) -> None:
+        """Queue *rest*. Small pieces are joined: each object takes more memory than its bytes."""
+        self._unsent += len(rest)
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, bytearray) and len(last) < SMALL:
+            last += rest
+        else:
+            self._waiting.append(rest if len(rest) >= SMALL else bytearray(rest))
+
+    def push(self) -> None:
+        """Send what the kernel takes of the bytes that wait. Raises `OSError`."""
+        with contextlib.suppress(BlockingIOError):
+            while self._waiting:
+                # A view, so that nothing is added to it from here on.
+                self._waiting[0] = first = memoryview(self._waiting[0])
+                sent = self._socket.send(first)
+                self._unsent -= sent
+                self._waiting[0] = first[sent:]
+                if not self._waiting[0]:
+                    self._waiting.popleft()
+
+    def take(self) -> bytes:
+        """The bytes that have arrived; none at the end of the stream. Raises `BlockingIOError` if
+        nothing has arrived yet, or another `OSError`."""
+        if self._room is None:
+            return self._socket.recv(RECEIVE_SIZE)
+        most = len(self._room)
+        if self._lacking is not None:
+            most = min(most, max(RECEIVE_SIZE, self._lacking()))
+        return self._room[: self._socket.recv_into(self._room, most)].tobytes()
+
+    def make_room(self, size: int = ROOM, lacking: Callable[[], int] | None = None) -> None:
+        """Let `take` return up to *size* bytes at once.
+
+        With *lacking*, more than `RECEIVE_SIZE` only as far as the frame under way lacks bytes. The
+        reader handles everything that `take` returns before anything else runs, and a megabyte of
+        the smallest frames takes so long that other links would time out.
+        """
+        self._lacking = lacking
+        # Kept, for to allocate and to give back as much each time takes longer than to copy.
+        self._room = memoryview(bytearray(size))
+
+
+class Wire(DirectSocket):
+    """A socket for trio's tasks. *drained* is called when all bytes that had to wait are sent, so
+    that the owner can send more."""
+
+    def __init__(self, sock: socket.socket, drained: Callable[[], None]) -> None:
+        super().__init__(sock)
+        self._drained = drained
+        self._wake = trio.Event()
+
+    def send(self, data: Buffer) -> None:
+        """As `DirectSocket.send`; `write` sends the rest."""
+        super().send(data)
+        if self._waiting:
+            self._wake.set()
+
+    async def receive(self) -> bytes:
+        """Wait for the next bytes; none at the end of the stream. Raises `OSError`."""
+        while self._socket.fileno() >= 0:
+            await trio.lowlevel.wait_readable(self._socket)
+            with contextlib.suppress(BlockingIOError):
+                return self.take()
+        return b""
+
+    async def write(self) -> None:
+        """Send the bytes that wait, until cancelled. Raises `OSError`."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            await self._flush()
+            self._drained()
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            await trio.lowlevel.wait_writable(self._socket)
+            self.push()
+
+    async def hang_up(self) -> None:
+        """Send what waits, end our side, and wait up to `LINGER` for the peer to end its side.
+        Nobody else may `receive` or `write` any more.
+
+        Closing at once with bytes unread makes the kernel reset the connection, which can destroy
+        the last frame on its way to the peer.
+        """
+        with trio.move_on_after(LINGER), contextlib.suppress(OSError):
+            await self._flush()
+            self._socket.shutdown(socket.SHUT_WR)
+            while await self.receive():
+                pass
+        self.close()
+
+    def close(self) -> None:
+        """Close at once. Tasks that wait for the socket get `trio.ClosedResourceError`."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """The socket, and the bytes that wait to be sent on it, for another owner. Cancel the tasks
+        that `receive` and `write` first."""
+        trio.lowlevel.notify_closing(self._socket)
+        rest = b"".join(self._waiting)
+        self._waiting.clear()  # a task that was about to send has nothing to
+        return socket.socket(fileno=self._socket.detach()), rest
 
 
 class PumpState(enum.Enum):

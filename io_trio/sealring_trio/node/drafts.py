@@ -23,9 +23,9 @@ from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.requests import Request
 
-from sealring_trio.engine.process import EngineCommand, bury
+from sealring_trio.engine.supervisor import EngineCommand, bury
 from sealring_trio.files.drafts import DraftModel
-from sealring_trio.net.wire import Wire
+from sealring_trio.net.pump import Wire
 from sealring_trio.node.runtime import Runtime
 
 log = logging.getLogger("sealring.draft")

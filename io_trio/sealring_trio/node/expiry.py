@@ -14,7 +14,7 @@ import trio
 from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.security.roster import Roster
 
-from sealring_trio.files.roster_files import format_time
+from sealring_trio.files.rosters import format_time
 
 log = logging.getLogger("sealring")
 

@@ -26,18 +26,16 @@ from sealring_protocol.node import Node, NodeConfig
 
 from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup, GroupSettings
-from sealring_trio.engine.process import EngineCommand
-from sealring_trio.engine.supervisor import Engine, EngineOwner, Supervisor
+from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, Supervisor
 from sealring_trio.errors import UserError
-from sealring_trio.fetching.rank_fetch import RankFetch
+from sealring_trio.fetching.fetcher import RankFetch
 from sealring_trio.files.config import F, NodeFile
 from sealring_trio.files.key_log import KeyLog
 from sealring_trio.files.units import format_address
 from sealring_trio.node.drafts import Drafts
 from sealring_trio.node.expiry import watch_expiry
-from sealring_trio.node.model_source import source_for
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.setup import NodeSetup
+from sealring_trio.node.setup import NodeSetup, source_for
 from sealring_trio.node.versions import build_number
 
 log = logging.getLogger("sealring")

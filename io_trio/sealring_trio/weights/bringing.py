@@ -30,12 +30,9 @@ from sealring_protocol.codec.messages import Get
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.security.roster import Member
 
-from sealring_trio.fetching.faults import fault_of
-from sealring_trio.fetching.fetcher import Tell, Waiting, check_room
-from sealring_trio.fetching.pieces import keep_bytes_of
-from sealring_trio.fetching.progress import Progress
-from sealring_trio.weights.asking import AskFault, AskingLink, pieces
-from sealring_trio.weights.members import MAX_TOLD, Members, listing_of
+from sealring_trio.fetching.fetcher import Progress, Tell, Waiting, check_room, keep_bytes_of
+from sealring_trio.fetching.hub import fault_of
+from sealring_trio.weights.asking import MAX_TOLD, AskFault, AskingLink, Members, listing_of, pieces
 
 log = logging.getLogger("sealring.fetch")
 

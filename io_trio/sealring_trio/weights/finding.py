@@ -24,9 +24,16 @@ from sealring_protocol.codec.wire import clip
 
 from sealring_trio.fetching.finding import MAX_HEADERS, in_hub_cache
 from sealring_trio.fetching.hub import MAX_SMALL
-from sealring_trio.weights.asking import AskFault, AskingLink, pieces
-from sealring_trio.weights.members import MAX_TOLD, Listing, Members, listing_of
-from sealring_trio.weights.shared_files import is_shared
+from sealring_trio.weights.asking import (
+    MAX_TOLD,
+    AskFault,
+    AskingLink,
+    Listing,
+    Members,
+    listing_of,
+    pieces,
+)
+from sealring_trio.weights.giving import is_shared
 
 log = logging.getLogger("sealring.fetch")
 

@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import (
     Bootstrap,
@@ -38,21 +39,21 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
+from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.epoch.ledger import Change, Ledger
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.seal import PREFILL_GROUP
 
-from sealring_model.engine.activation_seal import ActivationSeal
-from sealring_model.engine.early_fill import EarlyFill
 from sealring_model.engine.forward import Forward
-from sealring_model.engine.hidden_io import HiddenIO, Received
-from sealring_model.engine.inflight import Clock, InFlight, PendingAnswer
-from sealring_model.errors import (
-    FORWARD_ERRORS,
-    CacheMemoryError,
-    LedgerError,
-    failure_of,
+from sealring_model.engine.hidden_io import (
+    ActivationSeal,
+    Clock,
+    HiddenIO,
+    InFlight,
+    PendingAnswer,
+    Received,
 )
+from sealring_model.errors import FORWARD_ERRORS, CacheMemoryError, LedgerError, failure_of
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.loading.kernel_cache import drop_unloadable
 from sealring_model.lookahead.device_io import DeviceIO
@@ -62,6 +63,26 @@ from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampler
 from sealring_model.stage.caches import CacheStore
 from sealring_model.stage.unplaced import are_plain, can_run_unplaced
+
+# ---------------------------------------------------------------------- early fill
+# Hidden states that a device which waits was given before their message had its turn (see
+# `lookahead`).
+
+
+@attrs.frozen(eq=False)
+class EarlyFill:
+    """The *contents* of *message*, opened, that the device was given before the message had its
+    turn.
+
+    *begun* is when, in nanoseconds of `time.perf_counter_ns`; None if that was too late. Opening
+    them took *opening* nanoseconds.
+    """
+
+    message: Step | StepDone
+    contents: tuple[Buffer, ...]
+    begun: int | None
+    opening: int
+
 
 M = TypeVar("M", Step, StepDone)
 

@@ -32,8 +32,7 @@ from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.engine.fingerprints import Fingerprints, of_hop, of_logits
-from sealring_model.engine.hidden_io import HiddenIO, Received, check_filled
-from sealring_model.engine.inflight import Clock, PendingAnswer
+from sealring_model.engine.hidden_io import Clock, HiddenIO, PendingAnswer, Received, check_filled
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.graphs import (

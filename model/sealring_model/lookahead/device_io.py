@@ -8,15 +8,21 @@ can be launched before they come.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import platform
+import time
+from collections import deque
 from collections.abc import Callable
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
+from sealring_model.engine.devices import keep_device_memory
 from sealring_model.stage.tensors import (
     MLX_DTYPES,
     check_size,
@@ -99,3 +105,244 @@ class DeviceIO:
     def start(self, *arrays: mx.array) -> None:
         """Launch *arrays* behind all that was launched before. Does not wait for them."""
         start(*arrays)
+
+
+# ---------------------------------------------------------------------- pinned io
+# Inlets at which a CUDA device waits for their contents, and outlets in memory of the host.
+#
+# Launching a stage takes MLX about as long as the device then works on it. With these inlets the
+# launch happens while the hidden states are still on their way: the first kernel waits for them,
+# and when they have come nothing is left to do but to tell it.
+#
+# Inlets and outlets are in pinned (page-locked) memory of the host, which the device reads and
+# writes directly. So MLX copies nothing, for which it would allocate managed memory at each read,
+# and nobody waits for a page.
+#
+# A kernel that waits blocks the device's stream: what is launched behind it waits as well, and
+# some calls of CUDA wait for the whole device. Whoever is to fill the inlet must not get stuck in
+# such a call, or behind the number of operations that MLX lets wait. So the kernel gives up after
+# `_TIMEOUT_NS`, and the graph continues with zeros; its result is dropped. `fill` refuses after
+# half the timeout. This process may be stopped for any time between looking at the clock and
+# telling the device, so whoever uses the result asks `Inlet.was_filled` afterwards.
+#
+# A buffer is used again and again, each time with the next *ticket*, and its kernels run in the
+# same order. A use that was released cannot be blocked by a later one. A buffer that the device
+# writes is never one that the host writes: the device may still work on a use that was dropped.
+
+
+_TIMEOUT_NS: Final = 30_000_000
+"""Nanoseconds after which the device no longer waits at an inlet. Where hidden states take longer
+than half of that, launching before they come gains little."""
+
+_HEADER: Final = 64
+"""Bytes of a buffer before its contents. They hold two words: the last ticket that need not wait,
+and the last ticket whose contents the device saw."""
+_RELEASED, _SEEN = 0, 1
+
+_SMALLEST: Final = 4096
+_LARGEST: Final = 1 << 20
+"""Bytes of contents. A prompt's hidden states may be more; they leave as on any other device."""
+
+_HELPERS: Final = """
+__device__ void sealring_copy(
+    char* to, const char* from, unsigned size, unsigned at, unsigned step
+) {
+    unsigned whole = size / 16;
+    if ((reinterpret_cast<size_t>(to) | reinterpret_cast<size_t>(from)) % 16 != 0) whole = 0;
+    for (unsigned i = at; i < whole; i += step)
+        reinterpret_cast<uint4*>(to)[i] = __ldcv(reinterpret_cast<const uint4*>(from) + i);
+    for (unsigned i = whole * 16 + at; i < size; i += step) to[i] = __ldcv(from + i);
+}
+"""
+
+_WAIT: Final = f"""
+    char* box = reinterpret_cast<char*>(where[0]);
+    volatile unsigned* words = reinterpret_cast<volatile unsigned*>(box);
+    __shared__ bool told;
+    if (threadIdx.x == 0) {{
+        unsigned long long begun, now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
+        do {{
+            told = static_cast<int>(words[{_RELEASED}] - what[0]) >= 0;
+            asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+        }} while (!told && now - begun < what[2]);
+        __threadfence_system();
+        if (told) words[{_SEEN}] = what[0];
+    }}
+    __syncthreads();
+    char* to = reinterpret_cast<char*>(contents);
+    if (told) sealring_copy(to, box + {_HEADER}, what[1], threadIdx.x, blockDim.x);
+    else for (unsigned i = threadIdx.x; i < what[1]; i += blockDim.x) to[i] = 0;
+"""
+
+_POST: Final = f"""
+    sealring_copy(
+        reinterpret_cast<char*>(where[0]) + {_HEADER}, reinterpret_cast<const char*>(block),
+        size[0], blockIdx.x * blockDim.x + threadIdx.x, blockDim.x * gridDim.x
+    );
+    if (blockIdx.x == 0 && threadIdx.x == 0) ready[0] = 1;
+"""
+
+
+class _PinnedBuffer:
+    """Pinned memory of the host; *where* holds its address, as an array of the device."""
+
+    def __init__(self, driver: ctypes.CDLL, capacity: int) -> None:
+        pointer, both = ctypes.c_void_p(), 0x1 | 0x2  # for any context; mapped
+        size = ctypes.c_size_t(_HEADER + capacity)
+        if error := driver.cuMemHostAlloc(ctypes.byref(pointer), size, both):
+            raise MemoryError(f"cuMemHostAlloc says {error}")
+        address = pointer.value or 0
+        memory: Any = (ctypes.c_char * size.value).from_address(address)
+        self._memory: Final = memoryview(memory).cast("B")
+        self._memory[:_HEADER] = bytes(_HEADER)
+        self.words: Final = self._memory[:_HEADER].cast("I")
+        self.contents: Final = self._memory[_HEADER:]
+        self.where: Final = mx.array(address, mx.uint64)
+        self.ticket = 0
+
+
+class _Lease:
+    """Lends a buffer for as long as this object lives; allocates one if none is free."""
+
+    def __init__(self, buffers: deque[_PinnedBuffer], driver: ctypes.CDLL, capacity: int) -> None:
+        try:
+            self.buffer = buffers.popleft()
+        except IndexError:
+            self.buffer = _PinnedBuffer(driver, capacity)
+        self._buffers: Final = buffers
+
+    def __del__(self) -> None:
+        if hasattr(self, "_buffers"):
+            self._buffers.append(self.buffer)
+
+
+class _WaitingInlet(Inlet):
+    """An inlet at which the device waits."""
+
+    def __init__(
+        self, lease: _Lease, kernel: Any, dtype: DType, shape: tuple[int, ...], timeout_ns: int
+    ) -> None:
+        self._lease: Final = lease
+        self._timeout_ns: Final = timeout_ns
+        self._buffer: Final = lease.buffer
+        self._buffer.ticket = self._ticket = (lease.buffer.ticket + 1) & 0xFFFFFFFF
+        self._launched_at: int | None = None
+        self._filled: bool | None = None
+        self._size: Final = prod(shape) * dtype.width
+        what = mx.array([self._ticket, self._size, timeout_ns], mx.uint32)
+        (array,) = kernel(
+            inputs=[self._buffer.where, what],
+            output_shapes=[shape],
+            output_dtypes=[MLX_DTYPES[dtype]],
+            grid=(1024, 1, 1),
+            threadgroup=(1024, 1, 1),
+        )
+        super().__init__(dtype, shape, array)
+
+    def starts_waiting(self) -> None:
+        self._launched_at = time.perf_counter_ns()
+
+    def fill(self, data: Buffer) -> bool:
+        if self._filled is None:
+            check_size(self.dtype, self.shape, data)
+            at = self._launched_at
+            late = at is not None and time.perf_counter_ns() - at > self._timeout_ns // 2
+            if not late:
+                self._buffer.contents[: len(data)] = data
+            self._filled = not late
+            self.release()
+        return self._filled
+
+    def release(self) -> None:
+        if not self._filled:
+            self._buffer.contents[: self._size] = bytes(self._size)
+        self._buffer.words[_RELEASED] = self._ticket
+
+    @property
+    def was_filled(self) -> bool:
+        return self._buffer.words[_SEEN] == self._ticket
+
+    def __del__(self) -> None:
+        if hasattr(self, "_size"):
+            self.release()
+
+
+class PinnedIO(DeviceIO):
+    """Inlets and outlets of a CUDA device in pinned memory.
+
+    With *device_waits* the device waits at inlets, for *timeout_ns* nanoseconds at most. Raises
+    `OSError` or `MemoryError` if the driver cannot do this.
+    """
+
+    def __init__(self, *, device_waits: bool, timeout_ns: int = _TIMEOUT_NS) -> None:
+        self.device_waits = device_waits
+        self._timeout_ns: Final = timeout_ns
+        self._driver: Final = ctypes.CDLL("libcuda.so.1")
+        if device_waits:
+            keep_device_memory()
+        self._inlet_buffers: Final[dict[int, deque[_PinnedBuffer]]] = {}
+        self._outlet_buffers: Final[dict[int, deque[_PinnedBuffer]]] = {}
+        make: Any = mx.fast.cuda_kernel
+        self._wait: Final = make(
+            name="sealring_wait",
+            input_names=["where", "what"],
+            output_names=["contents"],
+            source=_WAIT,
+            header=_HELPERS,
+        )
+        self._post: Final = make(
+            name="sealring_post",
+            input_names=["block", "where", "size"],
+            output_names=["ready"],
+            source=_POST,
+            header=_HELPERS,
+        )
+
+    def _lease(self, buffers: dict[int, deque[_PinnedBuffer]], size: int) -> _Lease:
+        capacity = max(_SMALLEST, 1 << (size - 1).bit_length())
+        return _Lease(buffers.setdefault(capacity, deque()), self._driver, capacity)
+
+    def inlet(self, dtype: DType, shape: tuple[int, ...]) -> Inlet:
+        """An inlet for an array of *dtype* and *shape*, at which the device may wait."""
+        if not self.device_waits:
+            return super().inlet(dtype, shape)
+        lease = self._lease(self._inlet_buffers, prod(shape) * dtype.width)
+        return _WaitingInlet(lease, self._wait, dtype, shape, self._timeout_ns)
+
+    def outlet(self, array: mx.array) -> Outlet:
+        """The outlet of *array*, in pinned memory unless it is too large."""
+        size = array.nbytes
+        if size > _LARGEST:
+            return super().outlet(array)
+        lease = self._lease(self._outlet_buffers, size)
+        (ready,) = self._post(
+            inputs=[array, lease.buffer.where, mx.array(size, mx.uint32)],
+            output_shapes=[(1,)],
+            output_dtypes=[mx.uint32],
+            grid=(4096, 1, 1),
+            threadgroup=(512, 1, 1),
+        )
+        return Outlet(ready, lambda: lease.buffer.contents[:size])
+
+
+@functools.cache
+def best_device_io(dtype: DType, *, wait: bool) -> DeviceIO:
+    """The best `DeviceIO` for this device, for hidden states of *dtype*; with *wait* its inlets
+    have the device wait, if it can.
+
+    A process makes one of each kind, for pinned memory is never freed. `PinnedIO` relies on the
+    order in which an x86-64 processor stores; on others it was never tried.
+    """
+    if not mx.cuda.is_available() or platform.machine() != "x86_64":
+        return DeviceIO()
+    try:
+        pinned = PinnedIO(device_waits=wait)
+        # Compile the kernels now: CUDA could not while the device waits.
+        for kind in (dtype, DType.U32):  # hidden states, and ids
+            inlet = pinned.inlet(kind, (1, 1, 1))
+            inlet.fill(bytes(kind.width))
+            mx.eval(pinned.outlet(inlet.array).ready)
+    except (OSError, RuntimeError, MemoryError):
+        return DeviceIO()
+    return pinned

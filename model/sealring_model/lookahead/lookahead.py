@@ -53,8 +53,11 @@ that looks at values would see what an inlet holds before it is filled.
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 from weakref import WeakMethod
 
 import mlx.core as mx
@@ -65,11 +68,153 @@ from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
 from sealring_model.lookahead.device_io import DeviceIO, Inlet
-from sealring_model.lookahead.graph_builder import GraphBuilder
 from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due, let_go
-from sealring_model.lookahead.steadiness import Steadiness
 from sealring_model.sampling.sampler_state import Sampled, SamplerState
 from sealring_model.stage.caches import CacheStore
+
+# ---------------------------------------------------------------------- graph builder
+# A second thread that builds graphs while the first one launches.
+#
+# MLX launches in C++ for milliseconds without the GIL; graphs are built in Python. So two
+# processors can do both at once. Where processors are slow or shared, a step then takes as long
+# as the longer of the two instead of their sum.
+#
+# MLX evaluates a graph on the thread that owns its stream, but any thread may build for that
+# stream, even on an array that is being evaluated: building holds the array and looks at its
+# shape only. (The exception is an array that is one of several outputs of an operation. No launch
+# leaves such an array to be built on.)
+#
+# A process has one such thread, and it never ends. MLX keeps compiled functions for each thread,
+# which take a while to make, and frees them when the thread ends. At the exit of the process
+# Python may be gone by then, and the process would abort.
+
+
+_Job: TypeAlias = Callable[[], None]
+
+_jobs: Final[queue.SimpleQueue[_Job]] = queue.SimpleQueue()
+_starting: Final = threading.Lock()
+_started: Final = threading.Event()
+
+
+class GraphBuilder:
+    """Lets the second thread build on the streams of the thread that makes this."""
+
+    def __init__(self) -> None:
+        self._streams: Final = {mx.default_stream(d) for d in (mx.cpu, mx.default_device())}
+        self._launching = False
+
+    def launch(self, call: Callable[[], None], build: Callable[[], bool]) -> None:
+        """Call *call*. Meanwhile the other thread calls *build* again and again, until it returns
+        False or *call* returns.
+
+        *build* does not run before or after. What either raises is raised here; if both do, what
+        *call* raises. Where the system has no thread to give, only *call* is called.
+        """
+        if not _has_thread():
+            call()
+            return
+        self._launching = True
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        _jobs.put(lambda: ended.put(self._build(build)))
+        try:
+            call()
+        finally:
+            self._launching = False
+            failed = ended.get()
+        if failed is not None:
+            raise failed
+
+    def _build(self, build: Callable[[], bool]) -> BaseException | None:
+        try:
+            for stream in self._streams:
+                mx.set_default_stream(stream)
+            while self._launching and build():
+                pass
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+
+def _has_thread() -> bool:
+    """Start the thread, if it is not there. False if the system has none to give."""
+    with _starting:
+        if not _started.is_set():
+            try:
+                threading.Thread(target=_work, name="graph-builder", daemon=True).start()
+            except RuntimeError:
+                return False
+            _started.set()
+    return True
+
+
+def _work() -> None:
+    while True:
+        _jobs.get()()
+
+
+# ---------------------------------------------------------------------- steadiness
+# What a device has done often enough that it will do the like of it at once.
+#
+# CUDA waits for the whole device to do what it has not done before, so the device must not wait
+# in such a graph. It sees other graphs when the rows of a batch change, and for another number of
+# tokens of a row. (Those whose caches grow are known as they are built: `BuiltDecode.is_new`.)
+#
+# So a decode of guesses gets a graph of as many tokens as any had in this epoch, and never one of
+# fewer again. That costs little: on an H100 16 layers of 8B take 3.7 ms for 5 tokens and 4.2 ms
+# for 17. To change to another graph means to drop the one that the device waits in: 10 ms and
+# more.
+
+
+_AFTER: Final = 3
+"""Decodes of a batch with the same rows after which the next graph has nothing new to CUDA."""
+_AHEAD_AFTER: Final = 1
+"""The same of decodes, and of closing passes, of as many tokens of one row."""
+
+
+class Steadiness:
+    """The decodes and closing passes of one rank so far."""
+
+    def __init__(self) -> None:
+        self._plain: Final[Counter[int]] = Counter()  # by batch, since its rows changed
+        self._unplaced: Final[Counter[int]] = Counter()  # by tokens
+        self._closings: Final[Counter[int]] = Counter()  # by tokens
+        self.most_tokens = 1
+        """The most tokens of a row that a decode has read."""
+
+    def rows_change(self, batch: int) -> None:
+        """The next decodes of *batch* have other rows."""
+        self._plain.pop(batch, None)
+
+    def tokens_for(self, due: Due) -> int:
+        """How many tokens a graph is to have for what is *due*, and for others like it."""
+        return max(self.most_tokens, due.tokens) if due.unplaced and due.guesses else 1
+
+    def decoded(self, due: Due, built: BuiltDecode | None) -> None:
+        """What was *due* is under way, by the graph *built* ahead if there was one."""
+        self.most_tokens = max(self.most_tokens, due.tokens)
+        if built is not None and built.unplaced is not None:
+            self._unplaced[built.tokens] += 1
+        elif self.tokens_for(due) == 1:
+            self._plain[due.batch] += 1
+
+    def closed(self, tokens: int) -> None:
+        """A closing pass of *tokens* tokens of each row is under way."""
+        self._closings[tokens] += 1
+
+    def has_seen(self, batch: int, tokens: int) -> bool:
+        """Whether a decode of *batch* with *tokens* of each row has nothing new to the device."""
+        if tokens > 1:
+            return self._unplaced[tokens] >= _AHEAD_AFTER
+        return self._plain[batch] >= _AFTER
+
+    def knows(self, built: BuiltDecode | BuiltClosing) -> bool:
+        """Whether the graph *built* has nothing new to the device."""
+        if isinstance(built, BuiltDecode):
+            return not built.is_new and self.has_seen(built.batch, built.tokens)
+        if built.tokens > 1:
+            return self._closings[built.tokens] >= _AHEAD_AFTER
+        return self.has_seen(built.batch, 1)
+
 
 _SKIP_AFTER_CHANGE: Final = 4
 """Decodes that are not launched ahead in the beginning, and after each step that is more than a

@@ -37,8 +37,16 @@ from sealring_model.stage.outline import (
     Spec,
     new_caches,
 )
-from sealring_model.stage.trees import Path, leaves, replaced
-from sealring_model.stage.views import arguments_of, hollow, override_call, part_at, with_parts
+from sealring_model.stage.views import (
+    Path,
+    arguments_of,
+    hollow,
+    leaves,
+    override_call,
+    part_at,
+    replaced,
+    with_parts,
+)
 
 
 class _Values:

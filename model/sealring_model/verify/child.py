@@ -14,21 +14,288 @@ from __future__ import annotations
 
 import argparse
 import base64
+import copy
+import gc
 import json
+import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import attrs
 import mlx.core as mx
+from mlx import nn
 
+from sealring_model.engine.fingerprints import of_hop, of_logits
 from sealring_model.errors import FORWARD_ERRORS, error_text
+from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import ModelInfo, describe, memory_budget
-from sealring_model.verify.numbers import CheckedRow, RowNumbers, differences
-from sealring_model.verify.stages import by_stage
-from sealring_model.verify.watched import WatchedModel
+from sealring_model.stage.outline import Carried, HopTensor, Outline, new_caches
+from sealring_model.stage.stage import Stage, joined, some_tokens
+from sealring_model.stage.views import arguments_of, leaves, override_call, part_at
+
+# ---------------------------------------------------------------------- numbers
+# What a row gives at every position, in few numbers: fingerprints at each cut, and scores.
+#
+# A *score* is of a token that the ring drew: how likely it is here, the likeliest token here, and
+# how likely the ring's alternatives are. Log probabilities are in f32, from the logits as the
+# model gave them. The *unit* is that in the last place of the larger of two, in the logits'
+# dtype.
+
+
+CHUNK: Final = 2048
+"""Tokens of a prompt that are read at once, as mlx-lm does."""
+
+_OTHER_CHUNK: Final = 96
+"""The same where a row is read a second time, to see what rounding alone does."""
+
+
+@attrs.frozen
+class CheckedRow:
+    """A row of the ring: its *tokens*, of which the first *prompt* are its prompt, and for each
+    further one the ids that the ring found likeliest (*alternatives*)."""
+
+    tokens: tuple[int, ...]
+    prompt: int
+    alternatives: tuple[tuple[int, ...], ...]
+
+    def pieces(self, *, otherwise: bool = False) -> Iterator[tuple[int, ...]]:
+        """What is read at once: chunks of the prompt without its last token, then single tokens.
+        The last token of all is not read. *otherwise*: in smaller chunks to the end, two tokens at
+        least where there are two."""
+        read, chunk = self.prompt - 1, CHUNK
+        if otherwise:
+            read, chunk = len(self.tokens) - 1, _OTHER_CHUNK
+        for begin in range(0, read, chunk):
+            yield self.tokens[begin : min(read, begin + chunk)]
+        for token in self.tokens[read:-1]:
+            yield (token,)
+
+    def drawn(self, position: int) -> int | None:
+        """The number of the token that was drawn when the one at *position* was read."""
+        number = position + 1 - self.prompt
+        return number if number >= 0 else None
+
+
+@attrs.define
+class RowNumbers:
+    """What one row gave: fingerprints at each cut ``(tensors, tokens, 3)``, of the logits of each
+    token that was drawn ``(3,)``, and scores."""
+
+    cuts: list[mx.array | None] = attrs.field(factory=list)
+    logits: list[mx.array] = attrs.field(factory=list)
+    scores: list[dict[str, Any]] = attrs.field(factory=list)
+
+    def draw(self, row: CheckedRow, position: int, logits: mx.array) -> None:
+        """After the token at *position* was read there were *logits* ``(vocabulary,)``."""
+        number = row.drawn(position)
+        if number is not None:
+            self.logits.append(logits_numbers(logits))
+            token = row.tokens[position + 1]
+            self.scores.append(score(logits, token, row.alternatives[number]))
+
+
+def hop_numbers(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> mx.array | None:
+    """The fingerprints of what one row passed on, ``(tensors, tokens, 3)``."""
+    found = of_hop(tensors, arrays)
+    return None if found is None else found[:, 0]
+
+
+def logits_numbers(logits: mx.array) -> mx.array:
+    """The fingerprint of *logits* ``(vocabulary,)``, ``(3,)``."""
+    return of_logits(logits[None])[0, 0, 0]
+
+
+def differences(one: mx.array, other: mx.array) -> mx.array:
+    """By how much fingerprints of *other* ``(..., tokens, 3)`` differ from those of *one*, relative
+    to the root mean square, over all tensors: ``(tokens,)``."""
+    sizes = mx.abs(one - other).max(axis=-1) / mx.maximum(mx.abs(one[..., 2]), 1e-30)
+    return sizes.reshape(-1, sizes.shape[-1]).max(axis=0)
+
+
+def score(logits: mx.array, token: int, alternatives: Sequence[int]) -> dict[str, Any]:
+    """The score of *token* by *logits* ``(vocabulary,)``."""
+    exact = logits.astype(mx.float32)
+    exact = exact - mx.logsumexp(exact)
+    best = mx.argmax(logits).item()
+    wanted: Any = exact[mx.array([best, token, *alternatives], mx.uint32)].tolist()
+    size = max(1.0, abs(wanted[0]), abs(wanted[1]))
+    unit = float(mx.finfo(logits.dtype).eps) * 2.0 ** math.floor(math.log2(size))
+    return {
+        "best": best,
+        "best_value": wanted[0],
+        "chosen": wanted[1],
+        "values": wanted[2:],
+        "unit": unit,
+    }
+
+
+# ---------------------------------------------------------------------- watched
+# A whole model, run by mlx-lm alone, whose layers are watched.
+#
+# mlx-lm loads the model, makes its caches and runs its own loop over its own layers. Each layer
+# notes those of its arguments and outputs that a hop of the ring would carry, and changes
+# nothing. What is split in a ring is in one piece here, so nothing stands in for anything.
+
+
+class WatchedModel:
+    """The model in *folder*, with an *adapter* if there is one, watched at the cuts between the
+    layers in *bounds*. Raises what mlx-lm raises, and `LoadError` for a cut that cannot be."""
+
+    def __init__(self, folder: Path, adapter: Path | None, bounds: Sequence[int]) -> None:
+        self._model: Final[Any] = mlx_lm("utils").load_model(folder)[0]
+        if adapter is not None:
+            mlx_lm("tuner.utils").load_adapters(self._model, str(adapter))
+            self._model.eval()
+        self._noted: dict[Carried, mx.array] = {}
+        self.hops: tuple[tuple[HopTensor, ...], ...] = ()
+        """What passes each cut after the first; empty if there is one part alone."""
+        if len(bounds) > 2:
+            outline = Outline.of(self._model)
+            self.hops = tuple(outline.hop(cut) for cut in bounds[1:])
+            self._watch(part_at(self._model, outline.place))
+
+    def _watch(self, layers: Sequence[nn.Module]) -> None:
+        parts = {part for hop in self.hops for tensor in hop for part in tensor.parts}
+        for number, layer in enumerate(layers):
+            mine = [part for part in parts if part.layer == number]
+            if mine:
+                self._watch_layer(layer, mine)
+
+    def _watch_layer(self, layer: nn.Module, parts: Sequence[Carried]) -> None:
+        run = type(layer).__call__
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments = arguments_of(args, kwargs)
+            self._note(parts, arguments, is_argument=True)
+            output = run(layer, *args, **kwargs)
+            self._note(parts, dict(leaves(output)), is_argument=False)
+            return output
+
+        override_call(layer, call)
+
+    def _note(
+        self, parts: Sequence[Carried], found: Mapping[Any, Any], *, is_argument: bool
+    ) -> None:
+        for part in parts:
+            if part.is_argument == is_argument:
+                key = part.path[0] if is_argument else part.path
+                # A copy, for the loop may assign to parts of an array.
+                self._noted[part] = copy.copy(found[key])
+
+    def run(self, ids: Sequence[int], caches: list[Any]) -> tuple[mx.array, list[list[mx.array]]]:
+        """Logits ``(tokens, vocabulary)`` of the next *ids* of a row, and what passed each cut."""
+        self._noted.clear()
+        logits: mx.array = self._model(mx.array([ids], mx.uint32), cache=caches)[0]
+        passed = [[joined(tensor, self._noted) for tensor in hop] for hop in self.hops]
+        return logits, passed
+
+    def numbers(self, row: CheckedRow, *, otherwise: bool = False) -> RowNumbers:
+        """What *row* gives; read *otherwise*, see `CheckedRow.pieces`."""
+        caches, found = new_caches(self._model), RowNumbers()
+        cuts: list[list[mx.array]] = [[] for _ in self.hops]
+        begin = 0
+        for piece in row.pieces(otherwise=otherwise):
+            logits, passed = self.run(piece, caches)
+            told = [hop_numbers(*pair) for pair in zip(self.hops, passed, strict=True)]
+            mx.eval([each for each in told if each is not None])
+            for cut, each in zip(cuts, told, strict=True):
+                if each is not None:
+                    cut.append(each)
+            for at in range(max(0, row.prompt - 1 - begin), len(piece)):
+                found.draw(row, begin + at, logits[at])
+            begin += len(piece)
+        found.cuts = [mx.concatenate(cut, axis=1) if cut else None for cut in cuts]
+        return found
+
+
+# ---------------------------------------------------------------------- stages
+# Rows computed again with one part of the model in memory at a time.
+#
+# Sealring's own stages do it: those of the ring, one after the other, each over all positions of
+# all rows before the next is loaded. So the memory needed is that of the largest part, and of
+# what passes the cuts for every position. The first part is loaded a second time at the end, for
+# its output head.
+
+
+class _Read:
+    """A row on its way through the stages, in *pieces*; *passed* is what each gave last."""
+
+    def __init__(self, row: CheckedRow, *, otherwise: bool) -> None:
+        self.row: Final = row
+        self.pieces: Final = list(row.pieces(otherwise=otherwise))
+        self.found: Final = RowNumbers()
+        self.passed: list[Sequence[mx.array]] = [
+            [mx.array([piece], mx.uint32)] for piece in self.pieces
+        ]
+
+    def run(self, stage: Stage) -> None:
+        """Pass *stage*."""
+        slots, told = stage.new_caches(), []
+        for at, piece in enumerate(self.passed):
+            self.passed[at] = stage.run(piece, slots)
+            mx.eval(self.passed[at])
+            if stage.hop_out and (each := hop_numbers(stage.hop_out, self.passed[at])) is not None:
+                mx.eval(each)
+                told.append(each)
+        if stage.hop_out:
+            self.found.cuts.append(mx.concatenate(told, axis=1) if told else None)
+
+    def end(self, head: Stage) -> None:
+        """Pass the output head of *head*."""
+        begin = 0
+        for ids, passed in zip(self.pieces, self.passed, strict=True):
+            for at in range(max(0, self.row.prompt - 1 - begin), len(ids)):
+                # The head takes the last token of what came back.
+                upto = passed if at + 1 == len(ids) else _first(head, passed, at + 1)
+                self.found.draw(self.row, begin + at, head.logits(upto)[0])
+            begin += len(ids)
+
+
+def _first(stage: Stage, arrays: Sequence[mx.array], tokens: int) -> list[mx.array]:
+    """The first *tokens* of *arrays*."""
+    if not stage.hop_back:
+        return [array[:, :tokens] for array in arrays]
+    return [
+        some_tokens(tensor, array, slice(tokens))
+        for tensor, array in zip(stage.hop_back, arrays, strict=True)
+    ]
+
+
+def by_stage(
+    info: ModelInfo,
+    bounds: Sequence[int],
+    rows: Sequence[CheckedRow],
+    progress: Callable[[int, int], None],
+) -> list[tuple[RowNumbers, RowNumbers]]:
+    """What the *rows* give in the model of *info*, cut at *bounds*, and what they give if they
+    are read otherwise. Raises `LoadError`."""
+    pairs = [(_Read(row, otherwise=False), _Read(row, otherwise=True)) for row in rows]
+    reads = [read for pair in pairs for read in pair]
+    parts = len(bounds)
+    stage: Stage | None = None
+    for done, (first, last) in enumerate(pairwise(bounds)):
+        stage = None
+        gc.collect()
+        mx.clear_cache()
+        stage = load_stage(info, first, last).stage
+        for read in reads:
+            read.run(stage)
+        progress(done + 1, parts)
+    if parts > 2:
+        stage = None
+        gc.collect()
+        mx.clear_cache()
+    head = stage or load_stage(info, 0, bounds[1]).stage
+    for read in reads:
+        read.end(head)
+    progress(parts, parts)
+    return [(one.found, other.found) for one, other in pairs]
 
 
 def _say(answer: dict[str, Any]) -> None:

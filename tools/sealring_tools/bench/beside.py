@@ -28,7 +28,7 @@ from sealring_tools.bench.http_load import burst
 from sealring_tools.bench.load import prompt
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import TINY, find_whole_model
 from sealring_trio.processes.interpreter import run_module

@@ -32,7 +32,7 @@ from sealring.files.config import load_config
 from sealring.local.ring import write_cluster
 from sealring_model import tiny
 from sealring_tools.bench.measure import Result
-from sealring_trio.collective.ports import free_ports
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.node.service import build_runtime
 from sealring_trio.node.setup import prepare

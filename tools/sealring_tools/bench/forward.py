@@ -12,7 +12,7 @@ import sys
 from typing import Final
 
 import trio
-from sealring_trio.net.wire import Wire
+from sealring_trio.net.pump import Wire
 
 RETRY_SECONDS: Final = 0.01
 

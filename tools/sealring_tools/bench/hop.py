@@ -28,7 +28,7 @@ from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.security.handshake import Admission
 from sealring_tools.bench.links import accept, configs, dial
 from sealring_tools.bench.measure import Result
-from sealring_trio.net.wire import Wire
+from sealring_trio.net.pump import Wire
 from sealring_trio.processes.interpreter import run_module
 
 SIZE: Final = 8192
