@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import trio
-from sealring_protocol.control.scheduler.requests import Request, RequestDone, TokenOut
+from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import NodeFile, load_file
 from sealring_trio.node.runtime import Runtime

@@ -24,7 +24,7 @@ from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.epoch.engine import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
-from sealring_protocol.control.head.membership import MEMBERSHIP_TABLE
+from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import WIRE_CODES, CloseCode, SealringError
 from sealring_protocol.security import initiator, responder

@@ -13,7 +13,7 @@ from __future__ import annotations
 from random import Random
 
 from sealring_protocol.codec.messages import Decode, Step, StepDone
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.requests import Request
 
 from tests.node.test_prefill import LAYERS, STAGE, ring
 from tests.sim.fake_engine import reference

@@ -6,7 +6,7 @@ Ranks are equal; what they take is in `tests.node.test_prefill`.
 
 from __future__ import annotations
 
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.requests import Request
 
 from tests.node.test_prefill import TOKEN, longest_wait, read, ring
 

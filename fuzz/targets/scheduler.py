@@ -25,8 +25,7 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.scheduler import guesses as guess_costs
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Outcome,
     QueueFull,
@@ -36,6 +35,7 @@ from sealring_protocol.control.scheduler.requests import (
     ScoresOut,
     TokenOut,
 )
+from sealring_protocol.control.scheduler import guesses as guess_costs
 from sealring_protocol.control.scheduler.rows import Planned
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError

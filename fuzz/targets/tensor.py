@@ -43,8 +43,8 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.head.plan import PlanRequest, Strategy
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.plan import PlanRequest, Strategy
+from sealring_protocol.control.requests import (
     Request,
     RequestDone,
     SchedulerConfig,

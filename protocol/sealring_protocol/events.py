@@ -15,7 +15,7 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     RequestDone,
     RowOpened,
     ScoresOut,

@@ -28,12 +28,12 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
 )
+from sealring_protocol.control.deadlines import earliest, is_due
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
-from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.head.plan import Collectives, PlanRequest, Strategy
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.plan import Collectives, PlanRequest, Strategy
+from sealring_protocol.control.requests import (
     FinishReason,
     NotServed,
     Request,
@@ -41,7 +41,6 @@ from sealring_protocol.control.scheduler.requests import (
     SchedulerConfig,
 )
 from sealring_protocol.control.standing import Standing
-from sealring_protocol.diagnosis.peers import ROSTER_CHANGED, PeerState
 from sealring_protocol.diagnosis.why import (
     EngineFacts,
     Facts,
@@ -59,6 +58,7 @@ from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.links import news
 from sealring_protocol.links.link_manager import HEAD_FIRST, LinkManager
+from sealring_protocol.links.peers import ROSTER_CHANGED, PeerState
 from sealring_protocol.links.roster_in_force import HeadFirst
 from sealring_protocol.links.weights import WeightRequests
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets

@@ -25,7 +25,7 @@ from sealring.daemon.trace import Trace
 from sealring.text.parsed import ParsedRequest
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
+from sealring_protocol.control.requests import FinishReason, RequestDone
 
 APIS = {kind.name: kind for kind in (ChatKind(), ResponsesKind(), MessagesKind())}
 PARAMETERS = {

@@ -34,7 +34,7 @@ from sealring.text.parsed import ID, ParsedRequest
 from sealring.text.shared_budget import SharedBudget
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
-from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_protocol.control.requests import TokenOut
 from sealring_trio.node.runtime import AT_ONCE, Stream, size_of
 from starlette.types import Message, Send
 

@@ -24,7 +24,7 @@ from sealring.daemon.trace import StepParts, Trace
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_protocol.control.requests import TokenOut
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_trio.node.runtime import AT_ONCE, Stream
 from starlette.requests import ClientDisconnect, Request

@@ -25,7 +25,7 @@ from sealring.local import client
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports
-from sealring_trio.files.units import is_loopback
+from sealring_trio.units import is_loopback
 
 from tests.api.certificates import write_pair
 from tests.api.conftest import Served, connected

@@ -14,7 +14,7 @@ import pytest
 from sealring.api.answer_schema import ChatAnswer, TextAnswer
 from sealring.api.values import MAX_SCORED
 from sealring_model import tiny
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.text.tokens import Tokenizer
 
 from tests.api.conftest import Served

@@ -26,7 +26,7 @@ from sealring_protocol.control.epoch.pipeline import (
 )
 from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,

@@ -40,8 +40,8 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_ROWS
 from sealring_trio.collective.loopback import ConnectionOwner, made

@@ -17,7 +17,7 @@ from sealring_protocol.codec.messages import Epoch, Hindrance, Message, Reason, 
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import Send
 from sealring_protocol.control.head.head import Head
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.roles import Purpose, allowed
 

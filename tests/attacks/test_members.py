@@ -32,10 +32,9 @@ from sealring_protocol.control.epoch.pipeline import (
     weight,
 )
 from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler import running_rows
-from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
-from sealring_protocol.diagnosis.logs import AT_ONCE, Notes
 from sealring_protocol.errors import LimitExceeded
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,
@@ -48,6 +47,7 @@ from sealring_protocol.limits import (
     ORDERS_PER_SECOND,
     PRESENTATIONS_PER_SECOND,
 )
+from sealring_protocol.links.logs import AT_ONCE, Notes
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.cluster import Cluster

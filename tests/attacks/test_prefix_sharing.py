@@ -10,7 +10,7 @@ import pytest
 from sealring.api import gate
 from sealring.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring.daemon import requests
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.requests import Request
 
 SHARING = ["connection", "off", "everyone"]
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 
 from tests.sim.brains import Brains
 from tests.sim.fake_engine import reference

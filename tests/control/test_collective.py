@@ -33,9 +33,9 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.epoch.engine import TUNNEL_SECONDS
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.head.membership import MembershipState
-from sealring_protocol.control.head.plan import PlanRequest, Strategy
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.membership import MembershipState
+from sealring_protocol.control.plan import PlanRequest, Strategy
+from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 

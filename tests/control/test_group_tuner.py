@@ -6,8 +6,8 @@ import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Spent
 from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.groups import GroupTuner
-from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 
 

@@ -2,6 +2,7 @@
 
 import attrs
 import pytest
+from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler.guesses import (
     After,
     Fed,
@@ -10,7 +11,6 @@ from sealring_protocol.control.scheduler.guesses import (
     Way,
     Ways,
 )
-from sealring_protocol.control.scheduler.requests import Request
 
 FLAT = {1: 1.05, 2: 1.1, 4: 1.2}
 """Seconds of a device that waits for its memory, by guesses ahead."""

@@ -6,7 +6,8 @@ from random import Random
 import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
-from sealring_protocol.control.head.plan import scheduler_config
+from sealring_protocol.control.plan import scheduler_config
+from sealring_protocol.control.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.guesses import (
     After,
     Fed,
@@ -15,7 +16,6 @@ from sealring_protocol.control.scheduler.guesses import (
     RowGuesses,
     right_ones,
 )
-from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING, STEP_ROOM

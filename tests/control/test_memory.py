@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 
 from tests.sim.brains import Brains
 from tests.sim.fake_engine import reference

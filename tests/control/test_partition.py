@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.head.plan import (
+from sealring_protocol.control.plan import (
     Joints,
     PlanRequest,
     Strategy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sealring_protocol.codec.messages import Decode, Epoch, Failure, FailureKind
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Request,
     RequestDone,

@@ -14,7 +14,7 @@ from sealring_protocol.codec.messages import (
     Spent,
 )
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
     QueueFull,

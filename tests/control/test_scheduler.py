@@ -17,8 +17,7 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler import running_rows
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Request,
     RequestDone,
@@ -26,6 +25,7 @@ from sealring_protocol.control.scheduler.requests import (
     TokenIds,
     TokenOut,
 )
+from sealring_protocol.control.scheduler import running_rows
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import MAX_BIAS, MAX_GRAMMAR, MAX_IDS

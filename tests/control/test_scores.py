@@ -26,8 +26,7 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.chunks import Chunks
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
     Request,
@@ -36,6 +35,7 @@ from sealring_protocol.control.scheduler.requests import (
     ScoresOut,
     TokenOut,
 )
+from sealring_protocol.control.scheduler.chunks import Chunks
 from sealring_protocol.control.scheduler.rows import LiveRow
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import RemoteProtocolError

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol.codec.messages import Decode, Epoch, Step
-from sealring_protocol.control.epoch.deadlines import (
+from sealring_protocol.control.deadlines import (
     ENGINE,
     LONGEST_EXTENSION,
     AnswerDeadline,
     Deadline,
     Extension,
+    Starvation,
+    ThreadUse,
 )
-from sealring_protocol.control.epoch.starvation import Starvation, ThreadUse
 from sealring_protocol.control.epoch.tensor import StepDeadline
 from sealring_protocol.diagnosis.why import AVERAGED, TELL_AGAIN, StarvedRanks
 

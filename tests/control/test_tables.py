@@ -10,7 +10,7 @@ import pytest
 from sealring_protocol.control.epoch.engine import JOINING_TABLE, JoiningEvent, JoiningState
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE, LeaderEvent, LeaderState
-from sealring_protocol.control.head.membership import (
+from sealring_protocol.control.membership import (
     MEMBERSHIP_TABLE,
     MembershipEvent,
     MembershipState,

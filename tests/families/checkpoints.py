@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 
 CONFIGS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "configs.json").read_text("utf-8")

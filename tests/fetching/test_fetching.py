@@ -20,8 +20,8 @@ from sealring_trio.fetching import fetcher
 from sealring_trio.fetching.fetcher import PIECE, Progress, cut, fetch
 from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import FetchFault, Hub
+from sealring_trio.fetching.shared_files import is_shared
 from sealring_trio.files.models import find_model
-from sealring_trio.weights.giving import is_shared
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, TOKEN

@@ -21,10 +21,10 @@ from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
+from sealring_trio.fetching.shared_files import SharedFiles
 from sealring_trio.weights import asking, giving
 from sealring_trio.weights.asking import PIECE, AskFault, AskingLink, Listing, listing_of
 from sealring_trio.weights.finding import ask_all, find_with_members
-from sealring_trio.weights.giving import SharedFiles
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
 from tests.sim.rosters import COORDINATOR

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_tools.bench import prefill, random_model
 from sealring_tools.bench.prefill import MAY_WAIT, YARDSTICK, Reading, Setup, measure
 from sealring_tools.bench.random_model import Size, model_or_random

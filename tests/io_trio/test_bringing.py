@@ -17,11 +17,11 @@ from sealring_model.loading.weights import read_entries, tensors_of, write_manif
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_trio.fetching.fetcher import Progress
 from sealring_trio.fetching.hub import FetchFault
+from sealring_trio.fetching.shared_files import SharedFiles
 from sealring_trio.weights import bringing, giving
 from sealring_trio.weights.asking import PIECE
 from sealring_trio.weights.bringing import bring
 from sealring_trio.weights.finding import ask_all
-from sealring_trio.weights.giving import SharedFiles
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
 

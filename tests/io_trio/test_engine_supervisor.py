@@ -18,7 +18,7 @@ import trio
 from sealring_protocol.backoff import FIRST_PAUSE
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
-from sealring_protocol.control.epoch.starvation import ThreadUse
+from sealring_protocol.control.deadlines import ThreadUse
 from sealring_trio.engine import supervisor
 from sealring_trio.engine import supervisor as engine_processes
 from sealring_trio.engine.supervisor import Engine, EngineCommand

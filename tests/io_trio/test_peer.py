@@ -26,7 +26,7 @@ from sealring_tools.peer.playing import Model, Rank
 from sealring_tools.peer.serving import Peer, drive
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import describe_model, find_model
-from sealring_trio.files.units import format_address
+from sealring_trio.units import format_address
 
 from tests.io_trio.helpers import sealring
 

@@ -18,7 +18,7 @@ from sealring.daemon.trace import Trace
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.effects import ToEngine
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, RequestDone
+from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster

@@ -14,7 +14,7 @@ from sealring_model.loading.partial_model import Origin, PartialModel, WeightFil
 from sealring_model.loading.pins import pins_of
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
-from sealring_trio.weights.giving import LISTING_SECONDS, SharedFiles, is_shared
+from sealring_trio.fetching.shared_files import LISTING_SECONDS, SharedFiles, is_shared
 
 WEIGHTS = "model.safetensors"
 

@@ -15,7 +15,7 @@ from sealring.local.reference import one_process
 from sealring.local.ring import LocalNode
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
-from sealring_protocol.control.head.plan import Partition, Plan, Strategy
+from sealring_protocol.control.plan import Partition, Plan, Strategy
 
 from tests.io_trio.helpers import sealring
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sealring_trio.files.units import format_address, format_size, parse_address, parse_size
+from sealring_trio.units import format_address, format_size, parse_address, parse_size
 
 SIZES = {
     "1": 1,

@@ -12,7 +12,7 @@ from sealring.api.texts import JOBS
 from sealring.text.parsed import ParsedRequest
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import Prefill
-from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
+from sealring_protocol.control.requests import Request, SchedulerConfig
 from test_guesses import RealEngine
 
 from tests.families.checkpoints import write

@@ -3,7 +3,7 @@
 import pytest
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, bounds_for
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.caches import CacheStore
 from sealring_protocol.codec.messages import Decode, Join, Open, Prefill, Row
 

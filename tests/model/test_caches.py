@@ -16,7 +16,7 @@ from model_families import (
     write_model,
 )
 from model_rings import Ring, StepFailed, stage_of
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.caches import cost_of, extended, is_trimmable
 from sealring_protocol.codec.messages import CacheCost, FailureKind, Join, Open, Prefill
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 from model_child import until
-from sealring_model.engine import channel as channel_module
-from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
+from sealring_model import channel as channel_module
+from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.frame import FrameKind, frame_header
 from sealring_protocol.codec.messages import Ping, Progress, Row

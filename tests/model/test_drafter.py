@@ -10,7 +10,7 @@ import pytest
 from sealring_model.draft import drafter as module
 from sealring_model.draft.drafter import CHUNK, DEPTH, Drafter
 from sealring_model.draft.frames import Frame, FrameReader, Kind, pack
-from sealring_model.loading.mlx_lm_import import mlx_lm, model_loader
+from sealring_model.mlx_lm_import import mlx_lm, model_loader
 from sealring_model.sampling.logit_processors import LogitProcessors
 from sealring_model.sampling.sampler import sample
 from sealring_protocol.codec.messages import Row

@@ -18,8 +18,8 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import SealedActivations
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
-from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.sampling.rows import RowParams
+from sealring_model.stage.device_io import DeviceIO
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded
 from sealring_protocol.codec.messages import (
     Backend,
@@ -37,7 +37,7 @@ from sealring_protocol.codec.messages import (
     Step,
 )
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Request,
     SchedulerConfig,

@@ -13,7 +13,7 @@ from sealring_model.sampling.rows import RowParams
 from sealring_model.text.tokens import Tokenizer
 from sealring_model.tiny import path
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 from test_guesses import RealEngine
 
 from tests.sim.brains import Brains

@@ -19,7 +19,6 @@ from model_rings import Ring
 from sealring_model.engine.description import describe_engine
 from sealring_model.errors import LoadError
 from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import NO_LIMIT, describe, find, memory_budget
 from sealring_model.loading.structure import structure_of
 from sealring_model.loading.tp_shards import load_shard
@@ -32,6 +31,7 @@ from sealring_model.loading.weights import (
     read_entries,
     write_manifest,
 )
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.tensor import DType
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from model_families import reference_tokens
 from model_rings import Ring
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.sampling.scores import logprobs_of
 from sealring_protocol.codec.messages import Row
 from test_batches import PROMPTS

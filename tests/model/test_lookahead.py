@@ -11,9 +11,9 @@ from model_families import FAMILIES, make_model, reference_model, reference_toke
 from model_rings import Author, Ring, place_of, stage_of
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
-from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.lookahead.lookahead import Lookahead
 from sealring_model.sampling import sampler_state
+from sealring_model.stage.device_io import DeviceIO
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Row
 from waiting_device import WaitingDeviceIO
 

@@ -15,7 +15,7 @@ def test_importing_mlx_lm_leaves_the_limits_alone() -> None:
     run(
         "import resource",
         "before = resource.getrlimit(resource.RLIMIT_NOFILE)",
-        "from sealring_model.loading.mlx_lm_import import mlx_lm, model_loader",
+        "from sealring_model.mlx_lm_import import mlx_lm, model_loader",
         "model_loader()",
         "mlx_lm('utils')",
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == before",
@@ -40,7 +40,7 @@ def test_an_engine_imports_no_tokenizers_and_nothing_of_the_hub() -> None:
 
 def test_mlx_lm_is_whole_for_whoever_else_uses_it() -> None:
     run(
-        "from sealring_model.loading.mlx_lm_import import model_loader",
+        "from sealring_model.mlx_lm_import import model_loader",
         "ours, _ = model_loader()._get_classes({'model_type': 'llama'})",
         "import mlx_lm",
         "try:",

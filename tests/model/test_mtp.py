@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from mlx.utils import tree_flatten
-from sealring_model.loading.mlx_lm_import import model_loader
+from sealring_model.mlx_lm_import import model_loader
 
 ROOT = Path(__file__).parents[2]
 CONFIGS: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/families/configs.json").read_text())

@@ -14,9 +14,9 @@ from model_rings import Ring, place_of, stage_of
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import PlainActivations
 from sealring_model.loading.model_folder import describe
-from sealring_model.lookahead import device_io as pinned_io
-from sealring_model.lookahead.device_io import DeviceIO, PinnedIO, best_device_io
 from sealring_model.sampling.rows import RowParams
+from sealring_model.stage import device_io as pinned_io
+from sealring_model.stage.device_io import DeviceIO, PinnedIO, best_device_io
 from sealring_model.stage.tensors import MLX_DTYPES, data_of, outgoing
 from sealring_protocol.codec.tensor import DType
 

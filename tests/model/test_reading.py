@@ -26,7 +26,7 @@ from pathlib import Path
 import mlx.core as mx
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 
 def read():
     return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])

@@ -8,7 +8,7 @@ import pytest
 from model_collectives import Members
 from model_families import FAMILIES, reference_model
 from model_rings import Ring, StepFailed
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.sampling import scores
 from sealring_protocol.codec.messages import Prefill
 from sealring_protocol.limits import MAX_SCORES

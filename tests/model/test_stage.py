@@ -9,7 +9,7 @@ import pytest
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, bounds_for, stage_of
 from sealring_model.errors import LoadError
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.stage import Layout, Stage
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]

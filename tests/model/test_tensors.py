@@ -1,7 +1,7 @@
 import mlx.core as mx
 import pytest
 from sealring_model.errors import IntegrityError
-from sealring_model.lookahead.device_io import DeviceIO
+from sealring_model.stage.device_io import DeviceIO
 from sealring_model.stage.tensors import (
     MLX_DTYPES,
     data_of,

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 from model_families import FAMILIES, config_of, random_weights, reference_tokens, write_model
 from model_rings import SAMPLING, Ring, stage_of
-from sealring_model.lookahead.device_io import PinnedIO
 from sealring_model.stage import attention, unplaced
+from sealring_model.stage.device_io import PinnedIO
 from sealring_model.stage.unplaced import can_run_unplaced
 from sealring_protocol.codec.messages import Decode, Join, Open, TakeBack
 from waiting_device import PROMPT, decoding_ring, launch_eagerly, waiting_ring

@@ -15,8 +15,8 @@ import mlx.core as mx
 from model_rings import Ring
 from sealring_model.lookahead import lookahead
 from sealring_model.lookahead import lookahead as steadiness
-from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.lookahead import GraphBuilder
+from sealring_model.stage.device_io import DeviceIO, Inlet
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 

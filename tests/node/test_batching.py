@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Prefill, Step, StepDone
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Spent
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 
 from tests.sim.cluster import Cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
+from sealring_protocol.control.requests import Request, SchedulerConfig
 
 from tests.sim.cluster import Cluster
 

@@ -8,7 +8,7 @@ import attrs
 import pytest
 from sealring_protocol import events
 from sealring_protocol.codec.messages import Get, Piece, Progress
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.limits import MAX_GETS, MAX_PIECE
 from sealring_protocol.link import Link, LinkClosed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.codec.messages import Decode, Prefill, Step, StepDone
-from sealring_protocol.control.scheduler.requests import Request, SchedulerConfig
+from sealring_protocol.control.requests import Request, SchedulerConfig
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference

@@ -15,7 +15,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import Level, Note, Send
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LimitExceeded, PeerTimeout
 from sealring_protocol.limits import MAX_UNSENT
 from sealring_protocol.security.roles import Purpose

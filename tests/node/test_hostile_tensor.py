@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, Request
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference

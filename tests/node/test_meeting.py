@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol import limits
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import Request
-from sealring_protocol.diagnosis.peers import SAME_KEY
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import Request
 from sealring_protocol.diagnosis.why import Cause
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import Hangup
+from sealring_protocol.links.peers import SAME_KEY
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import SoftwareSigner
 

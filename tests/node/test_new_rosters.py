@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.links.roster_in_force import HeadFirst
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
-from sealring_protocol.links.keepalive import PAUSE_SECONDS, Patience
+from sealring_protocol.link import PAUSE_SECONDS, Patience
 
 from tests.sim.cluster import Cluster
 

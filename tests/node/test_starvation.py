@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 from sealring_protocol.codec.messages import Row, Step, StepDone
-from sealring_protocol.control.epoch.deadlines import (
+from sealring_protocol.control.deadlines import (
     LONGEST_EXTENSION,
     AnswerDeadline,
     DeadlineRule,
 )
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, Request
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.diagnosis.why import Cause, starving
 
 from tests.node.test_waiting import heard

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 
 from tests.sim.brains import AlwaysPay
 from tests.sim.cluster import Cluster

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 from sealring_protocol.codec.messages import Decode, Row, Step, StepDone
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.security.roster import sign_roster
 
 from tests.sim.brains import AlwaysPay

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.control.epoch.deadlines import earliest
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.deadlines import earliest
+from sealring_protocol.control.requests import Request
 from sealring_protocol.limits import PING_INTERVAL, PING_TIMEOUT
 from sealring_protocol.node import Node
 

@@ -14,8 +14,8 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import FinishReason, NotServed, Request
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import FinishReason, NotServed, Request
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import Cause
 from sealring_protocol.diagnosis.why import first_permanent

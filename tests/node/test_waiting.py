@@ -11,10 +11,10 @@ from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.epochs import NOTICE_SECONDS, Notices
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import BY_HINDRANCE, HINDRANCES, Cause
-from sealring_protocol.diagnosis.logs import Notes
 from sealring_protocol.diagnosis.why import TELL_SECONDS, Obstacle, ObstacleLog
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_REASONS, NO_RANK, WAITINGS_PER_SECOND
+from sealring_protocol.links.logs import Notes
 from sealring_protocol.security.roles import Purpose
 
 from tests.node.test_why import Ring, says, too_little_room

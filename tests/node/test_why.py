@@ -17,7 +17,7 @@ from sealring_protocol.codec.messages import (
     Progress,
 )
 from sealring_protocol.control.effects import Level, Note
-from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis.causes import ADVICE, Cause
 from sealring_protocol.diagnosis.why import TELL_SECONDS, obstacles

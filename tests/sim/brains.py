@@ -24,8 +24,7 @@ from sealring_protocol.control.effects import (
 )
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.scheduler.guesses import FREE, After, GuessCosts, Way, Ways
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Request,
     RequestDone,
@@ -33,6 +32,7 @@ from sealring_protocol.control.scheduler.requests import (
     ScoresOut,
     TokenOut,
 )
+from sealring_protocol.control.scheduler.guesses import FREE, After, GuessCosts, Way, Ways
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.fake_engine import FakeEngine, reference

@@ -29,8 +29,8 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
-from sealring_protocol.control.head.plan import Strategy
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.plan import Strategy
+from sealring_protocol.control.requests import (
     Request,
     RequestDone,
     SchedulerConfig,

@@ -16,7 +16,7 @@ from sealring_model.engine.fingerprints import Fingerprints
 from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import HiddenIO
 from sealring_model.loading.assemble import LoadedStage
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.sampling import sampler_state
 from sealring_model.stage import caches
 from sealring_model.stage.caches import Undo

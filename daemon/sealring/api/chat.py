@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
-from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_protocol.control.requests import TokenOut
 
 from sealring.api.choices import Delta
 from sealring.api.replies import (

@@ -13,7 +13,7 @@ import attrs
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 from sealring_model.text.tokens import ToolCall
 from sealring_protocol.codec.local_messages import Scores
-from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone, TokenOut
+from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
 
 from sealring.api.parsing import AnswerText, CallText, Part
 from sealring.daemon.generation import Piece

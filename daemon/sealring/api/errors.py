@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
     HistoryOverflow,

@@ -35,7 +35,7 @@ import attrs
 import trio
 from sealring_protocol.codec.wire import clip
 from sealring_trio.errors import UserError
-from sealring_trio.files.units import is_loopback
+from sealring_trio.units import is_loopback
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

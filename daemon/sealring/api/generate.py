@@ -16,7 +16,7 @@ from typing import Any, Generic
 import attrs
 import trio
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import RequestDone, ScoresOut, TokenIds
+from sealring_protocol.control.requests import RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
 from sealring_trio.node.runtime import size_of

@@ -16,7 +16,7 @@ import trio
 from sealring_model.text.tokens import has_chat_template
 from sealring_protocol.diagnosis.why import starving
 from sealring_protocol.link import Link
-from sealring_trio.files.units import is_loopback
+from sealring_trio.units import is_loopback
 
 from sealring.api.bodies import Bodies
 from sealring.api.errors import unavailable

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import attrs
 from pydantic_core import to_json
-from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_protocol.control.requests import TokenOut
 from sealring_trio.node.runtime import AT_ONCE
 
 from sealring.api.choices import Delta

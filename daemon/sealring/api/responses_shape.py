@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 from pydantic_core import from_json
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
-from sealring_protocol.control.scheduler.requests import TokenOut
+from sealring_protocol.control.requests import TokenOut
 
 from sealring.api.choices import Delta, Finish
 from sealring.api.errors import ApiError

@@ -21,8 +21,8 @@ import trio
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import model_name
-from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.net import descriptors
+from sealring_trio.units import format_address, is_loopback
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.readers import Elements
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import ContextOverflow
+from sealring_protocol.control.requests import ContextOverflow
 
 from sealring.api import anthropic_input, responses_input
 from sealring.api.anthropic_body import CountRequest, MessagesRequest

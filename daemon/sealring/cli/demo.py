@@ -17,7 +17,7 @@ from sealring_trio.files.models import (
     describe_model,
     find_whole_model,
 )
-from sealring_trio.files.units import format_size
+from sealring_trio.units import format_size
 
 from sealring.cli.guessing import guess_options
 from sealring.cli.options import Positive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sealring_trio.files.units import format_size
+from sealring_trio.units import format_size
 
 from sealring.cli.inventory import FoundModel, found_models
 from sealring.cli.output import print_json, print_table, visible

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_protocol.control.head.plan import (
+from sealring_protocol.control.plan import (
     Plan,
     PlanRequest,
     Strategy,
@@ -25,7 +25,7 @@ from sealring_trio.files.models import (
     load_text,
     structure,
 )
-from sealring_trio.files.units import format_size, parse_size
+from sealring_trio.units import format_size, parse_size
 
 from sealring.cli.output import print_facts, print_json, print_table
 

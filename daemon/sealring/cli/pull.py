@@ -9,7 +9,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.finding import fetch_now, newest_hub_model
 from sealring_trio.fetching.hub import REACH_IT, FetchFault, Hub
 from sealring_trio.files.models import describe_model
-from sealring_trio.files.units import format_size
+from sealring_trio.units import format_size
 
 from sealring.cli.output import print_facts, print_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sealring_trio.errors import OperationError
-from sealring_trio.files.units import format_size
+from sealring_trio.units import format_size
 
 from sealring.cli.access import Access, head_at
 from sealring.cli.output import (

@@ -18,7 +18,7 @@ from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_whole_model
-from sealring_trio.files.units import is_loopback
+from sealring_trio.units import is_loopback
 
 from sealring.cli.guessing import guess_options
 from sealring.cli.options import Port, Positive

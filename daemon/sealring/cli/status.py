@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.diagnosis.causes import ago, lasting, told_here
+from sealring_protocol.words import ago, lasting, told_here
 from sealring_trio.errors import UserError
-from sealring_trio.files.units import format_size
+from sealring_trio.units import format_size
 
 from sealring.cli.access import NO_KEY, Access
 from sealring.cli.output import (

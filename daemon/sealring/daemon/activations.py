@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.control.plan import Strategy
 
 
 class Sums(Protocol):

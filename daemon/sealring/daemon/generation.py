@@ -26,7 +26,7 @@ from sealring_model.text.eos import own_sampling as sampling_of
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
     NotServed,
@@ -36,8 +36,8 @@ from sealring_protocol.control.scheduler.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
+from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.runtime import Counted, Runtime, Stream
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import pydantic
 import trio
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.scheduler.requests import FinishReason, RequestDone
+from sealring_protocol.control.requests import FinishReason, RequestDone
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.files.models import NO_TEMPLATE, check_text
-from sealring_trio.files.units import format_address, is_loopback
 from sealring_trio.node import setup as node_setup
 from sealring_trio.node.setup import NodeSetup
+from sealring_trio.units import format_address, is_loopback
 from sealring_trio.weights.finding import Pause
 
 from sealring.api.keys import KEY_FILE, read_keys

@@ -10,7 +10,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Progress
-from sealring_protocol.control.head.plan import Plan, Strategy
+from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose

@@ -27,7 +27,7 @@ from typing import Any, Final
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Decode, Prefill, Spent, Step, StepDone
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.requests import RowOpened
+from sealring_protocol.control.requests import RowOpened
 from sealring_trio.processes.usage import Usage, read_usage
 
 MAX_RECORDS: Final = 1 << 16

@@ -29,7 +29,7 @@ import attrs
 import trio
 from sealring_protocol.codec.messages import Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.requests import RowOpened
+from sealring_protocol.control.requests import RowOpened
 from sealring_trio.clock import wall_ms
 
 log = logging.getLogger("sealring.requests")

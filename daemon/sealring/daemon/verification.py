@@ -26,7 +26,7 @@ import trio
 from sealring_protocol.codec.messages import NO_LOGPROBS, Checked, Row
 from sealring_protocol.codec.tensor import Tensor
 from sealring_protocol.control.effects import StepChecked, StepTiming, StepToCheck
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Request,
     RequestDone,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
-from sealring_trio.files.units import is_loopback
+from sealring_trio.units import is_loopback
 
 ANY: Final = "*"
 

@@ -20,7 +20,7 @@ import httpx2
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import model_name
-from sealring_trio.files.units import format_address
+from sealring_trio.units import format_address
 
 from sealring.local import client
 from sealring.local.control_client import ask

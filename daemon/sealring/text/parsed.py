@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import attrs
-from sealring_protocol.control.scheduler.requests import TokenIds
+from sealring_protocol.control.requests import TokenIds
 
 ID: Final = "I"
 """The type code of an array of token ids."""

@@ -31,8 +31,7 @@ from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
-from sealring_protocol.control.epoch.deadlines import Deadline
-from sealring_protocol.control.epoch.starvation import Starvation
+from sealring_protocol.control.deadlines import Deadline, Starvation
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table

@@ -28,7 +28,7 @@ from sealring_model.loading.partial_model import PartialModel, Range, clear_faul
 from sealring_model.loading.weights import TensorEntry, read_manifest, tensors_of
 from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Bootstrap
-from sealring_protocol.diagnosis.causes import told_here
+from sealring_protocol.words import told_here
 
 from sealring_trio.fetching.hub import FetchFault, Hub, fault_of
 

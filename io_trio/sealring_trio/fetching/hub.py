@@ -31,7 +31,7 @@ from sealring_model.errors import LoadError
 from sealring_model.loading.foreign_json import HUB_LISTING, ForeignFault, bound_of, parse_foreign
 from sealring_model.loading.partial_model import MAX_SIZE, Origin, WeightFile
 
-from sealring_trio.weights.giving import is_shared
+from sealring_trio.fetching.shared_files import is_shared
 
 # ---------------------------------------------------------------------- faults
 # What keeps a model from being fetched.

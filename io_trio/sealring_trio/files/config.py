@@ -17,7 +17,7 @@ from sealring_protocol.security.keys import Suite
 from sealring_trio.errors import UserError
 from sealring_trio.files.private_files import is_there
 from sealring_trio.files.toml_file import read_toml
-from sealring_trio.files.units import parse_address, parse_size
+from sealring_trio.units import parse_address, parse_size
 
 # ---------------------------------------------------------------------- suites
 # The names of the suites, as configs and reports write them.

@@ -32,7 +32,7 @@ from sealring_protocol.security.roster import Member, Roster, SignedRoster
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.private_files import make_private_folder, read_file, replace_file, reserve
 from sealring_trio.files.toml_file import read_toml
-from sealring_trio.files.units import is_unspecified, parse_address
+from sealring_trio.units import is_unspecified, parse_address
 
 # ---------------------------------------------------------------------- roster files
 # Rosters as files: a draft that people read and edit, and the signed roster that nodes take.

@@ -13,7 +13,7 @@ from typing import Any, Final
 import trio
 
 from sealring_trio.errors import OperationError
-from sealring_trio.files.units import format_address, parse_address
+from sealring_trio.units import format_address, parse_address
 
 log = logging.getLogger("sealring.node")
 

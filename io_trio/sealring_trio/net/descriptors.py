@@ -6,7 +6,7 @@ that cannot open one more socket can neither accept a member nor start an engine
 the rest.
 
 Importing mlx-lm lowers both limits. Only engine processes import it, and they do so through
-`sealring_model.loading.mlx_lm_import`, which prevents that.
+`sealring_model.mlx_lm_import`, which prevents that.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import trio
 from sealring_model.draft.frames import Frame, FrameReader, Kind, pack
 from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.requests import Request
 
 from sealring_trio.engine.supervisor import EngineCommand, bury
 from sealring_trio.files.drafts import DraftModel

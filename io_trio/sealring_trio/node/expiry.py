@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Final
 
 import trio
-from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.security.roster import Roster
+from sealring_protocol.words import lasting
 
 from sealring_trio.files.rosters import format_time
 

@@ -40,7 +40,7 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.head.epochs import RING_READY
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Request,
     RequestDone,

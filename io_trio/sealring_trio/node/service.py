@@ -19,8 +19,8 @@ from typing import Final
 
 import trio
 from sealring_protocol.codec.messages import Backend
-from sealring_protocol.control.head.plan import Collectives, Strategy
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.plan import Collectives, Strategy
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.node import Node, NodeConfig
 
@@ -31,12 +31,12 @@ from sealring_trio.errors import UserError
 from sealring_trio.fetching.fetcher import RankFetch
 from sealring_trio.files.config import F, NodeFile
 from sealring_trio.files.key_log import KeyLog
-from sealring_trio.files.units import format_address
 from sealring_trio.node.drafts import Drafts
 from sealring_trio.node.expiry import watch_expiry
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import NodeSetup, source_for
 from sealring_trio.node.versions import build_number
+from sealring_trio.units import format_address
 
 log = logging.getLogger("sealring")
 

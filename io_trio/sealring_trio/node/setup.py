@@ -33,8 +33,8 @@ from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model, is_hub_id
 from sealring_trio.files.rosters import RosterStore
-from sealring_trio.files.units import is_unspecified, parse_address
 from sealring_trio.processes.namespace import ALLOW, why_not
+from sealring_trio.units import is_unspecified, parse_address
 from sealring_trio.weights.asking import AskFault, Members
 from sealring_trio.weights.bringing import bring
 from sealring_trio.weights.finding import Pause, find_with_members

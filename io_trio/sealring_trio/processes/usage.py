@@ -3,7 +3,7 @@
 The counts are each thread's own (``/proc/PID/task/TID/schedstat``); time that a cgroup's quota
 takes away is waiting, too. macOS tells the time in which threads could run only once they sleep
 again, which is too late to be of use, so there and elsewhere nothing is known. What follows from
-the numbers is for `sealring_protocol.control.epoch.starvation`.
+the numbers is for `sealring_protocol.control.deadlines`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 from pathlib import Path
 
 import attrs
-from sealring_protocol.control.epoch.starvation import ThreadUse
+from sealring_protocol.control.deadlines import ThreadUse
 
 
 @attrs.frozen

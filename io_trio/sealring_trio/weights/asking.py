@@ -31,8 +31,8 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, SignedRoster
 
 from sealring_trio.clock import wall_ms
-from sealring_trio.files.units import parse_address
-from sealring_trio.weights.giving import MAX_LISTING, is_shared
+from sealring_trio.fetching.shared_files import MAX_LISTING, is_shared
+from sealring_trio.units import parse_address
 
 PIECE: Final = 256 * 1024
 """Bytes that are asked for at once. To seal so many holds the other node's event loop up."""

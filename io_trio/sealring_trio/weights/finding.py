@@ -24,6 +24,7 @@ from sealring_protocol.codec.wire import clip
 
 from sealring_trio.fetching.finding import MAX_HEADERS, in_hub_cache
 from sealring_trio.fetching.hub import MAX_SMALL
+from sealring_trio.fetching.shared_files import is_shared
 from sealring_trio.weights.asking import (
     MAX_TOLD,
     AskFault,
@@ -33,7 +34,6 @@ from sealring_trio.weights.asking import (
     listing_of,
     pieces,
 )
-from sealring_trio.weights.giving import is_shared
 
 log = logging.getLogger("sealring.fetch")
 

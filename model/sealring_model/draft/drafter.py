@@ -22,7 +22,7 @@ from sealring_protocol.codec.messages import Row
 
 from sealring_model.draft.frames import Frame, Kind
 from sealring_model.draft.memory import MOST_TOKENS
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
 from sealring_model.sampling.sampler import sample
 from sealring_model.stage.caches import FULL_CACHES, arrays

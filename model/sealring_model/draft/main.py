@@ -20,7 +20,7 @@ from sealring_model.draft.drafter import Drafter
 from sealring_model.draft.frames import Frame, FrameReader, Kind, pack
 from sealring_model.errors import FORWARD_ERRORS, error_text
 from sealring_model.loading.kernel_cache import keep_kernels_private
-from sealring_model.loading.mlx_lm_import import model_loader
+from sealring_model.mlx_lm_import import model_loader
 
 _RECEIVE = 1 << 20
 

@@ -56,12 +56,12 @@ from sealring_model.engine.hidden_io import (
 from sealring_model.errors import FORWARD_ERRORS, CacheMemoryError, LedgerError, failure_of
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.loading.kernel_cache import drop_unloadable
-from sealring_model.lookahead.device_io import DeviceIO
 from sealring_model.lookahead.graphs import Due
 from sealring_model.lookahead.lookahead import Lookahead
 from sealring_model.sampling.rows import RowParams
 from sealring_model.sampling.sampler_state import Sampler
 from sealring_model.stage.caches import CacheStore
+from sealring_model.stage.device_io import DeviceIO
 from sealring_model.stage.unplaced import are_plain, can_run_unplaced
 
 # ---------------------------------------------------------------------- early fill

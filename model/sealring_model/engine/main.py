@@ -54,16 +54,10 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 
+from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.draft.memory import limit_beside
-from sealring_model.engine.channel import Channel, ChannelBroken, ChannelClosed
 from sealring_model.engine.collective import check_backend, join, medians
 from sealring_model.engine.description import describe_engine
-from sealring_model.engine.devices import (
-    LaunchSettings,
-    is_device_shared,
-    release_device_memory,
-    use_one_arena,
-)
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import InFlight, PlainActivations, SealedActivations
 from sealring_model.engine.threads import PROCESSORS, end_with_thread, set_switch_interval
@@ -80,10 +74,16 @@ from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
 from sealring_model.loading.structure import structure_of
 from sealring_model.loading.tp_shards import TpShard, load_shard
-from sealring_model.lookahead.device_io import best_device_io
 from sealring_model.sampling.matchers import Matchers
 from sealring_model.sampling.rows import RowParams
 from sealring_model.stage import attention
+from sealring_model.stage.device_io import best_device_io
+from sealring_model.stage.devices import (
+    LaunchSettings,
+    is_device_shared,
+    release_device_memory,
+    use_one_arena,
+)
 
 # ---------------------------------------------------------------------- answers
 # The thread that waits for the device and sends answers, while the compute thread launches on.

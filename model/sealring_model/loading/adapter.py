@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError
-from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.weights import open_file, read_json
+from sealring_model.mlx_lm_import import mlx_lm
 
 if TYPE_CHECKING:
     from mlx import nn

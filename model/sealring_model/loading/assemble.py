@@ -28,10 +28,10 @@ from sealring_protocol.codec.tensor import DType
 from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError, lacks_memory
 from sealring_model.loading.adapter import put_into
 from sealring_model.loading.kernel_cache import drop_unloadable
-from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo, other_quantization
 from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.loading.weights import read_json
+from sealring_model.mlx_lm_import import model_loader
 from sealring_model.stage.caches import cost_of, is_trimmable
 from sealring_model.stage.outline import Outline
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs

@@ -25,9 +25,9 @@ from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.limits import MAX_LAYERS
 
-from sealring_model.engine.cgroups import memory_available
 from sealring_model.errors import LoadError
 from sealring_model.loading.adapter import WEIGHTS, Adapter, read_adapter
+from sealring_model.loading.cgroups import memory_available
 from sealring_model.loading.hub_hashes import hub_hashes
 from sealring_model.loading.weights import (
     ENDS,

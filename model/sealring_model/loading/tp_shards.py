@@ -33,10 +33,10 @@ from sealring_model.loading.assemble import (
     outline_of,
     stage_of,
 )
-from sealring_model.loading.mlx_lm_import import model_loader
 from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.loading.weights import read_json
+from sealring_model.mlx_lm_import import model_loader
 from sealring_model.stage.stage import Stage
 
 _HEADS: Final = (nn.Linear, nn.QuantizedLinear)

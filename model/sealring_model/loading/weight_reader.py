@@ -28,7 +28,7 @@ from typing import Final
 
 import mlx.core as mx
 from mlx import nn
-from sealring_protocol.diagnosis.causes import STILL_FETCHED, told_here
+from sealring_protocol.words import STILL_FETCHED, told_here
 
 from sealring_model.errors import LoadError, NotHereError, ReadError
 from sealring_model.loading.hub_hashes import FileCheck

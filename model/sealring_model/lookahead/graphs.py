@@ -12,8 +12,8 @@ import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
-from sealring_model.lookahead.device_io import DeviceIO, Inlet, Outlet
 from sealring_model.sampling.sampler_state import Sampled
+from sealring_model.stage.device_io import DeviceIO, Inlet, Outlet
 
 _PLACE_BYTES: Final = 4
 

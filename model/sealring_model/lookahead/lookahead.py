@@ -67,10 +67,10 @@ from sealring_protocol.control.epoch.ledger import Change
 from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
-from sealring_model.lookahead.device_io import DeviceIO, Inlet
 from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due, let_go
 from sealring_model.sampling.sampler_state import Sampled, SamplerState
 from sealring_model.stage.caches import CacheStore
+from sealring_model.stage.device_io import DeviceIO, Inlet
 
 # ---------------------------------------------------------------------- graph builder
 # A second thread that builds graphs while the first one launches.

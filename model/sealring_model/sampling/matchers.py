@@ -30,7 +30,7 @@ from llguidance import LLMatcher, LLTokenizer
 from sealring_protocol.codec.local_messages import RowReady
 from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
 
-from sealring_model.engine.channel import ChannelClosed
+from sealring_model.channel import ChannelClosed
 from sealring_model.errors import LoadError
 from sealring_model.text.mask_time import MaskTime
 

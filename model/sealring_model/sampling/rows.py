@@ -18,7 +18,7 @@ import mlx.core as mx
 from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
 from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 
-from sealring_model.engine.channel import ChannelBroken
+from sealring_model.channel import ChannelBroken
 from sealring_model.errors import LedgerError
 from sealring_model.sampling.matchers import Matchers
 

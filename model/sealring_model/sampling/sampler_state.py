@@ -18,12 +18,12 @@ from sealring_protocol.codec.local_messages import Logprobs, RowOver
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.scheduler.guesses import right_ones
 
-from sealring_model.lookahead.device_io import DeviceIO, Outlet
 from sealring_model.sampling.constraints import Constraint, Constraints, Masks
 from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
 from sealring_model.sampling.rows import LastTokens, RowParams
 from sealring_model.sampling.sampler import sample
 from sealring_model.sampling.scores import LogprobArrays, logprobs_of
+from sealring_model.stage.device_io import DeviceIO, Outlet
 
 
 @attrs.define(eq=False)

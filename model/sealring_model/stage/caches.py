@@ -35,7 +35,7 @@ from sealring_protocol.codec.messages import CacheCost, Decode, Open, Prefill, S
 from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 
 from sealring_model.errors import LedgerError
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.layout import flat
 from sealring_model.stage.stage import Stage
 from sealring_model.stage.tensors import start

@@ -28,7 +28,7 @@ from mlx import nn
 from sealring_protocol.limits import MAX_TENSORS
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError
-from sealring_model.loading.mlx_lm_import import mlx_lm
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.tensors import MLX_DTYPES
 from sealring_model.stage.views import (
     Path,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sealring_model.errors import TextError
-from sealring_model.loading.mlx_lm_import import without_mlx
+from sealring_model.mlx_lm_import import without_mlx
 
 _SPM_SPACE: Final = "\u2581"
 _SPM: Final = [

@@ -25,8 +25,8 @@ from typing import Any, Final
 import attrs
 
 from sealring_model.errors import LoadError
-from sealring_model.loading.mlx_lm_import import without_mlx
 from sealring_model.loading.weights import check_json, read_json
+from sealring_model.mlx_lm_import import without_mlx
 from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.detokenizer import (
     ByteDetokenizer,

@@ -33,8 +33,8 @@ from sealring_model.engine.fingerprints import of_hop, of_logits
 from sealring_model.errors import FORWARD_ERRORS, error_text
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.kernel_cache import keep_kernels_private
-from sealring_model.loading.mlx_lm_import import mlx_lm
 from sealring_model.loading.model_folder import ModelInfo, describe, memory_budget
+from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.outline import Carried, HopTensor, Outline, new_caches
 from sealring_model.stage.stage import Stage, joined, some_tokens
 from sealring_model.stage.views import arguments_of, leaves, override_call, part_at

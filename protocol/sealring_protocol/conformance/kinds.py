@@ -53,8 +53,8 @@ from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.epoch.pipeline import Action, Answered
 from sealring_protocol.control.epoch.tensor import TensorLeader
-from sealring_protocol.control.head.membership import Membership
-from sealring_protocol.control.head.plan import Joints, partition
+from sealring_protocol.control.membership import Membership
+from sealring_protocol.control.plan import Joints, partition
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
 from sealring_protocol.security import schedule
 from sealring_protocol.security.attestation import Evidence, verify_evidence

@@ -9,7 +9,7 @@ import attrs
 
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Checked, Epoch, Message, Spent, Work
-from sealring_protocol.control.scheduler.requests import RequestDone, RowOpened, ScoresOut, TokenOut
+from sealring_protocol.control.requests import RequestDone, RowOpened, ScoresOut, TokenOut
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 

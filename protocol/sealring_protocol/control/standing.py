@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Failure, Ready, Reason
-from sealring_protocol.control.head.plan import Plan
+from sealring_protocol.control.plan import Plan
 
 
 class Phase(enum.Enum):

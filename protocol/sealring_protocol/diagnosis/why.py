@@ -16,7 +16,7 @@ import attrs
 from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.head.models import ONE_SIDED, OTHER_BUILD, one_sided, short
-from sealring_protocol.control.head.plan import Strategy
+from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.diagnosis.causes import (
     ADVICE,
@@ -26,18 +26,15 @@ from sealring_protocol.diagnosis.causes import (
     OWN_LOG,
     PERMANENT,
     RINGWIDE,
-    STILL_FETCHED,
     Cause,
-    ago,
-    lasting,
-    told_here,
 )
-from sealring_protocol.diagnosis.logs import RefusedSource
-from sealring_protocol.diagnosis.peers import NO_MEMBER, Fault, PeerState, Trouble
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
+from sealring_protocol.links.logs import RefusedSource
+from sealring_protocol.links.peers import NO_MEMBER, Fault, PeerState, Trouble
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
+from sealring_protocol.words import STILL_FETCHED, ago, lasting, told_here
 
 # ---------------------------------------------------------------------- facts
 # The inputs and outputs of `why`: what a node knows of itself and its peers, and the obstacles.

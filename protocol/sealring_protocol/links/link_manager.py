@@ -18,20 +18,8 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import Message, Progress
+from sealring_protocol.control.deadlines import earliest
 from sealring_protocol.control.effects import Level, Note
-from sealring_protocol.control.epoch.deadlines import earliest
-from sealring_protocol.diagnosis.logs import Notes, RefusalLog
-from sealring_protocol.diagnosis.peers import (
-    NO_FAULT,
-    NO_MEMBER,
-    ROSTER_CHANGED,
-    SAME_KEY,
-    Fault,
-    MetItself,
-    PeerBook,
-    PeerClosed,
-    PeerState,
-)
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -57,18 +45,30 @@ from sealring_protocol.link import (
     LinkClosed,
     LinkEvent,
     LinkOpened,
+    Patience,
     PeerProved,
     RosterReceived,
     SignatureRequested,
 )
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
-from sealring_protocol.links.keepalive import Patience
+from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.news import (
     CameUp,
     LinkDown,
     MessageReceived,
     News,
     Unreachable,
+)
+from sealring_protocol.links.peers import (
+    NO_FAULT,
+    NO_MEMBER,
+    ROSTER_CHANGED,
+    SAME_KEY,
+    Fault,
+    MetItself,
+    PeerBook,
+    PeerClosed,
+    PeerState,
 )
 from sealring_protocol.links.roster_in_force import Arrival, CurrentRoster
 from sealring_protocol.security.admission import Admission

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind
 from sealring_protocol.codec.messages import Accept
-from sealring_protocol.diagnosis.causes import lasting
 from sealring_protocol.errors import (
     AuthenticationFailed,
     LocalProtocolError,
@@ -74,6 +73,7 @@ from sealring_protocol.security.schedule import (
     signed_payload,
 )
 from sealring_protocol.table import Table
+from sealring_protocol.words import lasting
 
 # ---------------------------------------------------------------------- responder stages
 # The stages of the responder: one class per state, holding only what is valid in it.

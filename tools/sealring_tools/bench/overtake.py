@@ -15,7 +15,7 @@ from typing import Final
 
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model
 from sealring_tools.bench.texts import text_of

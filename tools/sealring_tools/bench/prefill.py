@@ -27,7 +27,7 @@ from sealring.local.reference import Reference, one_process
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model.engine.threads import PROCESSORS
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.texts import text_of
 from sealring_trio.errors import OperationError

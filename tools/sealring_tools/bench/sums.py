@@ -50,7 +50,7 @@ def _alone(rank: int, hosts: list[tuple[str, int]]) -> Any:
 def _as_engine(sock: socket.socket) -> tuple[int, Any]:
     """The rank, and the group, that the node at the other end of *sock* has this process join."""
     from sealring_model import tiny  # noqa: PLC0415 - as above
-    from sealring_model.engine.channel import Channel, ChannelClosed  # noqa: PLC0415
+    from sealring_model.channel import Channel, ChannelClosed  # noqa: PLC0415
     from sealring_model.engine.collective import join  # noqa: PLC0415
     from sealring_model.loading.model_folder import describe  # noqa: PLC0415
     from sealring_protocol.codec.local_messages import Group, Grouped, Loaded  # noqa: PLC0415

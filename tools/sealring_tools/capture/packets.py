@@ -17,7 +17,7 @@ from typing import Final
 
 import attrs
 from sealring_trio.errors import UserError
-from sealring_trio.files.units import format_address
+from sealring_trio.units import format_address
 
 _PCAP: Final = {
     b"\xd4\xc3\xb2\xa1": ("<", 1e-6),

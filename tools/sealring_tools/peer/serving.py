@@ -27,7 +27,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.rosters import verify_roster
-from sealring_trio.files.units import format_address, parse_address
+from sealring_trio.units import format_address, parse_address
 
 ACCEPT_ENTROPY: Final = 32
 DIAL_ENTROPY: Final = 96

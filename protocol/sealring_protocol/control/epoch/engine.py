@@ -21,6 +21,7 @@ from sealring_protocol.codec.messages import (
     Prepared,
     Ready,
 )
+from sealring_protocol.control.deadlines import ENGINE, AnswerDeadline
 from sealring_protocol.control.effects import (
     Effect,
     EndCollective,
@@ -29,7 +30,6 @@ from sealring_protocol.control.effects import (
     ToEngine,
     Want,
 )
-from sealring_protocol.control.epoch.deadlines import ENGINE, AnswerDeadline
 from sealring_protocol.control.epoch.orders import layers_of
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table

@@ -28,9 +28,9 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Waiting,
 )
+from sealring_protocol.control.deadlines import earliest, is_due
 from sealring_protocol.control.effects import Effect, Level, Note, Send, ToEngine
 from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.epoch.orders import (
     FollowerConfig,
@@ -40,7 +40,7 @@ from sealring_protocol.control.epoch.orders import (
     refusal,
     renewed_keys,
 )
-from sealring_protocol.control.head.membership import hello
+from sealring_protocol.control.membership import hello
 from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_REASON, NO_RANK, ORDERS_PER_SECOND, WAITINGS_PER_SECOND

@@ -6,7 +6,7 @@ import attrs
 
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Failure, FailureKind
 from sealring_protocol.control.effects import Effect, Shut
-from sealring_protocol.control.head.plan import Partition, Plan, Strategy
+from sealring_protocol.control.plan import Partition, Plan, Strategy
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 

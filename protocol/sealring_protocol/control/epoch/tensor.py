@@ -31,7 +31,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Work,
 )
-from sealring_protocol.control.epoch.deadlines import Extension
+from sealring_protocol.control.deadlines import Extension
 from sealring_protocol.control.epoch.pipeline import (
     Action,
     Answered,

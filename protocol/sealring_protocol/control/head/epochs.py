@@ -28,12 +28,12 @@ from sealring_protocol.codec.messages import (
     Ready,
     Waiting,
 )
+from sealring_protocol.control.deadlines import Deadline, earliest, is_due
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut
-from sealring_protocol.control.epoch.deadlines import Deadline, earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
-from sealring_protocol.control.head.membership import Membership, MembershipState
 from sealring_protocol.control.head.models import compare
-from sealring_protocol.control.head.plan import (
+from sealring_protocol.control.membership import Membership, MembershipState
+from sealring_protocol.control.plan import (
     HeadConfig,
     Plan,
     Strategy,

@@ -40,15 +40,15 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Waiting,
 )
+from sealring_protocol.control.deadlines import earliest, is_due
 from sealring_protocol.control.effects import Effect
-from sealring_protocol.control.epoch.deadlines import earliest, is_due
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.epoch.orders import renewed_keys
 from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
-from sealring_protocol.control.head.membership import hello
-from sealring_protocol.control.head.plan import HeadConfig, scheduler_config
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
-from sealring_protocol.control.scheduler.requests import Request, TokenIds
+from sealring_protocol.control.membership import hello
+from sealring_protocol.control.plan import HeadConfig, scheduler_config
+from sealring_protocol.control.requests import Request, TokenIds
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.control.standing import Standing
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError

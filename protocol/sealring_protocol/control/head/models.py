@@ -16,7 +16,7 @@ from typing import Final
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Hello
 from sealring_protocol.control.effects import Level, Note, Shut
-from sealring_protocol.control.head.plan import HeadConfig
+from sealring_protocol.control.plan import HeadConfig
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 

@@ -30,6 +30,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Work,
 )
+from sealring_protocol.control.deadlines import ROUND, AnswerDeadline, earliest, is_due
 from sealring_protocol.control.effects import (
     Effect,
     Level,
@@ -42,10 +43,9 @@ from sealring_protocol.control.effects import (
     ToEngine,
 )
 from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.deadlines import ROUND, AnswerDeadline, earliest, is_due
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
 from sealring_protocol.control.head.epochs import EffectsAndLoss
-from sealring_protocol.control.scheduler.requests import RequestDone
+from sealring_protocol.control.requests import RequestDone
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.limits import MAX_STEPS_WAITING

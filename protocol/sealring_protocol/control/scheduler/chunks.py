@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from sealring_protocol.codec.messages import Prefill
 from sealring_protocol.control.effects import StepTiming
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow
 
 # ---------------------------------------------------------------------- chunk pace

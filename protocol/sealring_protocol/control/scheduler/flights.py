@@ -13,8 +13,8 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.messages import Decode, Prefill
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.control.scheduler.guesses import Fed, right_ones
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
 from sealring_protocol.control.scheduler.rows import Flight
 from sealring_protocol.limits import (
     ENTRY_WEIGHT,

@@ -27,7 +27,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.control.scheduler.requests import Request
+from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler.times import Times
 from sealring_protocol.limits import MAX_GUESSED
 

@@ -10,8 +10,8 @@ import attrs
 
 from sealring_protocol.codec.messages import Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
+from sealring_protocol.control.requests import Request, RowOpened
 from sealring_protocol.control.scheduler.guesses import RowGuesses
-from sealring_protocol.control.scheduler.requests import Request, RowOpened
 from sealring_protocol.limits import HISTORY_WEIGHT
 from sealring_protocol.table import Machine, Table
 

@@ -23,10 +23,7 @@ import attrs
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.messages import Decode, Ready, Save, Step, TakeBack
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.control.scheduler.cache_room import GRAIN, CacheRoom
-from sealring_protocol.control.scheduler.groups import cheapest_group
-from sealring_protocol.control.scheduler.guesses import Fed
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
     HistoryOverflow,
@@ -37,6 +34,9 @@ from sealring_protocol.control.scheduler.requests import (
     RoomOverflow,
     SchedulerConfig,
 )
+from sealring_protocol.control.scheduler.cache_room import GRAIN, CacheRoom
+from sealring_protocol.control.scheduler.groups import cheapest_group
+from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT

@@ -54,12 +54,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.epoch.ledger import DIGEST_SIZE, Ledger
 from sealring_protocol.control.epoch.pipeline import weight
-from sealring_protocol.control.scheduler.chunks import Chunks
-from sealring_protocol.control.scheduler.flights import Flights
-from sealring_protocol.control.scheduler.groups import GroupTuner
-from sealring_protocol.control.scheduler.guesses import Fed
-from sealring_protocol.control.scheduler.guessing import Guessing
-from sealring_protocol.control.scheduler.requests import (
+from sealring_protocol.control.requests import (
     FinishReason,
     Outcome,
     Request,
@@ -69,6 +64,11 @@ from sealring_protocol.control.scheduler.requests import (
     TokenIds,
     TokenOut,
 )
+from sealring_protocol.control.scheduler.chunks import Chunks
+from sealring_protocol.control.scheduler.flights import Flights
+from sealring_protocol.control.scheduler.groups import GroupTuner
+from sealring_protocol.control.scheduler.guesses import Fed
+from sealring_protocol.control.scheduler.guessing import Guessing
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.errors import RemoteProtocolError

@@ -19,7 +19,7 @@ import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
-from sealring_protocol.control.scheduler.requests import SchedulerConfig
+from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_SEALED_BODY,

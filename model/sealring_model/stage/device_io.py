@@ -22,7 +22,7 @@ import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
-from sealring_model.engine.devices import keep_device_memory
+from sealring_model.stage.devices import keep_device_memory
 from sealring_model.stage.tensors import (
     MLX_DTYPES,
     check_size,
