@@ -34,8 +34,7 @@ MODULES: Final = (
     *(f"security.{name}" for name in ("initiator", "keys", "responder")),
     *(f"security.{name}" for name in ("roles", "roster", "schedule", "seal")),
     "control.epoch.ledger",
-    "control.head.membership",
-    "links.keepalive",
+    "control.membership",
     "link",
 )
 

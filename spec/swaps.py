@@ -33,11 +33,11 @@ SWAPS: Final = (
     Swap("LK-05", "link", " + self._decoder.awaited / MIN_FRAME_RATE", ""),
     Swap(
         "LK-03",
-        "links.keepalive",
+        "link",
         "self._asked[0][0] != pong.echo",
         "pong.echo not in [echo for echo, _ in self._asked]",
     ),
-    Swap("LK-03", "links.keepalive", "self._asked.popleft()[1]", "self._asked[0][1]"),
+    Swap("LK-03", "link", "self._asked.popleft()[1]", "self._asked[0][1]"),
     Swap(
         "LK-04",
         "security.admission",
@@ -137,40 +137,36 @@ SWAPS: Final = (
     # Each part of MS-08, and each as it is when a number that is none passes.
     Swap(
         "MS-08",
-        "codec.messages.steps",
+        "codec.messages",
         "0 <= self.temperature < float(",
         "self.temperature < float(",
     ),
-    Swap("MS-08", "codec.messages.steps", 'self.temperature < float("inf")', "self.temperature"),
-    Swap("MS-08", "codec.messages.steps", "rule(0 < self.top_p <= 1", "rule(0 < self.top_p"),
-    Swap("MS-08", "codec.messages.steps", "rule(0 < self.top_p <= 1", "rule(self.top_p <= 1"),
+    Swap("MS-08", "codec.messages", 'self.temperature < float("inf")', "self.temperature"),
+    Swap("MS-08", "codec.messages", "rule(0 < self.top_p <= 1", "rule(0 < self.top_p"),
+    Swap("MS-08", "codec.messages", "rule(0 < self.top_p <= 1", "rule(self.top_p <= 1"),
     Swap(
         "MS-08",
-        "codec.messages.steps",
+        "codec.messages",
         "rule(0 < self.top_p <= 1",
         "rule(not (self.top_p <= 0 or self.top_p > 1)",
     ),
-    Swap("MS-08", "codec.messages.steps", "rule(0 <= self.min_p <= 1", "rule(0 <= self.min_p"),
-    Swap("MS-08", "codec.messages.steps", "rule(0 <= self.min_p <= 1", "rule(self.min_p <= 1"),
+    Swap("MS-08", "codec.messages", "rule(0 <= self.min_p <= 1", "rule(0 <= self.min_p"),
+    Swap("MS-08", "codec.messages", "rule(0 <= self.min_p <= 1", "rule(self.min_p <= 1"),
     Swap(
         "MS-08",
-        "codec.messages.steps",
+        "codec.messages",
         "rule(0 <= self.min_p <= 1",
         "rule(not (self.min_p < 0 or self.min_p > 1)",
     ),
-    Swap("MS-08", "codec.messages.steps", 'self.repetition < float("inf")', "self.repetition"),
+    Swap("MS-08", "codec.messages", 'self.repetition < float("inf")', "self.repetition"),
     Swap(
         "MS-08",
-        "codec.messages.steps",
+        "codec.messages",
         'rule(0 < self.repetition < float("inf")',
         'rule(not (self.repetition <= 0 or self.repetition == float("inf"))',
     ),
-    Swap(
-        "MS-08", "codec.messages.steps", "(self.presence, self.frequency)))", "(self.frequency,)))"
-    ),
-    Swap(
-        "MS-08", "codec.messages.steps", "(self.presence, self.frequency)))", "(self.presence,)))"
-    ),
+    Swap("MS-08", "codec.messages", "(self.presence, self.frequency)))", "(self.frequency,)))"),
+    Swap("MS-08", "codec.messages", "(self.presence, self.frequency)))", "(self.presence,)))"),
     Swap(
         "LG-01",
         "control.epoch.ledger",
@@ -185,7 +181,7 @@ SWAPS: Final = (
     ),
     Swap(
         "EP-04",
-        "control.head.membership",
+        "control.membership",
         "if epoch.instance == self._epoch.instance and epoch.counter > self._epoch.counter:",
         "if epoch.counter > self._epoch.counter:",
     ),
