@@ -145,6 +145,43 @@ def test_the_adapter_is_thin():
     assert lines <= 10_000
 
 
+ROOMS = {
+    PROTOCOL: (
+        *("limits", "errors", "words", "table", "backoff", "codec", "security", "link"),
+        *("control", "control/epoch", "control/scheduler", "control/head"),
+        *("events", "links", "diagnosis", "node", "conformance"),
+    ),
+    "model/sealring_model": (
+        *("errors", "mlx_lm_import", "stage", "loading", "text", "channel", "sampling"),
+        *("lookahead", "draft", "engine", "tiny", "verify"),
+    ),
+    "io_trio/sealring_trio": (
+        *("errors", "clock", "units", "processes", "net", "fetching", "weights", "files"),
+        *("collective", "engine", "node"),
+    ),
+}
+"""The rooms of each package, in order. A room imports what stands before it."""
+
+
+def room_of(module: str, rooms: tuple[str, ...]) -> str:
+    """The innermost of *rooms* that holds *module*, a path below its package."""
+    inner = [room for room in rooms if f"{module}/".startswith(f"{room}/")]
+    assert inner, f"{module} is in no room: add it to ROOMS, in its place"
+    return max(inner, key=len)
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_have_an_order_and_no_circle(folder):
+    rooms, package = ROOMS[folder], folder.rpartition("/")[2]
+    for path, module in imports(folder):
+        name, _, below = module.partition(".")
+        own = path.removeprefix(f"{folder}/").removesuffix(".py").removesuffix("/__init__")
+        if name != package or not below or own == "__init__":
+            continue
+        before = rooms.index(room_of(below.replace(".", "/"), rooms))
+        assert before <= rooms.index(room_of(own, rooms)), f"{path} imports {module}"
+
+
 PARSES_JSON = {
     "api/adapting.py": "runs in a text worker",
     "api/forms.py": "runs in a text worker",
