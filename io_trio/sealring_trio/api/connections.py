@@ -132,10 +132,10 @@ class Place:
         self.waiting = False  # for this server
         self._book = book
 
-    async def turn(self, *, probe: bool = False, handshake: bool = False) -> None:
+    async def turn(self, *, probe: bool = False) -> None:
         """Wait until it is this connection's turn to do a piece of work. Meanwhile it is not closed
-        for another, except before its *handshake* is over."""
-        self.waiting = not handshake
+        for another."""
+        self.waiting = True
         try:
             await self._book.turns.take(self, probe=probe)
         finally:
