@@ -118,6 +118,9 @@ def patience(seconds: float) -> httpx2.Timeout:
 def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
     """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
     says which certificates it takes, if not those that this machine does."""
+    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415 - h11 is slow to import
+
+    bound_h11()  # anybody may be who answers
     # Nothing packed: a few bytes of that may become gigabytes.
     headers = {"accept-encoding": "identity"}
     if key:
