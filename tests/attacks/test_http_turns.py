@@ -21,11 +21,11 @@ import trio
 from cryptography.hazmat.primitives.asymmetric import rsa
 from sealring_trio.api.connections import Connections
 from sealring_trio.api.gate import PROBES
-from sealring_trio.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
+from sealring_trio.api.http1 import LINGER_SECONDS, MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
 from sealring_trio.api.tls import Tls
 from sealring_trio.dashboard import pages
 from starlette.applications import Starlette
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.api.certificates import write_pair
 from tests.attacks.doorway import CHUNKED, HOST, Door, door, get, hello, one, read, reply, rest
@@ -253,6 +253,15 @@ async def test_who_lingers_has_the_last_turns() -> None:
         assert passes.count - before < MANY / 2
         for stream in [*lingering, new]:
             await stream.aclose()
+
+
+async def test_who_is_refused_may_send_on_for_a_while(mock_clock: MockClock) -> None:
+    """It would lose the answer if it were cut off, however much it sends meanwhile."""
+    async with door() as served, await served.connect(b"\0\r\n\r\n" + bytes(9)) as stream:
+        await stream.send_all(bytes(32 << 20))
+        assert (await one(stream))[0] == 400
+        mock_clock.jump(LINGER_SECONDS)
+        assert await rest(stream) == b""
 
 
 @pytest.mark.parametrize("fields", [MAX_FIELDS, MAX_FIELDS + 1])
