@@ -332,7 +332,22 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         lambda _: 0,
         "roster sign home.toml --key desk.key",
         2,
-        "the coordinator's key is a member's key",
+        "desk.key is the key of its member 'desk'",
+        "If that is the coordinator's, 'desk' needs one of its own: make it there "
+        "(sealring keygen), put the line of its .pub file at 'public_key' of 'desk' in home.toml",
+    ),
+    "a public key signs": (
+        lambda _: 0,
+        "roster sign home.toml --key coordinator.pub",
+        2,
+        "coordinator.pub is a public key, and a private key is needed",
+        "Give its private half, coordinator.key",
+    ),
+    "a roster signs": (
+        lambda _: 0,
+        "roster sign home.toml --key home.roster",
+        2,
+        "holds no P-256 private key",
         "",
     ),
     "no days": (lambda _: 0, SIGN + " --days 0", 2, "--days", ""),

@@ -17,6 +17,7 @@ from sealring_model import tiny
 from sealring_tools.bench import hop, measure, solo
 from sealring_trio.cli import COMMANDS
 from sealring_trio.errors import OperationError
+from sealring_trio.files.key_files import create_key
 from sealring_trio.local.pace import pace
 from sealring_trio.local.reference import Gap, one_process
 
@@ -73,10 +74,28 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
     "tampered roster": (lambda f: flip(f / "home.roster"), 2, "home.roster", ""),
     "expired roster": (expire, 2, "expired on 1970-01-02", "Also check this machine's clock"),
     "not a member": (
-        edit("desk.key", "coordinator.key"),
+        lambda f: create_key(f / "x.key") and edit('"desk.key"', '"x.key"')(f),
         2,
         "is not in the roster",
         "sealring roster add",
+    ),
+    "the coordinator's key": (
+        edit("desk.key", "coordinator.key"),
+        2,
+        "desk.toml: 'key' and 'coordinator' name one key",
+        "The coordinator's belongs to no node",
+    ),
+    "its own key as the coordinator's": (
+        edit("coordinator.pub", "desk.pub"),
+        2,
+        "desk.toml: 'key' and 'coordinator' name one key",
+        "The coordinator's belongs to no node",
+    ),
+    "a public key": (
+        edit("desk.key", "desk.pub"),
+        2,
+        "desk.pub is a public key, and a private key is needed",
+        "Give its private half",
     ),
     "the key of another": (
         edit('listen = "127.0.0.1:1"', 'listen = "127.0.0.1:7471"'),

@@ -59,6 +59,12 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup:
     wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
     signer = read_key(config.key)
     coordinator = read_public_key(config.coordinator)
+    if coordinator == signer.public_key:
+        raise UserError(
+            f"{config.path}: 'key' and 'coordinator' name one key",
+            "The coordinator's belongs to no node: 'coordinator' is the .pub file of the key that "
+            "signs rosters, and 'key' one of this node's own: sealring keygen node.key",
+        )
     store = RosterStore(config.state, coordinator)
     roster = store.newest(config.roster, wall_ms())
     own = node_id(signer.public_key)
