@@ -162,6 +162,13 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
             f"no head answers at {url}",
             "Start one: sealring serve. Or give its address: --url URL.",
         )
+    if isinstance(error, httpx2.RemoteProtocolError) and "without sending" in str(error):
+        return OperationError(
+            f"{url} closed the connection without an answer",
+            "Is that the API's address? A node's own port ('listen' in its config, mostly 7470) is "
+            f"for nodes; the API's is 'api' in the head's, {DEFAULT_API} if left out. If it is, "
+            "the head has just ended: start it again.",
+        )
     if isinstance(error, httpx2.TimeoutException):
         return OperationError(
             f"the head at {url} says nothing any more",
