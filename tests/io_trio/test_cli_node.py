@@ -111,11 +111,20 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "give it the key of 'laptop'",
     ),
     "unknown model": (
-        edit('"tiny"', '"models/none"\noffline = true'),
+        edit('"tiny"', '"owner/none"\noffline = true'),
         2,
         "cannot find the model",
         "hub id",
     ),
+    **{
+        f"no folder in models, fetch = '{fetch}'": (
+            edit('"tiny"', f'"models/none"\nfetch = "{fetch}"'),
+            2,
+            "there is no folder models/none; if you mean the hub's",
+            "",
+        )
+        for fetch in ("hub", "members")
+    },
     "no model folder": (edit('"tiny"', '"./none"'), 2, "there is no folder", "'tiny'"),
     "broken model": (break_model, 2, "cannot use the model", "Fetch it again"),
     "layers": (

@@ -16,7 +16,7 @@ from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.fetching.rank_fetch import Source
 from sealring_trio.files.config import Config
-from sealring_trio.files.models import find_model, is_hub_id
+from sealring_trio.files.models import find_model, is_hub_id, refuse_absent_folder
 from sealring_trio.files.roster_store import RosterStore
 from sealring_trio.weights.asking import AskFault
 from sealring_trio.weights.bringing import bring
@@ -66,6 +66,7 @@ def find_for(
         rosters.append(newer)
 
     try:
+        refuse_absent_folder(config.model)
         members = identity.members(lambda: rosters[-1], keep)
         return find_with_members(config.model, members, pause), rosters[-1]
     except LoadError as error:
