@@ -151,6 +151,18 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "strategy = 'tp' makes one collective of all 2 ranks, and tp = 2 one of this node alone",
         "Use strategy = 'pp': the ranks are its stages",
     ),
+    "one address for both": (
+        edit('"127.0.0.1:1"', '"127.0.0.1:7470"\napi = "127.0.0.1:7470"'),
+        2,
+        "desk.toml: 'listen' and 'api' are one address, 127.0.0.1:7470",
+        "Other nodes dial 'listen', and clients 'api': give each a port of its own",
+    ),
+    "one address for both among all": (
+        edit('"127.0.0.1:1"', '"0.0.0.0:7470"\napi = "127.0.0.1:7470"'),
+        2,
+        "desk.toml: 'listen' and 'api' are one address, 127.0.0.1:7470",
+        "",
+    ),
     "state": (
         edit('model = "tiny"', 'model = "tiny"\nstate = "desk.key/state"'),
         2,

@@ -138,10 +138,18 @@ def _prepare_head(config: Config, model: Path) -> DraftModel | None:
 
 
 def check_api(config: Config) -> None:
-    """Raise `UserError` when the API would listen beyond loopback without a key, or cannot speak
-    the TLS that *config* asks for."""
+    """Raise `UserError` when the API would listen beyond loopback without a key, at the address
+    that is for other nodes, or cannot speak the TLS that *config* asks for."""
     if config.api is None:
         return
+    if config.listen[1] == config.api[1] and (
+        config.listen[0] == config.api[0] or is_unspecified(config.listen[0])
+    ):
+        raise UserError(
+            f"{config.path}: 'listen' and 'api' are one address, {format_address(*config.api)}",
+            "Other nodes dial 'listen', and clients 'api': give each a port of its own, as 7470 "
+            "and 7480.",
+        )
     if config.tls is not None:
         read_pair(*config.tls)
     if is_loopback(config.api[0]):
