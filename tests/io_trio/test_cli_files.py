@@ -255,6 +255,17 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "Unknown option: --max-token. Did you mean --max-tokens?",
         "See: sealring run --help",
     ),
+    **{
+        f"an option's beginning: {line}": (lambda _: 0, line, 2, f"Did you mean {meant}?", "")
+        for line, meant in {
+            "run tiny --temp 1 hi": "--temperature",
+            "run tiny hi --max 4": "--max-tokens",
+            "generate --config a --prompt b --top 3": "--top-p",
+            "serve --key x": "--tls-key",
+            "serve --tls-certificat=x": "--tls-certificate",
+            "serve --rank 2": "--ranks",
+        }.items()
+    },
     "a prompt that is no option": (
         lambda _: 0,
         "run tiny --zzzz",
