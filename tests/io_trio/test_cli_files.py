@@ -457,6 +457,27 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "the draft model takes",
         "",
     ),
+    "plan: a roster's draft as the draft model": (
+        lambda _: 0,
+        "plan --model tiny --memory 1G --draft home.toml",
+        2,
+        "cannot find the draft model (--draft): home.toml is a file",
+        "A draft model is a small one with the same vocabulary, which guesses tokens.",
+    ),
+    "a config for a roster's draft": (
+        lambda f: (f / "desk.toml").write_text('key = "desk.key"\nlisten = "h:1"\n'),
+        "roster sign desk.toml --key coordinator.key",
+        2,
+        "desk.toml is no roster draft: it has none of the keys name, cluster",
+        "'sealring roster new' makes the draft of a roster",
+    ),
+    "a roster's draft for a config": (
+        lambda _: 0,
+        "status --config home.toml",
+        2,
+        "home.toml is no config file: it has none of the keys key, roster, coordinator",
+        "'sealring up --help' shows the config of a node",
+    ),
     "plan: not a count": (
         lambda _: 0,
         "plan --model tiny --memory 1G,1G --layers 1,x",

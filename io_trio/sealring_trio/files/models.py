@@ -63,7 +63,11 @@ def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
         if isinstance(error, FetchFault) and "@" not in model:
             fault = f"there is no folder {model} here, and as a hub id: {fault}"
         if draft:
-            what, instead = f"the draft model ({draft})", f" Or leave out {draft}."
+            what = f"the draft model ({draft})"
+            instead = (
+                " A draft model is a small one with the same vocabulary, which guesses tokens."
+                f" Or leave out {draft}."
+            )
         if isinstance(error, FetchFault) and not error.permanent:
             raise UserError(
                 f"cannot find {what}: {fault}", f"{REACH_IT}, or give a folder.{instead}"
