@@ -223,6 +223,24 @@ def test_no_node_is_running(home: Path, command: list[str]) -> None:
     assert "Start it: sealring up CONFIG" in done.err
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["status"]])
+def test_a_node_is_starting(home: Path, tmp_path: Path, command: list[str]) -> None:
+    """It waits for a member to give it the model, and listens to nobody yet."""
+    folder = Path(shutil.copytree(home, tmp_path / "h"))
+    edit('"tiny"', '"owner/model"\nfetch = "members"')(folder)
+    config = folder / "desk.toml"
+    up = [sys.executable, "-m", "sealring_trio", "up", config]
+    with subprocess.Popen(up, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        done = sealring(*command, "--config", config)
+        process.kill()
+    assert done.code == 1
+    assert "is starting" in done.err
+    assert "Ask again soon" in done.err
+    assert "no node is running" in sealring(*command, "--config", config).err
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-p", "2"), ("--seed", "x")],

@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 import cyclopts
 
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.config import StrategyName, load_config
+from sealring_trio.files.config import Config, StrategyName, load_config
+from sealring_trio.local.control_client import claimed
 
 
 def up(
@@ -80,8 +81,14 @@ def up(
         level=log.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
     )
     logging.getLogger("sealring.steps").setLevel(logging.INFO if trace else logging.WARNING)
-    # These take half a second to import, which a mistake in the config need not wait for.
     settings = load_config(config, strategy)
+    with claimed(settings.state):
+        _run(settings, lifeline)
+
+
+def _run(settings: Config, lifeline: int | None) -> None:
+    """Run the node of *settings* until it ends. Raises `UserError`."""
+    # These take half a second to import, which a mistake in the config need not wait for.
     import trio  # noqa: PLC0415
 
     from sealring_trio.node.service import serve  # noqa: PLC0415
