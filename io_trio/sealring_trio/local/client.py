@@ -162,7 +162,7 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
             f"no head answers at {url}",
             "Start one: sealring serve. Or give its address: --url URL.",
         )
-    if isinstance(error, httpx2.RemoteProtocolError) and "without sending" in str(error):
+    if isinstance(error, httpx2.RemoteProtocolError) and "sending a response" in str(error):
         return OperationError(
             f"{url} closed the connection without an answer",
             "Is that the API's address? A node's own port ('listen' in its config, mostly 7470) is "
