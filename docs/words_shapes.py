@@ -74,7 +74,7 @@ RESPONSES: Final = {
     "store": "With false nothing is kept of the response.",
     "max_output_tokens": "The most tokens of the answer, reasoning included; what the context "
     "allows if left out. If that is less, the answer gets it, and `x-sealring-adapted` names the "
-    "field.",
+    "field. `max_completion_tokens` and `max_tokens` are taken for it where it is left out.",
     "min_p": "Leave out tokens less likely than this share of the likeliest; 0 if left out.",
     "presence_penalty": "Off the logit of every token that the answer has; 0 if left out.",
     "frequency_penalty": "As `presence_penalty`, once for each time that the answer has the "
@@ -102,18 +102,20 @@ RESPONSES: Final = {
     "text.format.description": "What it is for; has no effect.",
     "text.format.schema": "The JSON schema. It is held; see [forms](#forms).",
     "text.format.strict": "Has no effect: a schema is always held.",
-    "text.verbosity": "Taken, and not used.",
+    "text.verbosity": "Not used, which `x-sealring-ignored` says.",
     "reasoning": "How the model thinks.",
     "reasoning.effort": "Given to the model's template; `none` turns thinking off where the model "
     "thinks.",
     "reasoning.summary": "With any value the reasoning is given as its own summary, whole.",
     "chat_template_kwargs": "More settings for the model's template; none that it reserves.",
     "top_logprobs": "How many of the likeliest tokens to tell log probabilities for.",
-    "include": "`message.output_text.logprobs` tells log probabilities; others change nothing.",
+    "include": "`message.output_text.logprobs` tells log probabilities; others change nothing, "
+    "which `x-sealring-ignored` says.",
     "metadata": "Kept and given back.",
-    "truncation": "Nothing is cut off with either: what is too long is refused.",
+    "truncation": "Nothing is cut off with either: what is too long is refused. "
+    "`x-sealring-ignored` names it with `auto`.",
     "background": "Only false.",
-    "user": "Taken, and not used.",
+    "user": "Not used, which `x-sealring-ignored` says.",
 }
 
 _BLOCK: Final = {
@@ -166,7 +168,6 @@ COUNT: Final = {
     "tool_choice.disable_parallel_tool_use": "With true the answer ends after its first call.",
     "thinking": "Whether the model thinks, where it can; as its template has it if left out.",
     "thinking.type": "`disabled` turns thinking off; the others turn it on.",
-    "thinking.budget_tokens": "Taken, and not used.",
     "output_config": "How hard the model tries, and the form of its answer.",
     "output_config.effort": "Given to the model's template as `reasoning_effort`.",
     "output_config.format": "The form of the answer, as `response_format` of chat completions.",
@@ -181,6 +182,4 @@ MESSAGES: Final = {
     "answer ends there, with the reason `model_context_window_exceeded`, and `x-sealring-adapted` "
     "names the field.",
     "stop_sequences": "The answer ends before any of these texts.",
-    "metadata": "About the request.",
-    "metadata.user_id": "Taken, and not used.",
 }

@@ -230,7 +230,8 @@ def test_the_context_is_full_and_the_numbers_say_how(ring: Served) -> None:
         ring.openai.chat.completions.create(**ring.chat("fox " * 3000))
     assert caught.value.code == "context_length_exceeded"
     assert f"maximum context length is {CONTEXT} tokens" in caught.value.message
-    assert "1 in the completion" in caught.value.message
+    assert "However, your prompt has " in caught.value.message
+    assert "Please reduce its length" in caught.value.message
 
 
 def test_a_model_that_is_not_there(ring: Served) -> None:

@@ -52,10 +52,10 @@ def tokenizer() -> Tokenizer:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a token below 0": ({"prompt": [1, -5]}, "prompt: a token id is out of range; ids are 0 or"),
     "such a list": ({"prompt": [[1], [1 << 40]]}, "prompt: a token id is out of range; ids are 0"),
-    "no prompt": ({"prompt": {}}, "prompt: a prompt is a text, a list of texts"),
+    "no prompt": ({"prompt": {}}, "prompt: it is a text, a list of texts"),
     "no prediction": (
         {"prediction": {"type": "content", "content": 3}},
-        "prediction.content: the content is a text or a list of text parts.",
+        "prediction.content: it is a text or a list of text parts.",
     ),
 }
 
@@ -111,12 +111,22 @@ def test_what_has_no_effect_is_named(ring: Served) -> None:
 
 IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
     "/v1/responses": (
-        {"input": "x", "max_output_tokens": 1, "n": 1, "reasoning": {"effort": "low", "efort": 1}},
-        "reasoning.efort, temprature, reasoning.effort",
+        {
+            **{"input": "x", "n": 1, "max_tokens": 1, "web_search_options": {}},
+            **{"max_output_tokens": 1, "reasoning": {"effort": "low", "efort": 1}},
+            "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
+            **{"text": {"verbosity": "low"}, "truncation": "auto", "user": "ann"},
+        },
+        "max_tokens, web_search_options, reasoning.efort, temprature, "
+        "include.reasoning.encrypted_content, text.verbosity, truncation, user, "
+        "reasoning.effort",
     ),
     "/v1/messages": (
-        {**CHAT, "max_tokens": 1, "thinking": {"type": "disabled"}, "output_config": {"x": 1}},
-        "output_config.x, temprature, thinking",
+        {
+            **{**CHAT, "max_tokens": 1, "output_config": {"x": 1}, "metadata": {"user_id": "x"}},
+            "thinking": {"type": "disabled", "budget_tokens": 1024},
+        },
+        "output_config.x, metadata, thinking.budget_tokens, temprature, thinking",
     ),
     "/v1/messages/count_tokens": ({**CHAT, "sytem": "x", "max_tokens": 5}, "sytem, temprature"),
 }
@@ -134,6 +144,18 @@ NEAR: dict[str, tuple[dict[str, Any], str]] = {
     "chat": ({"mesages": []}, "messages: Field required; the body has 'mesages'"),
     "completion": ({"promt": "x"}, "prompt: Field required; the body has 'promt'"),
     "responses": ({"inptu": "x"}, "input: Field required; the body has 'inptu'"),
+    "chat of responses": (
+        {"input": "x"},
+        "messages: Field required; it is 'messages' here, and not 'input'",
+    ),
+    "responses of chat": (
+        {"messages": []},
+        "input: Field required; it is 'input' here, and not 'messages'",
+    ),
+    "completion of responses": (
+        {"input": "x"},
+        "prompt: Field required; it is 'prompt' here, and not 'input'",
+    ),
     "messages": (
         {"messages": [{"role": "user", "contnt": "x"}], "max_tokens": 1},
         "messages.0.content: Field required; the body has 'contnt'",
@@ -146,7 +168,7 @@ NEAR: dict[str, tuple[dict[str, Any], str]] = {
 def test_the_name_that_may_be_meant(tokenizer: Tokenizer, name: str) -> None:
     body, said = NEAR[name]
     with pytest.raises(ApiError) as caught:
-        job(tokenizer, name, {"model": "tiny", **body})
+        job(tokenizer, name.partition(" ")[0], {"model": "tiny", **body})
     assert caught.value.message == said
     assert caught.value.code == "missing_required_parameter"
 
@@ -156,8 +178,24 @@ PLAIN: dict[str, tuple[str, dict[str, Any], str]] = {
     "stops": (
         "chat",
         {**CHAT, "stop": ["a"] * 129},
-        "stop: stop is a text or a list of texts: at most 128 texts of 1,024 characters each",
+        "stop: it is a text or a list of texts: at most 128 texts of 1,024 characters each",
     ),
+    "a choice": (
+        "chat",
+        {**CHAT, "tool_choice": "any"},
+        "tool_choice: it is 'none', 'auto', 'required' or {\"type\": \"function\", \"function\": ",
+    ),
+    "a choice in responses": (
+        "responses",
+        {"model": "tiny", "input": "x", "tool_choice": "any"},
+        "tool_choice: it is 'none', 'auto', 'required' or {\"type\": \"function\", \"name\": ",
+    ),
+    "a choice in messages": (
+        "messages",
+        {**CHAT, "max_tokens": 1, "tool_choice": "auto"},
+        "tool_choice: it is an object whose type is 'auto', 'any', 'tool' (with a name) or 'none'",
+    ),
+    "another's limit": ("chat", {**CHAT, "max_output_tokens": 5}, "This field is called 'max_tok"),
     "entries": (
         "responses",
         {"model": "tiny", "input": "x", "metadata": {str(at): "x" for at in range(17)}},
@@ -173,6 +211,27 @@ def test_faults_in_plain_words(
     with pytest.raises(ApiError) as caught:
         job(tokenizer, name, body)
     assert caught.value.message.startswith(said)
+
+
+@pytest.mark.parametrize("name", ["chat", "responses"])
+def test_a_tool_may_have_the_shape_of_the_other_api(tokenizer: Tokenizer, name: str) -> None:
+    flat = {"type": "function", "name": "f", "description": "Does it."}
+    body = CHAT if name == "chat" else {"model": "tiny", "input": "Hello."}
+    made = []
+    for tool in (FUNCTION, flat):
+        ref = {key: tool[key] for key in tool if key != "description"}
+        asked = {**body, "tools": [tool], "tool_choice": ref}
+        parsed = job(tokenizer, name, asked)
+        tools = parsed.rest[: parsed.told["tools"]]
+        made.append((parsed.prompts, tools, parsed.told["callable"], parsed.told["ignored"]))
+    assert made[0] == made[1]
+
+
+def test_a_limit_of_chat_s_is_one_of_responses(tokenizer: Tokenizer) -> None:
+    for limit in ({"max_tokens": 5}, {"max_completion_tokens": 5, "max_output_tokens": None}):
+        parsed = job(tokenizer, "responses", {"model": "tiny", "input": "x", **limit})
+        assert parsed.told["options"]["max_completion_tokens"] == 5
+        assert parsed.told["ignored"] == []
 
 
 def test_the_counts_so_far_in_each_chunk(ring: Served) -> None:

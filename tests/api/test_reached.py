@@ -7,6 +7,7 @@ import io
 import re
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -377,6 +378,18 @@ def test_a_request_is_found_by_what_its_client_calls_it(open_ring: Served) -> No
 
 
 # ------------------------------------------------------------------- whoever watches
+
+
+def test_those_who_ask_for_metrics_at_once_share_a_page(open_ring: Served) -> None:
+    """One takes the event loop milliseconds."""
+
+    def page(_: int) -> str:
+        return httpx2.get(f"{open_ring.url}/metrics").text
+
+    with ThreadPoolExecutor(16) as clients:
+        pages = set(clients.map(page, range(16)))
+    assert len(pages) <= 4  # each counts those that were answered before it
+    assert "sealring_up 1.0" in pages.pop()
 
 
 def test_probes_and_metrics(open_ring: Served) -> None:

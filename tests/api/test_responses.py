@@ -140,6 +140,19 @@ def test_the_client_s_own_stream(team: Served) -> None:
     assert made.usage.output_tokens_details.reasoning_tokens == 4
 
 
+def test_the_client_s_own_stream_of_an_answer_that_is_cut_off(team: Served) -> None:
+    """As docs/clients.md says."""
+    asked = {"model": team.model, "input": "endless", "max_output_tokens": 3}
+    with team.openai.responses.stream(**asked) as stream:
+        last = [*stream][-1]
+        with pytest.raises(RuntimeError, match=r"Didn't receive a `response.completed` event"):
+            stream.get_final_response()
+    assert last.type == "response.incomplete"
+    assert last.response.output_text
+    assert last.response.incomplete_details is not None
+    assert last.response.incomplete_details.reason == "max_output_tokens"
+
+
 def test_a_call_and_what_it_gave(team: Served) -> None:
     asked: list[Any] = [{"role": "user", "content": "weather"}]
     create = team.openai.responses.create

@@ -43,7 +43,7 @@ WRONG: dict[str, tuple[bytes, bytes, int, str]] = {
         0o600,
         "is encrypted",
     ),
-    "a certificate for a key": (certificate(KEY), certificate(KEY), 0o600, "no private key in PEM"),
+    "a certificate for a key": (certificate(KEY), certificate(KEY), 0o644, "no private key in PEM"),
     "a key for a certificate": (pem(KEY), pem(KEY), 0o600, "no certificate in PEM"),
     "nothing": (b"", b"", 0o600, "no certificate in PEM"),
     "open to a group": (certificate(KEY), pem(KEY), 0o640, "others can read the TLS key"),

@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -82,6 +83,24 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(monkeypatch: pytest.Monke
         pytest.raises(OperationError, match="says nothing any more"),
     ):
         client.cluster_at(http, url)
+
+
+BLANKS = [
+    b"HTTP/1.1 200 OK\r\na:" + b" " * 90_000 + b"\0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;" + b" " * 90_000 + b"\n\r\n",
+]
+
+
+@pytest.mark.parametrize("said", BLANKS, ids=["header", "chunk"])
+def test_blanks_of_an_answer_take_linear_time(said: bytes) -> None:
+    """They took ten seconds, in which the command did not even heed Ctrl-C."""
+    with saying(said) as url:  # a process of its own: the API's server bounds h11 in this one
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "sealring", "status", "--url", url]
+        done = subprocess.run(command, capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert b"went away" in done.stderr
+    assert after.ru_utime - before.ru_utime < 4
 
 
 def test_numbers_that_are_none_are_no_traceback() -> None:

@@ -6,24 +6,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from cryptography.hazmat.primitives.asymmetric import rsa
 from sealring.api.connections import Connections
 from sealring.api.gate import PROBES
-from sealring.api.http1 import MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
+from sealring.api.http1 import LINGER_SECONDS, MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
 from sealring.api.tls import Tls
 from sealring.dashboard import pages
 from starlette.applications import Starlette
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.api.certificates import write_pair
 from tests.attacks.doorway import CHUNKED, HOST, Door, door, get, hello, one, read, reply, rest
@@ -253,6 +255,15 @@ async def test_who_lingers_has_the_last_turns() -> None:
             await stream.aclose()
 
 
+async def test_who_is_refused_may_send_on_for_a_while(mock_clock: MockClock) -> None:
+    """It would lose the answer if it were cut off, however much it sends meanwhile."""
+    async with door() as served, await served.connect(b"\0\r\n\r\n" + bytes(9)) as stream:
+        await stream.send_all(bytes(32 << 20))
+        assert (await one(stream))[0] == 400
+        mock_clock.jump(LINGER_SECONDS)
+        assert await rest(stream) == b""
+
+
 @pytest.mark.parametrize("fields", [MAX_FIELDS, MAX_FIELDS + 1])
 @pytest.mark.parametrize("end", ["\r\n", "\n"])
 async def test_the_fields_of_a_header_are_few(fields: int, end: str) -> None:
@@ -427,13 +438,95 @@ async def test_handshakes_take_turns(tmp_path: Path) -> None:
                 nursery.start_soon(client)
 
 
-async def test_handshakes_of_sources_take_turns(tmp_path: Path) -> None:
-    """Whoever repeats the first record of a handshake keeps nobody else waiting."""
-    tls, book, answered = Tls.read(*write_pair(tmp_path)), Connections(4 * MANY), list[str]()
+def first_record() -> bytes:
+    """What a client of TLS says first."""
     ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
     with pytest.raises(ssl.SSLWantReadError):
         ssl.create_default_context().wrap_bio(ours, theirs, server_hostname="x").do_handshake()
-    first = theirs.read()
+    return theirs.read()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_probe_does_not_wait_for_all_handshakes_of_its_source(
+    tmp_path: Path, *, begun: bool
+) -> None:
+    """Neither for those that came before its first step, nor for those that come before its
+    second."""
+    key = rsa.generate_private_key(65537, 3072)  # a step takes longer than a pass of the loop
+    tls, said = Tls.read(*write_pair(tmp_path, key=key)), first_record()
+    context = ssl.create_default_context(cafile=str(tls.certificate))
+    ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(ours, theirs, server_hostname="localhost")
+    async with door(limit=4 * MANY, tls=tls) as served:
+        flood = [await served.connect() for _ in range(2 * MANY)]
+        probe = await served.connect()
+
+        async def begin(streams: list[trio.SocketStream]) -> None:
+            for stream in streams:
+                os.write(stream.socket.fileno(), said)
+            for _ in range(10):
+                await trio.lowlevel.checkpoint()
+
+        async def step(do: Callable[[], object]) -> None:
+            while True:
+                try:
+                    do()
+                except ssl.SSLWantReadError:
+                    await probe.send_all(theirs.read())
+                    ours.write(await probe.receive_some())
+                else:
+                    return
+
+        await wait_all_tasks_blocked()
+        if not begun:
+            await begin(flood)
+        await step(client.do_handshake)
+        client.write(get("/livez"))
+        if begun:
+            await begin(flood[:MANY])
+            await probe.send_all(theirs.read())
+            await begin(flood[MANY:])
+        got = bytearray()
+        while not got.endswith(b"GET /livez"):
+            await step(lambda: got.extend(client.read(1 << 16)))
+        answered, _, _ = select.select([stream.socket for stream in flood], [], [], 0)
+        assert len(answered) < MANY
+        for stream in [*flood, probe]:
+            await stream.aclose()
+
+
+async def test_a_handshake_that_is_closed_as_it_is_called_holds_up_nobody(tmp_path: Path) -> None:
+    tls, book, said = Tls.read(*write_pair(tmp_path)), Connections(MANY), first_record()
+
+    async def client(far: socket.socket, scope: trio.CancelScope) -> None:
+        place = book.admit("mallory")
+        assert place is not None
+        with scope:
+            await tls.greet(far, place)
+        place.leave()
+
+    for passes in range(5 * MANY):
+        async with trio.open_nursery() as clients:
+            pairs = [socket.socketpair() for _ in range(3)]
+            scopes = [trio.CancelScope() for _ in pairs]
+            for (near, far), scope in zip(pairs, scopes, strict=True):
+                near.send(said)
+                clients.start_soon(client, far, scope)
+                await trio.lowlevel.checkpoint()
+            for _ in range(passes % 20):
+                await trio.lowlevel.checkpoint()
+            scopes[2].cancel()  # it is the next, if the first one is still being computed
+            for near, _ in pairs[:2]:
+                await trio.lowlevel.wait_readable(near)
+                assert near.recv(1)
+            for near, _ in pairs:
+                near.close()
+
+
+async def test_handshakes_of_sources_take_turns(tmp_path: Path) -> None:
+    """Whoever repeats the first record of a handshake keeps nobody else waiting."""
+    tls, book, answered = Tls.read(*write_pair(tmp_path)), Connections(4 * MANY), list[str]()
+    first = first_record()
 
     async def client(source: str) -> None:
         near, far = socket.socketpair()

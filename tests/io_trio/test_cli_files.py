@@ -255,6 +255,17 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "Unknown option: --max-token. Did you mean --max-tokens?",
         "See: sealring run --help",
     ),
+    **{
+        f"an option's beginning: {line}": (lambda _: 0, line, 2, f"Did you mean {meant}?", "")
+        for line, meant in {
+            "run tiny --temp 1 hi": "--temperature",
+            "run tiny hi --max 4": "--max-tokens",
+            "generate --config a --prompt b --top 3": "--top-p",
+            "serve --key x": "--tls-key",
+            "serve --tls-certificat=x": "--tls-certificate",
+            "serve --rank 2": "--ranks",
+        }.items()
+    },
     "a prompt that is no option": (
         lambda _: 0,
         "run tiny --zzzz",
@@ -332,7 +343,22 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         lambda _: 0,
         "roster sign home.toml --key desk.key",
         2,
-        "the coordinator's key is a member's key",
+        "desk.key is the key of its member 'desk'",
+        "If that is the coordinator's, 'desk' needs one of its own: make it there "
+        "(sealring keygen), put the line of its .pub file at 'public_key' of 'desk' in home.toml",
+    ),
+    "a public key signs": (
+        lambda _: 0,
+        "roster sign home.toml --key coordinator.pub",
+        2,
+        "coordinator.pub is a public key, and a private key is needed",
+        "Give its private half, coordinator.key",
+    ),
+    "a roster signs": (
+        lambda _: 0,
+        "roster sign home.toml --key home.roster",
+        2,
+        "holds no P-256 private key",
         "",
     ),
     "no days": (lambda _: 0, SIGN + " --days 0", 2, "--days", ""),
@@ -430,6 +456,27 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         1,
         "the draft model takes",
         "",
+    ),
+    "plan: a roster's draft as the draft model": (
+        lambda _: 0,
+        "plan --model tiny --memory 1G --draft home.toml",
+        2,
+        "cannot find the draft model (--draft): home.toml is a file",
+        "A draft model is a small one with the same vocabulary, which guesses tokens.",
+    ),
+    "a config for a roster's draft": (
+        lambda f: (f / "desk.toml").write_text('key = "desk.key"\nlisten = "h:1"\n'),
+        "roster sign desk.toml --key coordinator.key",
+        2,
+        "desk.toml is no roster draft: it has none of the keys name, cluster",
+        "'sealring roster new' makes the draft of a roster",
+    ),
+    "a roster's draft for a config": (
+        lambda _: 0,
+        "status --config home.toml",
+        2,
+        "home.toml is no config file: it has none of the keys key, roster, coordinator",
+        "'sealring up --help' shows the config of a node",
     ),
     "plan: not a count": (
         lambda _: 0,

@@ -19,6 +19,7 @@ from sealring.local.reference import Gap, one_process
 from sealring_model import tiny
 from sealring_tools.bench import hop, measure, solo
 from sealring_trio.errors import OperationError
+from sealring_trio.files.key_files import create_key
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import expire, flip, make_home
@@ -73,10 +74,28 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
     "tampered roster": (lambda f: flip(f / "home.roster"), 2, "home.roster", ""),
     "expired roster": (expire, 2, "expired on 1970-01-02", "Also check this machine's clock"),
     "not a member": (
-        edit("desk.key", "coordinator.key"),
+        lambda f: create_key(f / "x.key") and edit('"desk.key"', '"x.key"')(f),
         2,
         "is not in the roster",
         "sealring roster add",
+    ),
+    "the coordinator's key": (
+        edit("desk.key", "coordinator.key"),
+        2,
+        "desk.toml: 'key' and 'coordinator' name one key",
+        "The coordinator's belongs to no node",
+    ),
+    "its own key as the coordinator's": (
+        edit("coordinator.pub", "desk.pub"),
+        2,
+        "desk.toml: 'key' and 'coordinator' name one key",
+        "The coordinator's belongs to no node",
+    ),
+    "a public key": (
+        edit("desk.key", "desk.pub"),
+        2,
+        "desk.pub is a public key, and a private key is needed",
+        "Give its private half",
     ),
     "the key of another": (
         edit('listen = "127.0.0.1:1"', 'listen = "127.0.0.1:7471"'),
@@ -92,11 +111,20 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         "give it the key of 'laptop'",
     ),
     "unknown model": (
-        edit('"tiny"', '"models/none"\noffline = true'),
+        edit('"tiny"', '"owner/none"\noffline = true'),
         2,
         "cannot find the model",
         "hub id",
     ),
+    **{
+        f"no folder in models, fetch = '{fetch}'": (
+            edit('"tiny"', f'"models/none"\nfetch = "{fetch}"'),
+            2,
+            "there is no folder models/none; if you mean the hub's",
+            "",
+        )
+        for fetch in ("hub", "members")
+    },
     "no model folder": (edit('"tiny"', '"./none"'), 2, "there is no folder", "'tiny'"),
     "broken model": (break_model, 2, "cannot use the model", "Fetch it again"),
     "layers": (
@@ -122,6 +150,18 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         2,
         "strategy = 'tp' makes one collective of all 2 ranks, and tp = 2 one of this node alone",
         "Use strategy = 'pp': the ranks are its stages",
+    ),
+    "one address for both": (
+        edit('"127.0.0.1:1"', '"127.0.0.1:7470"\napi = "127.0.0.1:7470"'),
+        2,
+        "desk.toml: 'listen' and 'api' are one address, 127.0.0.1:7470",
+        "Other nodes dial 'listen', and clients 'api': give each a port of its own",
+    ),
+    "one address for both among all": (
+        edit('"127.0.0.1:1"', '"0.0.0.0:7470"\napi = "127.0.0.1:7470"'),
+        2,
+        "desk.toml: 'listen' and 'api' are one address, 127.0.0.1:7470",
+        "",
     ),
     "state": (
         edit('model = "tiny"', 'model = "tiny"\nstate = "desk.key/state"'),
@@ -181,6 +221,24 @@ def test_no_node_is_running(home: Path, command: list[str]) -> None:
     assert done.code == 1
     assert "no node is running here" in done.err
     assert "Start it: sealring up CONFIG" in done.err
+
+
+@pytest.mark.parametrize("command", [["generate", "--prompt", "x"], ["status"]])
+def test_a_node_is_starting(home: Path, tmp_path: Path, command: list[str]) -> None:
+    """It waits for a member to give it the model, and listens to nobody yet."""
+    folder = Path(shutil.copytree(home, tmp_path / "h"))
+    edit('"tiny"', '"owner/model"\nfetch = "members"')(folder)
+    config = folder / "desk.toml"
+    up = [sys.executable, "-m", "sealring", "up", config]
+    with subprocess.Popen(up, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        done = sealring(*command, "--config", config)
+        process.kill()
+    assert done.code == 1
+    assert "is starting" in done.err
+    assert "Ask again soon" in done.err
+    assert "no node is running" in sealring(*command, "--config", config).err
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,7 @@ def test_an_answer_that_breaks_off() -> None:
     [
         (["tiny", "hello", "--url", "http://127.0.0.1:1"], 1, "no head answers"),
         (["./none", "hello"], 2, "cannot find the model"),
+        (["models/none", "hello"], 2, "there is no folder models/none; if you mean the hub's"),
         (["tinny", "hello"], 2, "Did you mean 'tiny'? Give a folder"),
         (["tiny", " "], 2, "there is no prompt"),
         (["tiny", "hello", "--raw", "--system", "x"], 2, "--raw takes a prompt"),

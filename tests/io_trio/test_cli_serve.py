@@ -56,6 +56,22 @@ def test_a_status_of_nobody(options: list[str], code: int, what: str, advice: st
     assert advice in done.err
 
 
+def test_a_status_of_a_port_that_is_for_nodes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+
+        def refuse() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+
+        refused = pool.submit(refuse)
+        done = sealring("status", "--url", f"127.0.0.1:{server.getsockname()[1]}")
+        refused.result()
+    assert done.code == 1
+    assert "closed the connection without an answer" in done.err
+    assert "Is that the API's address? A node's own port" in done.err
+
+
 @pytest.mark.slow
 def test_an_interrupt_finishes_what_runs() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me a story."}]}
@@ -239,6 +255,6 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         done = sealring("serve", "--port", str(port))
-    assert done.code == 2
+    assert done.code == 1  # as of 'up'
     assert f"cannot listen at 127.0.0.1:{port}: Address already in use\n" in done.err
     assert "--port" in done.err

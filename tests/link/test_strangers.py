@@ -26,6 +26,13 @@ GREETINGS = {
     "sealed": frame_header(FrameKind.SEALED, 40) + bytes(40),
     "local": frame_header(FrameKind.LOCAL, 40) + bytes(40),
     "empty": frame_header(FrameKind.HANDSHAKE, 0),
+    "an answer": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+}
+NAMED = {
+    "http": "this is HTTP, and only nodes speak here: the API is at the head's 'api' address",
+    "tls": "this is TLS, and only nodes speak here: the API is at the head's 'api' address",
+    "ssh": "frame version 83",
+    "an answer": "an HTTP server answers, and no node",
 }
 
 
@@ -35,6 +42,7 @@ def test_a_port_scanner_gets_not_a_byte(name):
     pair._feed(pair.b, GREETINGS[name])
     pair.ended(pair.b)
     assert isinstance(pair.b.error, RemoteProtocolError)
+    assert NAMED.get(name, "") in str(pair.b.error)
     assert not pair.b.link.data_to_send()
 
 

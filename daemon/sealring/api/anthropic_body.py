@@ -83,7 +83,6 @@ class Thinking(Model):
     """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Count | None = None
 
 
 class OutputFormat(Model):
@@ -98,12 +97,6 @@ class OutputConfig(Model):
 
     effort: str | None = None
     format: OutputFormat | None = None
-
-
-class Metadata(Model):
-    """About the request."""
-
-    user_id: str | None = None
 
 
 class CountRequest(Body):
@@ -130,7 +123,6 @@ class MessagesRequest(CountRequest):
     temperature: Annotated[float, Number(ge=0, le=1)] | None = None
     top_p: Annotated[float, Number(gt=0, le=1)] | None = None
     top_k: Annotated[int, Number(ge=0, le=U32)] | None = None
-    metadata: Metadata | None = None
 
 
 IGNORED_TOOLS: Final = ("web_search_", "web_fetch_", "tool_search_")

@@ -46,9 +46,6 @@ may be closed for another. A client that sends a byte now and then gains nothing
 TELL_SECONDS: Final = 60.0
 """Time between two lines of the log that tell of connections which had to go."""
 
-KNOWN_SHARE: Final = 8
-"""One turn of so many is of a connection that is not new."""
-
 _numbers = itertools.count(1)
 
 
@@ -66,28 +63,26 @@ class _Queue:
         """Let the first go on. False if nobody waits."""
         while self._of:
             source, lot = self._of.popitem(last=False)
-            called = lot.unpark()
-            if lot:
-                self._of[source] = lot
-            if called:
+            if lot.unpark():
+                if lot:
+                    self._of[source] = lot
                 return True
         return False
 
 
 class Turns:
-    """Gives connections the event loop in turns.
+    """Gives connections the event loop in turns: one in each pass, or two once nobody waits.
 
-    In each pass of the event loop one connection has a turn, or two when nobody waits any more.
-    Those that wait are served in the order in which they came, and their sources by turns. Probes
-    have every second turn, so that a supervisor need not wait for all others. A connection is new
-    until it has asked for something. Where new ones wait, only one turn of `KNOWN_SHARE` is of
-    another, so that a new client need not wait for all that keep the server busy, nor they for all
-    new ones. One that is over, and reads on for its client's sake alone, goes last.
+    There are four queues: of probes, of new connections, of known ones, and of those that are over.
+    A connection is new until its first request has come. It is over when it has its last answer,
+    and only reads what its client still sends. Each pass has an order of the queues, and the first
+    one in which somebody waits has the turn. So one turn of two is for probes, one of eight for
+    known connections, and most others are for new ones.
     """
 
     def __init__(self) -> None:
-        self._taken = False  # in this pass, or somebody waits
         self._probes, self._new, self._known, self._over = (_Queue() for _ in range(4))
+        self._taken = False  # in this pass, or somebody waits
         self._giver = trio.lowlevel.ParkingLot()
 
     async def take(self, place: Place, *, probe: bool) -> None:
@@ -104,14 +99,14 @@ class Turns:
 
     async def give(self) -> None:
         """Give turns until cancelled."""
-        for number in itertools.count():
+        usual = self._new, self._known, self._probes, self._over
+        probes = self._probes, self._new, self._known, self._over
+        known = self._known, self._new, self._probes, self._over
+        orders = known, probes, usual, probes, usual, probes, usual, probes
+        for order in itertools.cycle(orders):
             if not self._taken:
                 await self._giver.park()
-            line = [self._new, self._known, self._over]
-            if number % KNOWN_SHARE == 0:
-                line[:2] = self._known, self._new
-            line.insert(0 if number % 2 else 2, self._probes)
-            if any(queue.call() for queue in line):
+            if any(queue.call() for queue in order):
                 await trio.lowlevel.checkpoint()
             else:
                 self._taken = False
@@ -129,13 +124,13 @@ class Place:
         self.since = 0.0  # when it began to wait (trio's clock)
         self.new = True  # no request of it has come
         self.over = False  # none will be answered any more
-        self.waiting = False  # for this server
+        self.waiting = False  # for its turn
         self._book = book
 
-    async def turn(self, *, probe: bool = False, handshake: bool = False) -> None:
+    async def turn(self, *, probe: bool = False) -> None:
         """Wait until it is this connection's turn to do a piece of work. Meanwhile it is not closed
-        for another, except before its *handshake* is over."""
-        self.waiting = not handshake
+        for another."""
+        self.waiting = True
         try:
             await self._book.turns.take(self, probe=probe)
         finally:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
+import pydantic
+
 from sealring.api.values import MAX_PARTS, Model, Name, Several
 
 
@@ -17,10 +19,23 @@ class Function(Model):
     strict: bool | None = None
 
 
-class Tool(Model):
-    """A tool; functions are the only kind."""
+class _OfFunction(Model):
+    """What is of a function, which it has as an object; or flat, as in the Responses API."""
 
     type: Literal["function"]
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _nested(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "name" in given and "function" not in given:
+            function = {name: value for name, value in given.items() if name != "type"}
+            return {"type": given.get("type"), "function": function}
+        return given
+
+
+class Tool(_OfFunction):
+    """A tool; functions are the only kind."""
+
     function: Function
 
 
@@ -30,10 +45,9 @@ class NamedFunction(Model):
     name: Name
 
 
-class NamedTool(Model):
+class NamedTool(_OfFunction):
     """The tool that has to be called."""
 
-    type: Literal["function"]
     function: NamedFunction
 
 

@@ -166,9 +166,9 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
             return invalid(f"{error}.", param, "context_length_exceeded")
         case ContextOverflow():
             message = (
-                f"This model's maximum context length is {error.context} tokens. However, you "
-                f"requested {error.prompt + error.asked} tokens ({error.prompt} in the prompt, "
-                f"{error.asked} in the completion). Please reduce the length of either."
+                f"This model's maximum context length is {error.context} tokens. However, your "
+                f"prompt has {error.prompt} tokens, and the answer needs room too. Please reduce "
+                "its length."
             )
             return invalid(message, param, "context_length_exceeded")
         case QueueFull():

@@ -70,6 +70,7 @@ REFUSED: Final[Mapping[str, Refusal]] = {
     # other names of what there is
     "functions": Refusal(_TOOLS, only="completion"),
     "function_call": Refusal(_TOOLS, ("none", "auto"), only="completion"),
+    "max_output_tokens": Refusal(_RENAMED.format("max_tokens")),
     "max_new_tokens": Refusal(_RENAMED.format("max_tokens")),
     "n_predict": Refusal(_RENAMED.format("max_tokens"), (-1,)),
     "num_predict": Refusal(_RENAMED.format("max_tokens"), (-1,)),
@@ -123,7 +124,6 @@ REFUSED: Final[Mapping[str, Refusal]] = {
     ),
     "mm_processor_kwargs": Refusal("This server takes text alone."),
     "media_io_kwargs": Refusal("This server takes text alone."),
-    "web_search_options": Refusal("This server does not search the web."),
     "data_sources": Refusal("This server searches no documents."),
     "suffix": Refusal("Gaps are filled by /v1/completions alone.", only="chat"),
     "echo": Refusal("/v1/completions echoes its prompt; a chat does not.", (False,), only="chat"),
@@ -155,6 +155,7 @@ IGNORED: Final[Mapping[str, str]] = {
     "store": "Only /v1/responses keeps its answers.",
     "user": "Callers are told apart by their keys.",
     "verbosity": "No model here has such a setting; ask for it in a message.",
+    "web_search_options": "This server does not search the web.",
 }
 """Fields that no answer depends on, which clients send to any server."""
 

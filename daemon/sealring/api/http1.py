@@ -63,9 +63,8 @@ STUCK_SECONDS: Final = 60.0
 """Time after which a client that takes no bytes is given up."""
 
 LINGER_SECONDS: Final = 2.0
-MAX_LINGER: Final = 8 << 20
-"""How long, and for how many bytes, a client that is refused may go on sending: its own kernel
-would throw away the answer if the connection were closed before that."""
+"""How long a client that is refused may go on sending: its own kernel would throw away the answer
+if the connection were closed before that. What it sends is thrown away."""
 
 _BULK: Final = 64 << 10  # bytes read at once where they only have to be kept, or thrown away
 
@@ -237,10 +236,9 @@ class Http1:
         self._end_tls()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        rest = MAX_LINGER
         with trio.move_on_after(LINGER_SECONDS):
-            while rest > 0 and (data := await self._read(_BULK)):
-                rest -= len(data)
+            while await self._read(_BULK):
+                pass
 
     def close(self) -> None:
         """Close the socket."""

@@ -88,11 +88,22 @@ class Grammar(Model):
     definition: str | None = None
 
 
-class ResponseTool(Model):
-    """A tool: a function, a custom tool, a namespace of these, or one that the server would run."""
+class _Named(Model):
+    """What has the name of a tool; or has it in a function, as in chat completions."""
 
     type: Name
     name: Name | None = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        function = given.get("function") if isinstance(given, dict) else None
+        return {**function, **given} if isinstance(function, dict) else given
+
+
+class ResponseTool(_Named):
+    """A tool: a function, a custom tool, a namespace of these, or one that the server would run."""
+
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -100,11 +111,9 @@ class ResponseTool(Model):
     tools: Annotated[list[ResponseTool], Several(max_length=MAX_TOOLS)] | None = None
 
 
-class ToolRef(Model):
+class ToolRef(_Named):
     """A tool by its name."""
 
-    type: Name
-    name: Name | None = None
     namespace: Name | None = None
 
 

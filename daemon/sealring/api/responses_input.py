@@ -60,6 +60,11 @@ PARAMS: Final = {
 }
 """What fields of the inner request are here."""
 
+_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+"""What chat completions call ``max_output_tokens``."""
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _CALLS: Final = ("reasoning", "function_call", "custom_tool_call")
 _SERVED: Final = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")
@@ -90,7 +95,10 @@ def read_responses(body: bytes) -> ResponsesRequest:
     """The request in *body*. Raises `ApiError`."""
     told = parse(body)
     refuse_of_chat(told)
-    asked = whole_body(ResponsesRequest, told, OF_CHAT)
+    for name in _LIMITS:
+        if isinstance(told, dict) and told.get("max_output_tokens") is None and name in told:
+            told["max_output_tokens"] = told.pop(name)
+    asked = whole_body(ResponsesRequest, told, OF_CHAT | {"tool_choice"})  # of either shape
     for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             raise unsupported(name, message)
@@ -113,7 +121,7 @@ def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Co
         raise invalid(f"A conversation has at most {MAX_MESSAGES} items.", "input")
     talk = _Talk(tools, len(kept))
     messages = talk.of(asked.instructions, [*kept, *new])
-    wants = "message.output_text.logprobs" in (asked.include or ()) or asked.top_logprobs
+    wants = _LOGPROBS in (asked.include or ()) or asked.top_logprobs
     fields: dict[str, Any] = {
         **{name: getattr(asked, name) for name in _SAME},
         "messages": messages,
@@ -129,8 +137,19 @@ def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Co
     with named_as(params):
         request = checked(validated(ChatRequest, fields))
     ignored = [f"tools.{kind}" for kind in sorted({*tools.ignored})]
-    request._ignored = (*talk.left_out, *ignored)
+    request._ignored = (*talk.left_out, *ignored, *_repeated_alone(asked))
     return Converted(request, params, tools.names, _echo(asked), list(_named(new)))
+
+
+def _repeated_alone(asked: ResponsesRequest) -> Iterator[str]:
+    """The fields of *asked* that the response repeats, or ought to, and that have no effect."""
+    yield from (f"include.{each}" for each in asked.include or () if each != _LOGPROBS)
+    if asked.text is not None and asked.text.verbosity is not None:
+        yield "text.verbosity"
+    if asked.truncation == "auto":
+        yield "truncation"
+    if asked.user is not None:
+        yield "user"
 
 
 def _check_references(items: Iterable[Item]) -> None:
@@ -251,7 +270,7 @@ class _Tools:
                 "tools", f"This server has no tool '{tool.type}'; offer functions instead."
             )
         elif tool.name is None:
-            raise invalid("A tool needs a name.", "tools", "missing_required_parameter")
+            raise invalid(f"{place}: a tool needs a name.", "tools", "missing_required_parameter")
         elif tool.type == "namespace":
             for at, each in enumerate(tool.tools or ()):
                 self._add(each, tool.name, f"{place}.tools.{at}")

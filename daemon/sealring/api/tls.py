@@ -5,9 +5,10 @@ cancelled while it waits has lost nothing. (`trio.SSLStream` cannot go on after 
 cancelled.)
 
 A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are done
-in threads, few at once and one of each source, and the event loop goes on. Until it is over the
-connection is idle in the book of `connections`, like one that has sent no request: it is the first
-to be closed for another.
+in threads, few at once and one of each source, and the event loop goes on. Of one source, a
+handshake that has begun ends before others begin, and the newest begins next: a client does not
+wait for all that came before it. Until it is over the connection is idle in the book of
+`connections`, like one that has sent no request: the oldest is the first to be closed for another.
 After `HANDSHAKE_SECONDS` it is closed anyway.
 
 The two files are looked at every few seconds. When they have changed, connections that come from
@@ -21,6 +22,8 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -40,8 +43,7 @@ HANDSHAKE_SECONDS: Final = 10.0
 """Seconds for a TLS handshake, from the connection's start on."""
 
 MAX_STEPS: Final = 2
-"""Steps of handshakes that are computed at once, each for another source; others wait for their
-turn."""
+"""Steps of handshakes that are computed at once, each for another source; others wait."""
 
 LOOK_SECONDS: Final = 5.0
 """Time between two looks at the files of the certificate and its key."""
@@ -55,6 +57,38 @@ _MAX_RECORD: Final = 1 << 14
 _DAY_MS: Final = 24 * 3600 * 1000
 
 
+class _Line:
+    """The steps of one source's handshakes, one at a time. Second steps go first, for they end
+    their handshakes; of the others, the one that was asked for last."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._second: dict[trio.lowlevel.Task, None] = {}
+        self._others: dict[trio.lowlevel.Task, None] = {}
+
+    @asynccontextmanager
+    async def step(self, *, second: bool) -> AsyncIterator[None]:
+        """Wait for one's turn, which lasts as long as the block."""
+        if self._held:
+            task, waiting = trio.lowlevel.current_task(), self._second if second else self._others
+            waiting[task] = None
+
+            # One that is closed has to leave at once: else it might be called all the same.
+            def abort(_: object) -> trio.lowlevel.Abort:
+                del waiting[task]
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        self._held = True
+        try:
+            yield
+        finally:
+            if waiting := self._second or self._others:
+                trio.lowlevel.reschedule(waiting.popitem()[0])
+            else:
+                self._held = False
+
+
 @attrs.define
 class Tls:
     """What the API's TLS is done with: the files, and the *pair* that they held."""
@@ -63,7 +97,7 @@ class Tls:
     key: Path
     pair: TlsPair
     _steps: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_STEPS))
-    _lines: WeakValueDictionary[str, trio.Lock] = attrs.field(factory=WeakValueDictionary)
+    _lines: WeakValueDictionary[str, _Line] = attrs.field(factory=WeakValueDictionary)
     _wrong: Stamp | None = None  # of files that were no pair when they were looked at last
     _told_wrong: bool = False
     _told_days: int = WARN_DAYS
@@ -91,7 +125,6 @@ class Tls:
                     done = True
                     return sock
                 if first:
-                    await place.turn(handshake=True)
                     secure = TlsSocket(sock, self.pair.context)
                     done = await self._shake(secure, place)
                     return secure if done else None
@@ -105,28 +138,23 @@ class Tls:
 
     async def _shake(self, secure: TlsSocket, place: Place) -> bool:
         """Whether the handshake came to its end, and the client did not leave. Raises `OSError`."""
-        over = False
-        while not over:
+        line = self._lines.setdefault(place.source, _Line())
+        number = 0
+        while True:
+            number += 1
             try:
-                if not secure.pull():
-                    return False
-            except BlockingIOError:
+                async with line.step(second=number == 2):
+                    here = await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                await _push(secure)
                 await trio.lowlevel.wait_readable(secure)
-                await place.turn(handshake=True)
-                continue
-            try:
-                line = self._lines.setdefault(place.source, trio.Lock())
-                async with line:
-                    await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
-                over = True
-            except ssl.SSLWantReadError:
-                pass
             except OSError:
                 with contextlib.suppress(BlockingIOError):
                     secure.push()  # the alert that says what is wrong
                 raise
-            await _push(secure)
-        return True
+            else:
+                await _push(secure)
+                return here
 
     async def watch(self) -> None:
         """Look after the files until cancelled."""

@@ -51,10 +51,13 @@ class TlsSocket:
         """As a socket's."""
         self._socket.setblocking(flag)
 
-    def do_handshake(self) -> None:
-        """A step of the handshake with what `pull` has taken; `push` what it says. Raises
-        `ssl.SSLWantReadError` when it needs more."""
+    def do_handshake(self) -> bool:
+        """Take a step of the handshake; `push` what it says. False if the client has left. Raises
+        `BlockingIOError` or `ssl.SSLWantReadError` when it needs more from the client."""
+        if not self.pull():
+            return False
         self._tls.do_handshake()
+        return True
 
     def pull(self) -> bool:
         """Take what the kernel has, at most one record's size. False if nothing more will come.

@@ -18,17 +18,36 @@ _LONGEST_PART: Final = 64  # of a place in a body: a client may have put anythin
 _MOST_NAMES: Final = 256  # of an object, among which a near one is looked for
 
 _FORMS: Final[Mapping[str, str]] = {
-    "content": "the content is a text or a list of text parts",
-    "arguments": "the arguments of a call are a JSON text, or an object",
-    "logprobs": "logprobs is true or false, or of how many of the likeliest tokens, at most 20",
-    "prompt": "a prompt is a text, a list of texts, a list of token ids, or a list of such lists",
-    "stop": f"stop is a text or a list of texts: at most {MAX_STOPS} texts of {MAX_STOP:,} "
-    f"characters each, and {MAX_STOP_TEXT:,} characters in all",
-    "output": "the output of a call is a text or a list of text parts",
-    "system": "system is a text or a list of text blocks",
-    "tool_choice": "tool_choice is 'none', 'auto', 'required' or a function of the tools",
+    "content": "a text or a list of text parts",
+    "arguments": "a JSON text, or an object",
+    "logprobs": "true or false, or of how many of the likeliest tokens, at most 20",
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": f"a text or a list of texts: at most {MAX_STOPS} texts of {MAX_STOP:,} characters "
+    f"each, and {MAX_STOP_TEXT:,} characters in all",
+    "output": "a text or a list of text parts",
+    "system": "a text or a list of text blocks",
+    "tool_choice": "'none', 'auto', 'required' or "
+    '{"type": "function", "function": {"name": ...}} of the tools',
 }
 """What fields look like that have several forms, of which validation blames the wrong one."""
+
+_RESPONSES_CHOICE: Final = (
+    "'none', 'auto', 'required' or {\"type\": \"function\", \"name\": ...} of the tools"
+)
+_MESSAGES_CHOICE: Final = "an object whose type is 'auto', 'any', 'tool' (with a name) or 'none'"
+_OWN_FORMS: Final[Mapping[str, Mapping[str, str]]] = {
+    "ResponsesRequest": {"tool_choice": _RESPONSES_CHOICE},
+    "MessagesRequest": {"tool_choice": _MESSAGES_CHOICE},
+    "CountRequest": {"tool_choice": _MESSAGES_CHOICE},
+}
+"""The same, by the class of the body, where it has other forms than chat completions."""
+
+_ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
+    "messages": ("input", "prompt"),
+    "input": ("messages", "prompt"),
+    "prompt": ("messages", "input"),
+}
+"""What a field is called in other APIs."""
 
 _BEYOND: Final = ("greater_than_equal", "less_than_equal")
 _BEYOND_TEXT: Final = (
@@ -60,7 +79,8 @@ def from_validation(error: pydantic.ValidationError, body: Any) -> ApiError:
             return invalid(f"{part}: {_BEYOND_TEXT}.", part)
         if part in _FORMS and place[depth + 1 :] not in _FIELDS:
             param = _name(place[: depth + 1])
-            return invalid(f"{param}: {_FORMS[str(part)]}.", param)
+            forms = {**_FORMS, **_OWN_FORMS.get(error.title, {})}
+            return invalid(f"{param}: it is {forms[str(part)]}.", param)
     said = _REASONS.get(fault["type"])
     reason = fault["msg"] if said is None else said.format(**fault.get("ctx", {}))
     param = _name(place)
@@ -70,9 +90,12 @@ def from_validation(error: pydantic.ValidationError, body: Any) -> ApiError:
 def missing(place: Place, body: Any) -> ApiError:
     """The error for a field that *body* lacks at *place*. It names the one that may be meant."""
     reason = "Field required"
-    if near := _near(place, body):
-        reason += f"; the body has '{near}'"
     param = _name(place)
+    other = next((name for name in _ELSEWHERE.get(param, ()) if name in body), "")
+    if other:
+        reason += f"; it is '{param}' here, and not '{other}'"
+    elif near := _near(place, body):
+        reason += f"; the body has '{near}'"
     return invalid(f"{param}: {reason}", param, "missing_required_parameter")
 
 

@@ -28,8 +28,8 @@ def generate(
     """Ask the ring whose head runs on this machine, and stream the answer.
 
     Talks to the running head over its local control socket, which only you
-    can open. If a rank is missing, it waits until the ring is complete.
-    Ctrl-C withdraws the request from every rank.
+    can open. If a rank is missing, it waits until the ring is complete, and
+    says what it waits for. Ctrl-C withdraws the request from every rank.
 
         sealring generate --config desk.toml --prompt "Why is the sky blue?"
 

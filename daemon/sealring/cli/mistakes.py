@@ -29,10 +29,20 @@ def told(error: cyclopts.CycloptsError) -> UserError:
         case cyclopts.ValidationError(argument=cyclopts.Argument() as argument):
             # A prompt may begin with a hyphen, so what is meant as an option comes as one.
             meant = str(argument.value).partition("=")[0]
-            near = get_close_matches(meant, _options(error), n=1) if meant[:2] == "--" else ()
-            if near:
-                return UserError(f"Unknown option: {meant}. Did you mean {near[0]}?", see)
+            if meant[:2] == "--" and (near := _nearest(meant, error)):
+                return UserError(f"Unknown option: {meant}. Did you mean {near}?", see)
+        case cyclopts.UnknownOptionError(token=token) if token.source == "cli":
+            meant = (token.keyword or token.value).partition("=")[0]
+            if near := _nearest(meant, error):
+                return UserError(f"Unknown option: {meant}. Did you mean {near}?", see)
     return UserError(str(error), see)
+
+
+def _nearest(meant: str, error: cyclopts.CycloptsError) -> str:
+    """The option that *meant* is the beginning of, or else like; empty for none."""
+    options = _options(error)
+    begun = [name for name in options if meant[:2] == "--" and name.startswith(meant)]
+    return next(iter(sorted(begun, key=len) or get_close_matches(meant, options, n=1)), "")
 
 
 def _options(error: cyclopts.CycloptsError) -> Mapping[str, cyclopts.Argument]:

@@ -207,11 +207,15 @@ def sign(
     path = out if out is not None else draft.with_suffix(".roster")
     source = read_draft(draft)
     signer = read_key(key)
-    if signer.public_key.hex() in {member.public_key for member in source.member}:
-        raise UserError(
-            f"{key} cannot sign this roster: the coordinator's key is a member's key",
-            "Make one that belongs to no node: sealring keygen coordinator.key --coordinator",
-        )
+    for member in source.member:
+        if member.public_key == signer.public_key.hex():
+            raise UserError(
+                f"{key} cannot sign this roster: {key} is the key of its member '{member.name}'",
+                "The coordinator's belongs to no node: sign with it. If that is the "
+                f"coordinator's, '{member.name}' needs one of its own: make it there (sealring "
+                f"keygen), put the line of its .pub file at 'public_key' of '{member.name}' in "
+                f"{draft}, and sign again.",
+            )
     if serial is None:
         serial = _serial_after(path, read_roster(path), signer) if is_there(path) else 1
     roster = build_roster(source, serial, *_validity(days))

@@ -62,8 +62,9 @@ def run(
         sealring run tiny
 
     A pipe's text comes before the prompt, with an empty line between. The
-    exit code is 0 after a whole answer, 1 if there is none or it broke off,
-    2 for a mistake and 130 after Ctrl-C.
+    exit code is 0 after an answer, also one that --max-tokens has cut off, as
+    standard error says; 1 if there is none or it broke off, 2 for a mistake
+    and 130 after Ctrl-C.
 
     Next: sealring serve, so that the next answer need not wait for the model.
 

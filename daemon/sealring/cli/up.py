@@ -15,7 +15,8 @@ import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 
-from sealring.files.config import load_config
+from sealring.files.config import Config, load_config
+from sealring.local.control_client import claimed
 
 
 def up(
@@ -48,7 +49,9 @@ def up(
 
     With strategy = "tp" every rank has a share of every layer, and the ranks
     sum up what they have several times a token; that goes through the sealed
-    links unless collectives = "trusted-link". With tp = 2 this node's layers
+    links unless collectives = "trusted-link". With "pp" each has some of the
+    layers. "auto", the default, may begin with "tp", measures, and changes to
+    "pp" where that is quicker or "tp" cannot be had. With tp = 2 this node's layers
     are shared by two processes, each with a GPU of its own.
 
         sealring up desk.toml
@@ -81,8 +84,14 @@ def up(
         level=log.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
     )
     logging.getLogger("sealring.steps").setLevel(logging.INFO if trace else logging.WARNING)
-    # These take half a second to import, which a mistake in the config need not wait for.
     settings = load_config(config, strategy)
+    with claimed(settings.state):
+        _run(settings, lifeline)
+
+
+def _run(settings: Config, lifeline: int | None) -> None:
+    """Run the node of *settings* until it ends. Raises `UserError`."""
+    # These take half a second to import, which a mistake in the config need not wait for.
     import trio  # noqa: PLC0415
 
     from sealring.daemon.service import serve  # noqa: PLC0415

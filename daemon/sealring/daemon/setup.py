@@ -11,7 +11,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.models import NO_TEMPLATE, check_text
 from sealring_trio.node import setup as node_setup
 from sealring_trio.node.setup import NodeSetup
-from sealring_trio.units import format_address, is_loopback
+from sealring_trio.units import format_address, is_loopback, is_unspecified
 from sealring_trio.weights.finding import Pause
 
 from sealring.api.keys import KEY_FILE, read_keys
@@ -34,10 +34,18 @@ def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup[Confi
 
 
 def check_api(config: Config) -> None:
-    """Raise `UserError` when the API would listen beyond loopback without a key, or cannot speak
-    the TLS that *config* asks for."""
+    """Raise `UserError` when the API would listen beyond loopback without a key, at the address
+    that is for other nodes, or cannot speak the TLS that *config* asks for."""
     if config.api is None:
         return
+    if config.listen[1] == config.api[1] and (
+        config.listen[0] == config.api[0] or is_unspecified(config.listen[0])
+    ):
+        raise UserError(
+            f"{config.path}: 'listen' and 'api' are one address, {format_address(*config.api)}",
+            "Other nodes dial 'listen', and clients 'api': give each a port of its own, as 7470 "
+            "and 7480.",
+        )
     if config.tls is not None:
         read_pair(*config.tls)
     if is_loopback(config.api[0]):

@@ -126,9 +126,8 @@ def _read_chain(path: Path) -> list[x509.Certificate]:
 def _read_key(path: Path) -> bytes:
     """The public half of the private key in *path*, as a SubjectPublicKeyInfo."""
     data, status = _read(path, "key")
-    check_secret(path, status, "TLS key")
     try:
-        return serialization.load_pem_private_key(data, None).public_key().public_bytes(*_SPKI)
+        key = serialization.load_pem_private_key(data, None)
     except TypeError:
         raise UserError(
             f"the TLS key {path} is encrypted, and a server has nobody to ask for the password",
@@ -139,3 +138,5 @@ def _read_key(path: Path) -> bytes:
             f"{path} holds no private key in PEM",
             "It should begin with -----BEGIN PRIVATE KEY-----, or EC or RSA PRIVATE KEY.",
         ) from None
+    check_secret(path, status, "TLS key")
+    return key.public_key().public_bytes(*_SPKI)

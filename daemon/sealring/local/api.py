@@ -102,14 +102,14 @@ def local_api(
 
 
 def check_port(port: int, host: str = LOOPBACK) -> int:
-    """*port* if it is free at *host*, or a free one for 0. Raises `UserError`."""
+    """*port* if it is free at *host*, or a free one for 0. Raises `OperationError`."""
     if not port:
         return free_ports(1)[0]
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
     except OSError as error:
-        raise UserError(
+        raise OperationError(
             f"cannot listen at {format_address(host, port)}: "
             f"{str(error.strerror).partition(' (')[0]}",
             "Choose another with --port or --host, or stop what listens there.",

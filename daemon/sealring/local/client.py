@@ -118,6 +118,9 @@ def patience(seconds: float) -> httpx2.Timeout:
 def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
     """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
     says which certificates it takes, if not those that this machine does."""
+    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415 - h11 is slow to import
+
+    bound_h11()  # anybody may be who answers
     # Nothing packed: a few bytes of that may become gigabytes.
     headers = {"accept-encoding": "identity"}
     if key:
@@ -158,6 +161,13 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
         return Unreachable(
             f"no head answers at {url}",
             "Start one: sealring serve. Or give its address: --url URL.",
+        )
+    if isinstance(error, httpx2.RemoteProtocolError) and "sending a response" in str(error):
+        return OperationError(
+            f"{url} closed the connection without an answer",
+            "Is that the API's address? A node's own port ('listen' in its config, mostly 7470) is "
+            f"for nodes; the API's is 'api' in the head's, {DEFAULT_API} if left out. If it is, "
+            "the head has just ended: start it again.",
         )
     if isinstance(error, httpx2.TimeoutException):
         return OperationError(

@@ -7,6 +7,7 @@ and a person waits for it. See `control` for the other end.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.private_files import make_private_folder
 
 MAX_LINE: Final = 4 << 20
 """Bytes of one line. Memory: that much per connection."""
@@ -35,6 +37,7 @@ STATUS_SECONDS: Final = 3.0
 """Seconds that it has to say so. A person waits."""
 
 _PIECE: Final = 64 << 10
+_CLAIM: Final = "running.lock"
 
 _UCRED: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what getpeereid reads
@@ -140,6 +143,10 @@ def _connect(path: Path, seconds: float = ANSWER_SECONDS) -> socket.socket:
         raise _silent(path, "takes no more clients") from None
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
+        if _is_claimed(path.parent):
+            raise OperationError(
+                f"the node at {path} is starting", "Ask again soon. Its log says what it waits for."
+            ) from None
         raise OperationError(
             f"no node is running here: nothing listens at {path}",
             "Start it: sealring up CONFIG",
@@ -155,6 +162,30 @@ def _connect(path: Path, seconds: float = ANSWER_SECONDS) -> socket.socket:
             f"the control socket {path} belongs to another user", "Do not trust what is there."
         )
     return connection
+
+
+@contextlib.contextmanager
+def claimed(state: Path) -> Iterator[None]:
+    """Mark the folder *state* as that of a node that starts or runs, until the block ends: its
+    clients can tell then that there is one, before it listens. Raises `UserError`."""
+    make_private_folder(state)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # another node has it, or the file system has no locks
+            file = stack.enter_context(open(state / _CLAIM, "ab"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _is_claimed(state: Path) -> bool:
+    """Whether a node with the folder *state* starts or runs."""
+    try:
+        with open(state / _CLAIM, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _silent(path: Path, does: str) -> OperationError:

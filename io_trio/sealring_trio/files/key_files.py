@@ -60,14 +60,23 @@ def read_key(path: Path) -> SoftwareSigner:
         raise UserError(
             f"cannot read the private key {path}: {error.strerror}", "It must be your own file."
         ) from None
-    check_secret(path, status, "private key")
+    text = ""
     try:
-        return SoftwareSigner.from_pem(decoded(pem).encode())
+        text = decoded(pem)
+        signer = SoftwareSigner.from_pem(text.encode())
     except (LocalProtocolError, UnicodeDecodeError):
+        if _HEX_KEY.fullmatch(text.strip().lower()):
+            private = path.with_suffix(".key")
+            raise UserError(
+                f"{path} is a public key, and a private key is needed",
+                f"Give its private half, {private if is_there(private) else 'the file beside it'}.",
+            ) from None
         raise UserError(
             f"{path} holds no P-256 private key in PEM without a password",
             f"Make one: sealring keygen {path}",
         ) from None
+    check_secret(path, status, "private key")  # only now: what holds no key is no secret
+    return signer
 
 
 def read_public_key(value: str) -> bytes:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 TINY = "tiny"
 NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stands"
+_USUAL = "models"
+"""The folder that people have models in, as our examples do. Nobody on the hub is called so."""
 _HUB = "models--"  # how the hub's cache names a model's folder
 
 
@@ -54,14 +56,18 @@ def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
         from sealring_trio.fetching.finding import find_hub_model  # noqa: PLC0415 - takes 0.2 s
         from sealring_trio.fetching.hub import Hub  # noqa: PLC0415
 
-        _refuse_absent_folder(model)
+        refuse_absent_folder(model)
         return find_hub_model(model, hub or Hub())
     except (LoadError, FetchFault) as error:
         what, instead, fault = "the model", "", str(error)
         if isinstance(error, FetchFault) and "@" not in model:
             fault = f"there is no folder {model} here, and as a hub id: {fault}"
         if draft:
-            what, instead = f"the draft model ({draft})", f" Or leave out {draft}."
+            what = f"the draft model ({draft})"
+            instead = (
+                " A draft model is a small one with the same vocabulary, which guesses tokens."
+                f" Or leave out {draft}."
+            )
         if isinstance(error, FetchFault) and not error.permanent:
             raise UserError(
                 f"cannot find {what}: {fault}", f"{REACH_IT}, or give a folder.{instead}"
@@ -144,19 +150,21 @@ def is_hub_id(model: str) -> bool:
         return False
 
 
-def _refuse_absent_folder(model: str) -> None:
+def refuse_absent_folder(model: str) -> None:
     """Raise `LoadError` if *model*, which has the form of a hub id, seems to be a folder that is
-    not there: the folder that it would be in is, and no such model of the hub's is known here."""
+    not there: the folder that it would be in is, or its name is what people call that one; and no
+    such model of the hub's is known here."""
     from sealring_trio.fetching.finding import in_hub_cache  # noqa: PLC0415 - as above
 
     parent = Path(model).parent
-    if "@" in model or not parent.is_dir():
+    if "@" in model or not (parent.is_dir() or parent.name == _USUAL):
         return
     name, revision = split_id(model)
     if known_commit(name, revision) is None and in_hub_cache(name, revision) is None:
+        here = f", and {parent} is a folder here" if parent.is_dir() else ""
         raise LoadError(
-            f"there is no folder {model}, and {parent} is a folder here; if you mean the hub's "
-            f"model of that name, say {model}@main"
+            f"there is no folder {model}{here}; if you mean the hub's model of that name, say "
+            f"{model}@main"
         )
 
 

@@ -62,6 +62,13 @@ def read_toml(path: Path, model: type[M], kind: str) -> M:
                 "write them: use straight ones."
             )
         raise UserError(f"{path} is not valid TOML: {error}", advice) from None
+    needed = [name for name, field in model.model_fields.items() if field.is_required()]
+    if values and not values.keys() & set(needed):
+        raise UserError(
+            f"{path} is no {kind}: it has none of the keys {', '.join(needed)}",
+            "'sealring up --help' shows the config of a node, and 'sealring roster new' makes the "
+            "draft of a roster.",
+        )
     try:
         return model.model_validate(values, context=path)
     except pydantic.ValidationError as error:

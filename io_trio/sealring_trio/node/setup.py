@@ -31,7 +31,7 @@ from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.config import SUITES, F, NodeFile
 from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.models import describe_model, find_model, is_hub_id
+from sealring_trio.files.models import describe_model, find_model, is_hub_id, refuse_absent_folder
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.processes.namespace import ALLOW, why_not
 from sealring_trio.units import is_unspecified, parse_address
@@ -90,6 +90,7 @@ def find_for(
         rosters.append(newer)
 
     try:
+        refuse_absent_folder(config.model)
         members = identity.members(lambda: rosters[-1], keep)
         return find_with_members(config.model, members, pause), rosters[-1]
     except LoadError as error:
@@ -134,6 +135,12 @@ def prepare(config: F, pause: Pause | None = time.sleep) -> NodeSetup[F]:
     wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
     signer = read_key(config.key)
     coordinator = read_public_key(config.coordinator)
+    if coordinator == signer.public_key:
+        raise UserError(
+            f"{config.path}: 'key' and 'coordinator' name one key",
+            "The coordinator's belongs to no node: 'coordinator' is the .pub file of the key that "
+            "signs rosters, and 'key' one of this node's own: sealring keygen node.key",
+        )
     store = RosterStore(config.state, coordinator)
     roster = store.newest(config.roster, wall_ms())
     own = node_id(signer.public_key)

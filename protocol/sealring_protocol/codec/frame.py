@@ -21,6 +21,8 @@ from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemotePr
 from sealring_protocol.limits import FRAME_HEADER
 
 VERSION: Final = 1
+_OTHER_VERSION: Final = f"frame version {{}}; this is version {VERSION}"
+_HTTP: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ", b"OPTIONS ", b"PRI ")
 HEADER: Final = layout("FRAME")
 
 
@@ -49,6 +51,17 @@ def frame_header(kind: FrameKind, length: int) -> bytes:
         return HEADER.pack(VERSION, kind, 0, length)
     except struct.error:
         raise LocalProtocolError(f"a body of {length} bytes does not fit a frame") from None
+
+
+def _other_protocol(header: bytes) -> str:
+    """What a person may have connected to a node's port, or given as one, who sends *header*; empty
+    if it is not known."""
+    if header.startswith(b"HTTP/"):
+        return "an HTTP server answers, and no node: the roster needs the address of a 'listen'"
+    if header.startswith((b"\x16\x03", *_HTTP)):
+        name = "HTTP" if header.startswith(_HTTP) else "TLS"
+        return f"this is {name}, and only nodes speak here: the API is at the head's 'api' address"
+    return ""
 
 
 class FrameDecoder:
@@ -194,7 +207,7 @@ class FrameDecoder:
     def _check(self, header: bytes) -> tuple[int, int]:
         version, kind, zero, length = HEADER.unpack(header)
         if version != VERSION:
-            raise RemoteProtocolError(f"frame version {version}; this is version {VERSION}")
+            raise RemoteProtocolError(_other_protocol(header) or _OTHER_VERSION.format(version))
         if zero:
             raise RemoteProtocolError("the reserved field of a frame header is not zero")
         limit = self._limits.get(kind)

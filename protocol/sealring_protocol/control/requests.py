@@ -109,9 +109,12 @@ class ContextOverflow(LocalProtocolError):
     HOLDER: ClassVar = "the model's context"
 
     def __init__(self, prompt: int, asked: int, context: int) -> None:
+        more, cure = (f" and {asked} more are asked for", " or lower max_tokens")
+        if asked <= 1:  # the shortest answer that there is
+            more = cure = ""
         super().__init__(
-            f"the prompt has {prompt} tokens and {asked} more are asked for; {self.HOLDER} "
-            f"holds {context}. Shorten the prompt or lower max_tokens"
+            f"the prompt has {prompt} tokens{more}; {self.HOLDER} holds {context}, the answer's "
+            f"included. Shorten the prompt{cure}"
         )
         self.prompt, self.asked, self.context = prompt, asked, context
 
