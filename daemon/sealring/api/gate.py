@@ -53,9 +53,6 @@ MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
 """Requests with one key that are being answered at once: slow bodies with it leave room for
 everybody else's."""
 
-PROBES: Final = ("/health", "/livez", "/readyz")
-"""What load balancers and supervisors ask."""
-
 PUBLIC: Final = (*PROBES, "/", "/openapi.json")
 PUBLIC_BELOW: Final = "/dashboard/"
 """Paths that need no key, and the folder of the page's files."""

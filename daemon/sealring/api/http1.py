@@ -34,7 +34,6 @@ from sealring_trio.net.h11_patterns import bound_h11
 
 from sealring.api.connections import Place
 from sealring.api.errors import INVALID, ApiError
-from sealring.api.gate import PROBES
 from sealring.api.tls_socket import TlsSocket
 
 MAX_HEADER: Final = 16 << 10
@@ -71,6 +70,9 @@ _BULK: Final = 64 << 10  # bytes read at once where they only have to be kept, o
 _HEADER_END: Final = re.compile(rb"\n\r?\n")  # as h11 finds it
 
 _SHOWN: Final = 200
+
+PROBES: Final = ("/health", "/livez", "/readyz")
+"""What probes ask for. They are answered before others."""
 
 _PROBE: Final = re.compile(rb"(GET|HEAD) (%b) HTTP/" % "|".join(PROBES).encode())
 

@@ -78,7 +78,7 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
         if tokenizer.tools is None:
             messages = told_tools.in_words(messages, tokenizer.calls)
         elif tokenizer.format is not None:
-            messages = turns.fitted(messages, tokenizer.format, told)
+            messages = turns.fit_turns(messages, tokenizer.format, told)
         if tools and in_words:
             write = partial(_told, tokenizer, told_tools.instructions(told, calls))
         else:

@@ -16,7 +16,7 @@ from sealring_model.text.formats import CallFormat
 Plain = dict[str, Any]
 
 
-def fitted(
+def fit_turns(
     messages: Sequence[Plain], format: CallFormat, tools: Sequence[Mapping[str, Any]]
 ) -> list[Plain]:
     """*messages* as a template of *format* takes them, which is given *tools* with them."""
