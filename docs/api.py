@@ -16,31 +16,23 @@ from typing import Any, Final, cast
 import attrs
 import pydantic
 import sealring.api
-from sealring.api import (
-    adapting,
-    anthropic_body,
-    bodies,
-    connection,
-    connections,
-    fields,
-    gate,
-    head,
-    http1,
-    parsing,
-    responses_body,
-    responses_store,
-    schema,
-    tls,
-    token_schema,
-    trace_context,
-    unserved,
-    values,
-)
-from sealring.api.app import build_app
-from sealring.api.head import ApiHead
-from sealring.api.openapi import OPERATIONS
 from sealring.dashboard import events, pages
+from sealring.dialects import anthropic as anthropic_body
+from sealring.dialects import fields, schema
+from sealring.dialects import messages as adapting
+from sealring.dialects import replies as parsing
+from sealring.dialects import responses as responses_body
+from sealring.dialects import schema as token_schema
+from sealring.dialects import schema as values
 from sealring.files import config
+from sealring.http import bodies, connections, gate, head, http1, tls
+from sealring.http import exchange as connection
+from sealring.http import gate as trace_context
+from sealring.http import head as responses_store
+from sealring.http import server as unserved
+from sealring.http.head import ApiHead
+from sealring.http.openapi import OPERATIONS
+from sealring.http.server import build_app
 from sealring.text import workers
 from starlette.routing import Route
 
@@ -67,7 +59,7 @@ def _endpoints() -> str:
             found.add(place)
             key = "no" if gate.is_public(route.path) else "yes"
             rows.append((key, place))
-    _same(found, set(OPERATIONS), "api/openapi.py: endpoints")
+    _same(found, set(OPERATIONS), "http/openapi.py: endpoints")
     rows = [(f"`{place}`", key, OPERATIONS[place].says) for key, place in rows]
     return table(("endpoint", "needs a key, once there are any", "what it gives"), *rows)
 

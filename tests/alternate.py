@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sealring_model.tiny import DEFAULT_PROMPT
 try:
     from sealring_trio.files.models import TINY, find_model
-    from sealring.local.pace import pace
+    from sealring.local.reference import pace
     from sealring.local.ring import local_ring
 except ImportError:  # before the rooms
     from sealring_tools.bench.measure import pace

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-from sealring.api.forms import json_grammar
+from sealring.structured.forms import json_grammar
 from sealring_model import tiny
 from sealring_model.loading.model_folder import describe
 from sealring_model.sampling.matchers import Matchers

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
-from sealring.api.gate import PREFIXES
+from sealring.http.gate import PREFIXES
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports

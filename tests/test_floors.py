@@ -159,6 +159,10 @@ ROOMS = {
         *("errors", "clock", "units", "processes", "net", "fetching", "weights", "files"),
         *("collective", "engine", "node"),
     ),
+    "daemon/sealring": (
+        *("output", "files", "text", "generation", "dialects", "structured", "text_worker"),
+        *("http", "dashboard", "local", "service", "verify", "profiling", "cli", "__main__"),
+    ),
 }
 """The rooms of each package, in order. A room imports what stands before it."""
 
@@ -183,18 +187,16 @@ def test_rooms_have_an_order_and_no_circle(folder):
 
 
 PARSES_JSON = {
-    "api/adapting.py": "runs in a text worker",
-    "api/forms.py": "runs in a text worker",
-    "api/messages.py": "runs in a text worker",
-    "api/texts.py": "runs in a text worker",
-    "text/process.py": "is the text worker",
+    "dialects/messages.py": "runs in a text worker",
+    "structured/forms.py": "runs in a text worker",
+    "text_worker.py": "is the text worker",
     "text/workers.py": "reads what this node's own text workers say, bounded by their MAX_FRAME",
-    "daemon/control.py": "reads a line of the same user, bounded by MAX_LINE",
+    "service/control.py": "reads a line of the same user, bounded by MAX_LINE",
     "local/client.py": "is a command, which reads what a ring answers it",
     "local/control_client.py": "is a command, which reads what its own node says",
     "local/reference.py": "is a child process of a command, and its parent",
-    "local/saved_chat.py": "is a command, which reads a private file of its user",
-    "verify/yardstick.py": "is a command, which reads what its own child says",
+    "local/chat_session.py": "is a command, which reads a private file of its user",
+    "verify/judge.py": "is a command, which reads what its own child says",
     "loading/foreign_json.py": "is where the rest is parsed",
     "draft/frames.py": "is the draft model's process, which reads what its node says",
     "text/argument_types.py": "reads one argument that the ring's own model took longer to write",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final
 
-from sealring.api.parsing import AnswerText
+from sealring.dialects.replies import AnswerText
 from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.formats import CHANNEL, FORMATS, PLAIN, THOUGHTS, CallFormat
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Elements, joined

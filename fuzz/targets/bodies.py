@@ -11,23 +11,23 @@ from functools import cache
 from typing import Any, Final, cast
 
 import attrs
-from sealring.api.errors import ANTHROPIC, ApiError
-from sealring.api.gate import Caller
-from sealring.api.kinds import (
+from sealring.dialects.errors import ANTHROPIC, ApiError
+from sealring.dialects.replies import About
+from sealring.dialects.schema import MAX_CHOICES, MAX_STOPS
+from sealring.generation.generation import Generator
+from sealring.generation.trace import Trace
+from sealring.http.gate import Caller
+from sealring.http.generate import jobs
+from sealring.http.kinds import (
     ChatKind,
     ChoiceContext,
     CompletionKind,
     MessagesKind,
     ResponsesKind,
 )
-from sealring.api.replies import About
-from sealring.api.responses import earlier
-from sealring.api.sampling import jobs
-from sealring.api.texts import JOBS
-from sealring.api.values import MAX_CHOICES, MAX_STOPS
-from sealring.daemon.generation import Generator
-from sealring.daemon.trace import Trace
-from sealring.text.parsed import ParsedRequest
+from sealring.http.responses import earlier
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.encoding import decode_local, encode

@@ -18,7 +18,7 @@ import attrs
 import httpx2
 import pytest
 from openai import OpenAI
-from sealring.api.keys import KEY_FILE, new_key
+from sealring.http.keys import KEY_FILE, new_key
 from sealring.local.ring import (
     LocalNode,
     running_node,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring.api.adapting import CHANGES
-from sealring.api.errors import ApiError
-from sealring.api.fields import ADAPTED_HEADER, headers_of
-from sealring.api.texts import JOBS
-from sealring.text.parsed import ParsedRequest
+from sealring.dialects.errors import ApiError
+from sealring.dialects.fields import ADAPTED_HEADER, headers_of
+from sealring.dialects.messages import CHANGES
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 
 from tests import family_tokenizers as families
 from tests.family_tokenizers import KINDS, tokenizer

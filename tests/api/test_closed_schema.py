@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 import pytest
-from sealring.api.closed_schema import closed
+from sealring.structured.forms import closed
 
 NAMED = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
 SHUT = {**NAMED, "additionalProperties": False}

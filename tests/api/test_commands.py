@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from sealring.api.keys import KEY_FILE, KEY_PREFIX, ApiKeys, new_key, revoke_key
 from sealring.files.config import load_config
+from sealring.http.keys import KEY_FILE, KEY_PREFIX, ApiKeys, new_key, revoke_key
 from sealring.local.ring import write_cluster
 from sealring_model import tiny
 from sealring_trio.errors import UserError

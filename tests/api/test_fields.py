@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring.api import fields, schema
-from sealring.api.errors import ApiError
-from sealring.api.fields import IGNORED, IGNORED_HEADER, REFUSED, TOOLS_HEADER
-from sealring.api.schema import ChatRequest, CompletionRequest, read
-from sealring.api.texts import JOBS
-from sealring.text.parsed import ParsedRequest
+from sealring.dialects import fields, schema
+from sealring.dialects.errors import ApiError
+from sealring.dialects.fields import IGNORED, IGNORED_HEADER, REFUSED, TOOLS_HEADER
+from sealring.dialects.schema import ChatRequest, CompletionRequest, read
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
-from sealring.api.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
-from sealring.api.replies import About
-from sealring.api.texts import JOBS
-from sealring.daemon.generation import Generator, Piece
-from sealring.daemon.trace import Trace
-from sealring.text.parsed import ParsedRequest
+from sealring.dialects.replies import About
+from sealring.generation.generation import Generator, Piece
+from sealring.generation.trace import Trace
+from sealring.http.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.requests import FinishReason, RequestDone

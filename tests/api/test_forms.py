@@ -19,13 +19,13 @@ import jsonschema
 import openai
 import pytest
 from llguidance import LLTokenizer
-from sealring.api.gate import Caller
-from sealring.api.holding import Holding, chat_grammar
-from sealring.api.messages import Conversation, Opening, asked_tools
-from sealring.api.sampling import jobs
-from sealring.api.schema import ChatRequest, read
+from sealring.dialects.messages import Conversation, Opening, asked_tools
+from sealring.dialects.schema import ChatRequest, read
+from sealring.http.gate import Caller
+from sealring.http.generate import jobs
 from sealring.local.ring import running_node, wait_until_up, write_cluster
-from sealring.text.parsed import ParsedRequest
+from sealring.structured.holding import Holding, chat_grammar
+from sealring.text.frames import ParsedRequest
 from sealring_model import tiny
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer, ToolFormat

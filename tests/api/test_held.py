@@ -13,25 +13,22 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 import trio
-from sealring.api import head
-from sealring.api.anthropic_shape import MessageShape
-from sealring.api.chat import ChatShape
-from sealring.api.choices import Delta, Finish
-from sealring.api.completions import TextShape
-from sealring.api.errors import ApiError
-from sealring.api.gate import Caller
-from sealring.api.generate import Call, Generate
-from sealring.api.head import LARGE, MAX_HELD, ApiHead, Holding
-from sealring.api.kinds import CompletionKind
-from sealring.api.parsing import Content
-from sealring.api.replies import About, Envelope, Shape
-from sealring.api.responses_shape import ResponseShape, Wanted
-from sealring.api.schema import ChatOptions, CompletionOptions
-from sealring.api.streaming import EventStream
-from sealring.daemon.generation import Generator
-from sealring.daemon.trace import Trace
-from sealring.text.parsed import ID, ParsedRequest
-from sealring.text.shared_budget import SharedBudget
+from sealring.dialects.anthropic import MessageShape
+from sealring.dialects.chat import ChatShape, TextShape
+from sealring.dialects.errors import ApiError
+from sealring.dialects.replies import About, Content, Delta, Envelope, Finish, Shape
+from sealring.dialects.responses_reply import ResponseShape, Wanted
+from sealring.dialects.schema import ChatOptions, CompletionOptions
+from sealring.generation.generation import Generator
+from sealring.generation.trace import Trace
+from sealring.http import head
+from sealring.http.gate import Caller
+from sealring.http.generate import Call, Generate
+from sealring.http.head import LARGE, MAX_HELD, ApiHead, Holding
+from sealring.http.kinds import CompletionKind
+from sealring.http.streaming import EventStream
+from sealring.text.frames import ID, ParsedRequest
+from sealring.text.workers import SharedBudget
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.control.requests import TokenOut

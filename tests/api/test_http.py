@@ -13,8 +13,8 @@ import httpx2
 import openai
 import pytest
 from openai import OpenAI
-from sealring.api.bodies import MAX_BODY
-from sealring.api.http1 import MAX_HEADER
+from sealring.http.bodies import MAX_BODY
+from sealring.http.http1 import MAX_HEADER
 
 from tests.api.conftest import Served
 from tests.io_trio.helpers import sealring

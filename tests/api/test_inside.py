@@ -13,14 +13,14 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.api import bodies, gate
-from sealring.api.bodies import BODY_SECONDS, Bodies
-from sealring.api.errors import ApiError
-from sealring.api.keys import KEY_FILE, ApiKeys, new_key
-from sealring.api.replies import TextLogprobs
-from sealring.api.schema import ChatRequest, CompletionRequest, read
-from sealring.api.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
-from sealring.daemon.trace import StepParts, Trace
+from sealring.dialects.errors import ApiError
+from sealring.dialects.replies import TextLogprobs
+from sealring.dialects.schema import ChatRequest, CompletionRequest, read
+from sealring.generation.trace import StepParts, Trace
+from sealring.http import bodies, gate
+from sealring.http.bodies import BODY_SECONDS, Bodies
+from sealring.http.keys import KEY_FILE, ApiKeys, new_key
+from sealring.http.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sealring.api.keys import KEY_FILE
+from sealring.http.keys import KEY_FILE
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports

@@ -7,9 +7,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring.api.anthropic_body import MessagesRequest
-from sealring.api.anthropic_input import convert
-from sealring.api.fields import IGNORED_HEADER
+from sealring.dialects.anthropic import MessagesRequest, convert
+from sealring.dialects.fields import IGNORED_HEADER
 
 from tests.api.conftest import PATIENCE, Served
 from tests.api.test_shapes import events

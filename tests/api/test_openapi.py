@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import jsonschema
 import pytest
-from sealring.api import unserved
-from sealring.api.openapi import OPERATIONS, document
+from sealring.http import server as unserved
+from sealring.http.openapi import OPERATIONS, document
 
 from tests.api.conftest import Served
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring.api.texts import JOBS
-from sealring.text.parsed import ParsedRequest
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 from sealring_model.text.tokens import Tokenizer
 
 from tests.family_tokenizers import KINDS, config, count, saved, tokenizer

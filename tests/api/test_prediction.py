@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sealring.api.errors import ApiError
-from sealring.api.texts import chat
-from sealring.text.parsed import ParsedRequest
+from sealring.dialects.errors import ApiError
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import chat
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring.api.texts import JOBS
 from sealring.local.ring import running_node, wait_until_up, write_cluster
-from sealring.text.parsed import ParsedRequest
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_trio.collective.loopback import free_ports

@@ -10,15 +10,13 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from sealring.api import responses_store
-from sealring.api.choices import Delta, Finish
-from sealring.api.replies import About, json_bytes
-from sealring.api.responses_body import ResponsesRequest
-from sealring.api.responses_input import convert
-from sealring.api.responses_shape import ResponseShape, Wanted
-from sealring.api.responses_store import Kept, ResponseStore
-from sealring.api.texts import JOBS
-from sealring.daemon.trace import Trace
+from sealring.dialects.replies import About, Delta, Finish, json_bytes
+from sealring.dialects.responses import ResponsesRequest, convert
+from sealring.dialects.responses_reply import ResponseShape, Wanted
+from sealring.generation.trace import Trace
+from sealring.http import head as responses_store
+from sealring.http.head import Kept, ResponseStore
+from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.readers import CallEnd, CallPart, CallStart
 from sealring_model.text.tokens import Tokenizer

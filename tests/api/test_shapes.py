@@ -12,14 +12,15 @@ import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.api import anthropic_input, responses_input
-from sealring.api.anthropic_body import MessagesRequest
-from sealring.api.errors import ApiError
-from sealring.api.fields import ADAPTED_HEADER, OF_CHAT
-from sealring.api.replies import json_bytes
-from sealring.api.responses_body import ResponsesRequest
-from sealring.api.schema import ChatRequest, parse, validated
-from sealring.daemon.trace import Trace, Tracer
+from sealring.dialects import anthropic as anthropic_input
+from sealring.dialects import responses as responses_input
+from sealring.dialects.anthropic import MessagesRequest
+from sealring.dialects.errors import ApiError
+from sealring.dialects.fields import ADAPTED_HEADER, OF_CHAT
+from sealring.dialects.replies import json_bytes
+from sealring.dialects.responses import ResponsesRequest
+from sealring.dialects.schema import ChatRequest, parse, validated
+from sealring.generation.trace import Trace, Tracer
 
 from tests.api.conftest import Served
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.api.parsing import MAX_CALL, AnswerText, CallText, Part
-from sealring.api.values import MAX_STOP
+from sealring.dialects.replies import MAX_CALL, AnswerText, CallText, Part
+from sealring.dialects.schema import MAX_STOP
 from sealring.text.stop_strings import StopText
 from sealring_model.text.readers import Content, Reasoning
 from sealring_model.text.tokens import ToolCall, ToolFormat

@@ -11,9 +11,9 @@ from typing import Any
 import attrs
 import h11
 import trio
-from sealring.api.connections import Connections
-from sealring.api.server import serve_connections
-from sealring.api.tls import Tls
+from sealring.http.connections import Connections
+from sealring.http.server import serve_connections
+from sealring.http.tls import Tls
 
 LINUX = sys.platform == "linux"  # where all of 127/8 is loopback
 HOST = f"127.{random.randrange(1, 255)}.0.{random.randrange(1, 255)}" if LINUX else "127.0.0.1"

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import trio
-from sealring.daemon import control
-from sealring.daemon.control import Reply, serve_control
-from sealring.daemon.requests import read_request
 from sealring.local.control_client import ask
+from sealring.service import control
+from sealring.service.control import Reply, serve_control
+from sealring.service.requests import read_request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 

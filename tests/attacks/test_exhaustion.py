@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import trio
-from sealring.daemon.control import serve_control
-from sealring.daemon.generation import Generator
-from sealring.daemon.status import describe_node
+from sealring.generation.generation import Generator
+from sealring.generation.status import describe_node
+from sealring.service.control import serve_control
 from sealring_model import tiny
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import TrafficSecrets

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sealring.api.keys import KEY_FILE, new_key, read_keys
+from sealring.http.keys import KEY_FILE, new_key, read_keys
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite

@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import attrs
 import pytest
 import trio
-from sealring.api.head import ApiHead
-from sealring.daemon.generation import Generator
+from sealring.generation.generation import Generator
+from sealring.http.head import ApiHead
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Epoch, Message, StepDone, Tunnel, TunnelEvent

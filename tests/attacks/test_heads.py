@@ -20,7 +20,7 @@ import pytest
 from sealring.cli import run
 from sealring.local import client
 from sealring.local.chat_session import ChatSession
-from sealring.local.head_client import HeadClient
+from sealring.local.client import HeadClient
 from sealring_trio.errors import OperationError
 
 from tests.attacks.test_local import answering

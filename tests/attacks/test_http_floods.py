@@ -17,8 +17,8 @@ import httpx2
 import psutil
 import pytest
 import trio
-from sealring.api import server
-from sealring.api.connections import STALL_SECONDS, Connections, source_of
+from sealring.http import server
+from sealring.http.connections import STALL_SECONDS, Connections, source_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.doorway import HOST, door, get, hello, one, read, reply, rest

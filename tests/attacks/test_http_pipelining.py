@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import trio
-from sealring.api.http1 import MAX_HEADER
+from sealring.http.http1 import MAX_HEADER
 from trio.testing import wait_all_tasks_blocked
 
 from tests.attacks.doorway import CHUNKED, door, get, hello, one, read, reply, rest

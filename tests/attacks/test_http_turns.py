@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import trio
 from cryptography.hazmat.primitives.asymmetric import rsa
-from sealring.api.connections import Connections
-from sealring.api.gate import PROBES
-from sealring.api.http1 import LINGER_SECONDS, MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
-from sealring.api.tls import Tls
 from sealring.dashboard import pages
+from sealring.http.connections import Connections
+from sealring.http.gate import PROBES
+from sealring.http.http1 import LINGER_SECONDS, MAX_CHUNKS, MAX_FIELDS, MAX_FRAMING, MAX_READ
+from sealring.http.tls import Tls
 from starlette.applications import Starlette
 from trio.testing import MockClock, wait_all_tasks_blocked
 

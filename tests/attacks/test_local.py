@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring.api.keys import read_keys
 from sealring.cli import run
 from sealring.files.config import load_config
+from sealring.http.keys import read_keys
 from sealring.local.chat_session import ChatSession
-from sealring.local.head_client import HeadClient
+from sealring.local.client import HeadClient
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import read_key, read_public_key

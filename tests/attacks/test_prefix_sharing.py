@@ -7,9 +7,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from sealring.api import gate
-from sealring.api.keys import KEY_FILE, ApiKeys, new_key, revoke_key
-from sealring.daemon import requests
+from sealring.http import gate
+from sealring.http.keys import KEY_FILE, ApiKeys, new_key, revoke_key
+from sealring.service import requests
 from sealring_protocol.control.requests import Request
 
 SHARING = ["connection", "off", "everyone"]

@@ -21,10 +21,10 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import trio
-from sealring.api.kinds import CallReader, ChoiceContext
-from sealring.api.parsing import MAX_CALL
-from sealring.daemon.generation import Generator
-from sealring.daemon.trace import Trace
+from sealring.dialects.replies import MAX_CALL
+from sealring.generation.generation import Generator
+from sealring.generation.trace import Trace
+from sealring.http.kinds import CallReader, ChoiceContext
 from sealring.text import workers as text_workers
 from sealring.text.frames import (
     CALL,

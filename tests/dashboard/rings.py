@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sealring.api.keys import KEY_FILE, new_key
+from sealring.http.keys import KEY_FILE, new_key
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports

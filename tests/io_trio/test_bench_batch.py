@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from sealring.local.pace import joint_pace
+from sealring.local.reference import joint_pace
 from sealring_model import tiny
 from sealring_tools.bench import random_model, speculate
 from sealring_tools.bench.batch import FLOORS, ONE_ROW

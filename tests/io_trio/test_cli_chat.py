@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sealring.local import answering, client, head_client
-from sealring.local.chat_session import ChatSession
-from sealring.local.head_client import HeadClient
-from sealring.local.saved_chat import load
+from sealring.local import answering, client
+from sealring.local import client as head_client
+from sealring.local.chat_session import ChatSession, load
+from sealring.local.client import HeadClient
 from sealring_trio.errors import OperationError, UserError
 
 from tests.io_trio.helpers import sealring

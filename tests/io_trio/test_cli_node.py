@@ -14,8 +14,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from sealring.cli import COMMANDS
-from sealring.local.pace import pace
-from sealring.local.reference import Gap, one_process
+from sealring.local.reference import Gap, one_process, pace
 from sealring_model import tiny
 from sealring_tools.bench import hop, measure, solo
 from sealring_trio.errors import OperationError

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import trio
-from sealring.daemon import control
-from sealring.daemon.control import Reply, serve_control
 from sealring.local import control_client
 from sealring.local.control_client import ask
+from sealring.service import control
+from sealring.service.control import Reply, serve_control
 from sealring_trio.errors import OperationError, UserError
 
 

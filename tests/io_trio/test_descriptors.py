@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from sealring.api.connections import MAX_CONNECTIONS
+from sealring.http.connections import MAX_CONNECTIONS
 from sealring_trio.net.descriptors import RESERVED, WANTED, for_clients
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from sealring.cli import markdown
 from sealring.cli.markdown import ShownMarkdown
-from sealring.cli.output import visible
+from sealring.output import visible
 
 WIDTH, HEIGHT = 40, 8
 

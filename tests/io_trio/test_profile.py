@@ -14,12 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring.local.control_client import ask
-from sealring.profiling.balance import balance_of
-from sealring.profiling.gather import gather
-from sealring.profiling.parts import RankParts, parts_of
-from sealring.profiling.recording import Recording
-from sealring.profiling.slow_links import slow_links_of
-from sealring.profiling.trace_file import events
+from sealring.profiling.recording import Recording, events, gather
+from sealring.profiling.shown import RankParts, balance_of, parts_of, slow_links_of
 from sealring_trio.errors import OperationError
 
 from tests.io_trio.conftest import Ring

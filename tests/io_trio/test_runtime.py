@@ -12,9 +12,9 @@ import pytest
 import sealring_model
 import trio
 import trio.testing
-from sealring.daemon.generation import Generator, Job
-from sealring.daemon.requests import Requests
-from sealring.daemon.trace import Trace
+from sealring.generation.generation import Generator, Job
+from sealring.generation.trace import Trace
+from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.effects import ToEngine

@@ -1,7 +1,7 @@
 """What the log says of a step."""
 
 import pytest
-from sealring.daemon.trace import describe_step
+from sealring.generation.trace import describe_step
 from sealring_protocol.codec.messages import NO_WORK, Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
 

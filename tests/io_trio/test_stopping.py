@@ -10,10 +10,10 @@ from unittest.mock import MagicMock
 import pytest
 import trio
 import trio.testing
-from sealring.daemon import generation
-from sealring.daemon.generation import Generator
-from sealring.daemon.requests import Requests
-from sealring.daemon.trace import Trace
+from sealring.generation import generation
+from sealring.generation.generation import Generator
+from sealring.generation.trace import Trace
+from sealring.service.requests import Requests
 from sealring_model import tiny
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring.daemon.activations import told_seals
-from sealring.daemon.status import collective_link
+from sealring.generation.status import collective_link, told_seals
 from sealring.local.api import LocalApi, local_api
 from sealring.local.reference import one_process
 from sealring.local.ring import LocalNode

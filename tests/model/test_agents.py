@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 from model_rings import Ring
-from sealring.api.texts import JOBS
-from sealring.text.parsed import ParsedRequest
+from sealring.text.frames import ParsedRequest
+from sealring.text_worker import JOBS
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import Prefill
 from sealring_protocol.control.requests import Request, SchedulerConfig

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sealring.verify.answers import run_rows
-from sealring.verify.rows import PlannedRow
+from sealring.verify.answers import PlannedRow, run_rows
 
 
 def numbers(n: int, rank: int, given: bool) -> dict[str, Any]:

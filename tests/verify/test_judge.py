@@ -7,10 +7,17 @@ import math
 import attrs
 import pytest
 from sealring.verify.answers import Claim, Drawn, RingAnswers, RingRow
-from sealring.verify.judge import Difference, Verdict, deviation, judge
+from sealring.verify.judge import (
+    Difference,
+    Expected,
+    Score,
+    Tolerance,
+    Verdict,
+    deviation,
+    judge,
+    tolerance_of,
+)
 from sealring.verify.report import difference_text
-from sealring.verify.tolerance import Tolerance, tolerance_of
-from sealring.verify.yardstick import Expected, Score
 from sealring_protocol.codec.tensor import DType
 
 PROMPT, COUNT = tuple(range(10)), 6

@@ -24,7 +24,7 @@ from cyclopts.config import Env
 from sealring_trio.errors import OperationError, UserError
 
 from sealring.cli.help_pages import HelpPages
-from sealring.cli.output import JsonOutput, print_json, tell_error
+from sealring.output import JsonOutput, print_json, tell_error
 
 ENVIRONMENT: Final = "SEALRING_"
 """How the environment variables begin that stand for options: its command and its name follow, as

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from sealring_trio.errors import UserError
 
 if TYPE_CHECKING:
-    from sealring.local.head_client import HeadClient
+    from sealring.local.client import HeadClient
 
 
 @Parameter(name="*")
@@ -39,7 +39,7 @@ class Access:
         """A client of the head at *url*. Raises `UserError`."""
         # It takes a tenth of a second to import, which a mistake need not wait for.
         from sealring.local import client  # noqa: PLC0415
-        from sealring.local.head_client import HeadClient  # noqa: PLC0415
+        from sealring.local.client import HeadClient  # noqa: PLC0415
 
         trust = None if self.certificate is None else client.trusting(self.certificate)
         return HeadClient(url, client.api_key(self.api_key, self.api_key_file), trust)
@@ -49,7 +49,7 @@ def head_at(url: str | None) -> str:
     """The address of the head at *url*; if that is left out the usual one, unless another user of
     this machine listens there. Raises `UserError`."""
     from sealring.local import client  # noqa: PLC0415 - as above
-    from sealring.local.listener import stranger  # noqa: PLC0415 - as above
+    from sealring.local.client import stranger  # noqa: PLC0415 - as above
 
     base = client.base_url(url or client.DEFAULT_URL)
     if url is None and (why := stranger(base)):

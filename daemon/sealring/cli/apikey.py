@@ -8,9 +8,9 @@ from pathlib import Path
 
 import cyclopts
 
-from sealring.api.keys import KEY_FILE, new_key, read_keys, revoke_key
-from sealring.cli.output import print_json, print_table
 from sealring.files.config import load_config
+from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
+from sealring.output import print_json, print_table
 
 app = cyclopts.App(
     name="apikey",

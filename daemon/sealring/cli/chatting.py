@@ -15,10 +15,10 @@ import attrs
 from sealring_trio.errors import OperationError, UserError
 
 from sealring.cli.blocks import QUOTES, joined, unquoted
-from sealring.cli.output import tell_error, visible
 from sealring.cli.speaking import speaker
 from sealring.local.answering import machines
 from sealring.local.chat_session import ChatSession
+from sealring.output import tell_error, visible
 
 KEYS: Final = f"""\
 Alt-Enter goes on with another line; {QUOTES} does so until the next {QUOTES}. Ctrl-R
@@ -112,7 +112,7 @@ class Chat:
 
     def set(self, text: str) -> None:
         """Change a setting, or show them."""
-        from sealring.local.saved_chat import (  # noqa: PLC0415 - it takes 0.2 s to import
+        from sealring.local.chat_session import (  # noqa: PLC0415 - it takes 0.2 s to import
             SETTINGS,
             checked,
             told_settings,
@@ -142,7 +142,7 @@ class Chat:
         self._save(text, replace=True)
 
     def _save(self, text: str, *, replace: bool) -> None:
-        from sealring.local import saved_chat  # noqa: PLC0415 - as above
+        from sealring.local import chat_session as saved_chat  # noqa: PLC0415 - as above
 
         path = _path(text)
         saved_chat.save(self.talk, path, replace=replace or path in self._own)
@@ -151,7 +151,7 @@ class Chat:
 
     def load(self, text: str) -> None:
         """Go on from a file."""
-        from sealring.local import saved_chat  # noqa: PLC0415 - as above
+        from sealring.local import chat_session as saved_chat  # noqa: PLC0415 - as above
 
         path = _path(text)
         model = saved_chat.load(self.talk, path)

@@ -21,7 +21,10 @@ from sealring_trio.units import format_size
 
 from sealring.cli.guessing import guess_options
 from sealring.cli.options import Positive
-from sealring.cli.output import (
+from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process, pace
+from sealring.local.ring import LocalNode, Setting, local_ring
+from sealring.local.sealing import seal_microseconds
+from sealring.output import (
     print_facts,
     print_json,
     print_table,
@@ -30,10 +33,6 @@ from sealring.cli.output import (
     told_guesses,
     visible,
 )
-from sealring.local.pace import pace
-from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process
-from sealring.local.ring import LocalNode, Setting, local_ring
-from sealring.local.sealing import seal_microseconds
 
 DRAFT_SECONDS: Final = 300.0
 """Seconds that a draft model may take to load."""

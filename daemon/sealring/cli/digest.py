@@ -6,7 +6,7 @@ from sealring_model.loading.weights import MANIFEST, write_manifest
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import describe_model, find_whole_model
 
-from sealring.cli.output import print_facts, print_json
+from sealring.output import print_facts, print_json
 
 
 def digest(model: str, *, json: bool = False) -> None:

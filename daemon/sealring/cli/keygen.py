@@ -7,7 +7,7 @@ from pathlib import Path
 from sealring_protocol.security.identity import node_id
 from sealring_trio.files.key_files import create_key, public_path
 
-from sealring.cli.output import print_facts, print_json
+from sealring.output import print_facts, print_json
 
 
 def keygen(path: Path, *, coordinator: bool = False, json: bool = False) -> None:

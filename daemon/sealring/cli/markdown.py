@@ -29,7 +29,7 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
 
-from sealring.cli.output import visible
+from sealring.output import visible
 
 DRAW_SECONDS: Final = 0.05
 """Least time between two drawings of the block that is coming."""

@@ -9,9 +9,9 @@ from typing import Annotated
 import cyclopts
 from sealring_trio.files.models import describe_model, find_for_command, structure
 
-from sealring.cli.output import print_json, teller, visible
 from sealring.files.config import load_config
 from sealring.local.control_client import ask
+from sealring.output import print_json, teller, visible
 
 app = cyclopts.App(
     name="model",

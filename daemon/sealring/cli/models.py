@@ -5,7 +5,7 @@ from __future__ import annotations
 from sealring_trio.units import format_size
 
 from sealring.cli.inventory import FoundModel, found_models
-from sealring.cli.output import print_json, print_table, visible
+from sealring.output import print_json, print_table, visible
 
 
 def models(*, json: bool = False) -> None:

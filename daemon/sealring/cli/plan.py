@@ -27,7 +27,7 @@ from sealring_trio.files.models import (
 )
 from sealring_trio.units import format_size, parse_size
 
-from sealring.cli.output import print_facts, print_json, print_table
+from sealring.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure

@@ -14,12 +14,11 @@ import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
-from sealring.cli.output import print_json, teller
 from sealring.files.config import load_config
 from sealring.local.control_client import ask
 from sealring.local.ring import local_ring
-from sealring.profiling.gather import gather
-from sealring.profiling.recording import Recording
+from sealring.output import print_json, teller
+from sealring.profiling.recording import Recording, gather
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Seconds = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0))]
@@ -81,8 +80,8 @@ def profile(
     json
         Print one JSON object.
     """
+    from sealring.profiling.recording import write_trace  # noqa: PLC0415
     from sealring.profiling.shown import describe, show  # noqa: PLC0415 - the table's imports
-    from sealring.profiling.trace_file import write_trace  # noqa: PLC0415
 
     took = 0.0
 

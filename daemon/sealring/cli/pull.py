@@ -11,7 +11,7 @@ from sealring_trio.fetching.hub import REACH_IT, FetchFault, Hub
 from sealring_trio.files.models import describe_model
 from sealring_trio.units import format_size
 
-from sealring.cli.output import print_facts, print_json
+from sealring.output import print_facts, print_json
 
 
 def pull(model: str, *, layers: str = "", json: bool = False) -> None:

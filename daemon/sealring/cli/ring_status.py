@@ -8,7 +8,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.units import format_size
 
 from sealring.cli.access import Access, head_at
-from sealring.cli.output import (
+from sealring.output import (
     print_facts,
     print_json,
     print_table,

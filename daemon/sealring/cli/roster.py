@@ -27,10 +27,10 @@ from sealring_trio.files.rosters import (
     write_draft,
 )
 
-from sealring.cli.output import print_json, progress
 from sealring.cli.roster_output import print_roster, roster_facts
 from sealring.files.config import load_config
 from sealring.local.control_client import ANSWER_SECONDS, ask
+from sealring.output import print_json, progress
 
 HELP = """\
 Say who belongs to the cluster, and sign it.

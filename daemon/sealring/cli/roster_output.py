@@ -8,7 +8,7 @@ from typing import Any
 from sealring_protocol.security.roster import Roster, SignedRoster
 from sealring_trio.files.rosters import format_time
 
-from sealring.cli.output import print_facts, print_json, print_table
+from sealring.output import print_facts, print_json, print_table
 
 
 def print_roster(path: Path, signed: SignedRoster, *, json: bool, signature: str) -> None:

@@ -14,14 +14,14 @@ from sealring_trio.errors import OperationError, UserError
 
 from sealring.cli.access import NO_KEY, Access
 from sealring.cli.options import Positive, Seed, Temperature, TopP
-from sealring.cli.output import print_json, progress, tell_note
 from sealring.cli.prompts import Prompt, is_piped, read_prompt
 from sealring.cli.speaking import Silent, speaker
+from sealring.output import print_json, progress, tell_note
 
 if TYPE_CHECKING:
     from sealring.local.answering import Answer
     from sealring.local.api import LocalApi
-    from sealring.local.head_client import HeadClient
+    from sealring.local.client import HeadClient
 
 RAW_TOKENS: Final = 256
 """Tokens of a continuation that is given no limit, as in 'generate'."""
@@ -162,7 +162,7 @@ def _head(
     from sealring.cli.guessing import guess_options  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
     from sealring.local.api import local_api  # noqa: PLC0415
-    from sealring.local.head_client import HeadClient  # noqa: PLC0415
+    from sealring.local.client import HeadClient  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     with contextlib.ExitStack() as stack:
@@ -210,7 +210,7 @@ def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
     """What the head at *base* tells of its model. Unless it is *sure* to be the one to ask, nothing
     where none can be asked."""
     from sealring.local import client  # noqa: PLC0415 - as above
-    from sealring.local.listener import stranger  # noqa: PLC0415
+    from sealring.local.client import stranger  # noqa: PLC0415
 
     if not sure and (why := stranger(base)):
         tell_note(why)

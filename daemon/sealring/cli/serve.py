@@ -22,9 +22,9 @@ from sealring_trio.units import is_loopback
 
 from sealring.cli.guessing import guess_options
 from sealring.cli.options import Port, Positive
-from sealring.cli.output import print_facts, print_json, progress, visible
 from sealring.files.origins import check_host, check_origin
 from sealring.files.tls_files import read_pair
+from sealring.output import print_facts, print_json, progress, visible
 
 if TYPE_CHECKING:
     from sealring.local.api import LocalApi

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sealring.cli.output import teller, visible
+from sealring.output import teller, visible
 
 if TYPE_CHECKING:
     from sealring.cli.markdown import ShownMarkdown

@@ -10,7 +10,10 @@ from sealring_trio.errors import UserError
 from sealring_trio.units import format_size
 
 from sealring.cli.access import NO_KEY, Access
-from sealring.cli.output import (
+from sealring.cli.ring_status import print_obstacle, show_ring
+from sealring.files.config import load_config
+from sealring.local.control_client import ANSWER_SECONDS, ask
+from sealring.output import (
     print_facts,
     print_json,
     print_table,
@@ -18,9 +21,6 @@ from sealring.cli.output import (
     told_draft,
     told_guesses,
 )
-from sealring.cli.ring_status import print_obstacle, show_ring
-from sealring.files.config import load_config
-from sealring.local.control_client import ANSWER_SECONDS, ask
 
 
 def status(

@@ -94,8 +94,8 @@ def _run(settings: Config, lifeline: int | None) -> None:
     # These take half a second to import, which a mistake in the config need not wait for.
     import trio  # noqa: PLC0415
 
-    from sealring.daemon.service import serve  # noqa: PLC0415
-    from sealring.daemon.setup import prepare  # noqa: PLC0415
+    from sealring.service.service import serve  # noqa: PLC0415
+    from sealring.service.setup import prepare  # noqa: PLC0415
 
     prepared = prepare(settings, partial(_pause, lifeline))
     try:

@@ -13,7 +13,7 @@ from sealring_protocol.conformance.kinds import KINDS
 from sealring_protocol.conformance.result import NoVectors, chosen, find_folder, load
 from sealring_trio.errors import FOUND_WRONG, UserError
 
-from sealring.cli.output import print_json, print_table
+from sealring.output import print_json, print_table
 
 app = cyclopts.App(
     name="vectors",

@@ -16,12 +16,12 @@ import attrs
 import trio
 from starlette.types import Receive, Scope, Send
 
-from sealring.api import cluster
-from sealring.api.errors import unavailable
-from sealring.api.gate import Caller
-from sealring.api.head import ApiHead
-from sealring.api.replies import event
-from sealring.api.streaming import ClientGone, EventStream, attended
+from sealring.dialects.errors import unavailable
+from sealring.dialects.replies import event
+from sealring.http import cluster
+from sealring.http.gate import Caller
+from sealring.http.head import ApiHead
+from sealring.http.streaming import ClientGone, EventStream, attended
 
 PERIOD: Final = 1.0
 """Seconds between two events."""

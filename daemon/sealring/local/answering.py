@@ -16,7 +16,7 @@ import httpx2
 from sealring_protocol.limits import MAX_TOKENS
 
 from sealring.local import client
-from sealring.local.head_client import HeadClient
+from sealring.local.client import HeadClient
 
 CHAT: Final = "/v1/chat/completions"
 COMPLETION: Final = "/v1/completions"

@@ -6,12 +6,18 @@ it. A question that got no answer at all does not stay; it can be asked again (`
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, Final
 
 import attrs
+from pydantic import ValidationError
+from sealring_trio.errors import UserError
+from sealring_trio.files.private_files import read_file, replace_file
 
+from sealring.dialects.schema import MAX_MESSAGES, ChatOptions
 from sealring.local.answering import CHAT, Answer, Pieces, Tell, encodable, stream
-from sealring.local.head_client import HeadClient
+from sealring.local.client import HeadClient
 
 
 @attrs.define
@@ -67,3 +73,135 @@ class ChatSession:
             if answer.content:
                 self.history += [question, {"role": "assistant", "content": answer.content}]
                 self.unanswered = ""
+
+
+# ---------------------------------------------------------------------- saved chat
+# Conversations in files: JSON to go on from, Markdown to read.
+#
+# The JSON has the messages in OpenAI's form, so that other programs can use it. A file that is
+# read may come from anybody: its size, its form and its numbers are checked before any of it is
+# used.
+
+
+MAX_SAVED: Final = 8 << 20
+"""Bytes of a conversation in a file: as many as a request may have."""
+
+MODE: Final = 0o600
+
+SETTINGS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "max_tokens": "max_completion_tokens",
+    "seed": "seed",
+    "stop": "stop",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""What a person may set, and the field of a request that it is."""
+
+_FORM: Final = "Give a file that /save wrote: a JSON object with 'messages'."
+_ROLES: Final = ("user", "assistant")
+
+
+def checked(name: str, value: Any) -> Any:
+    """*value* for the setting *name*. Raises `UserError` that says what it may be."""
+    if name not in SETTINGS:
+        raise UserError(f"there is no setting '{name}'", f"There are: {', '.join(SETTINGS)}.")
+    field = SETTINGS[name]
+    try:
+        options = ChatOptions.model_validate({"model": "any", field: value})
+    except ValidationError as error:
+        told = error.errors()[0]["msg"]
+        raise UserError(f"{name} cannot be {value!r:.80}: {told}", f"/set {name} VALUE") from None
+    return getattr(options, field)
+
+
+def save(session: ChatSession, path: Path, *, replace: bool) -> None:
+    """Write the conversation to *path*: as Markdown if its name ends so, else as JSON. It is this
+    user's to read alone. Raises `UserError`, also for a file that is there, unless *replace*."""
+    if path.exists() and not replace:
+        raise UserError(f"{path} is there already", f"To replace it: /save! {path}")
+    text = _markdown(session) if path.suffix.lower() in (".md", ".markdown") else _json(session)
+    try:
+        replace_file(path, encodable(text).encode(), MODE)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}", "Name a file in a folder that is yours."
+        ) from None
+
+
+def load(session: ChatSession, path: Path) -> str:
+    """Have *session* go on from the conversation in *path*. Returns the model that it was with.
+    Raises `UserError`; then nothing has changed."""
+    try:
+        data, _ = read_file(path, MAX_SAVED)
+        saved = json.loads(data)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", _FORM) from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is not JSON", _FORM) from None
+    loaded = _read(saved, path)
+    session.clear()
+    session.system, session.history, session.settings = (
+        loaded.system,
+        loaded.history,
+        loaded.settings,
+    )
+    return loaded.model
+
+
+@attrs.frozen
+class _Saved:
+    model: str
+    system: str
+    history: list[dict[str, str]]
+    settings: dict[str, Any]
+
+
+def _read(saved: Any, path: Path) -> _Saved:
+    fields = saved if isinstance(saved, dict) else {}
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or len(messages) > MAX_MESSAGES:
+        raise UserError(f"{path} holds no conversation of {MAX_MESSAGES} messages at most", _FORM)
+    system, history = "", []
+    for number, message in enumerate(messages):
+        told = message if isinstance(message, dict) else {}
+        role, content = told.get("role"), told.get("content")
+        if not isinstance(content, str) or role not in (*_ROLES, "system"):
+            raise UserError(f"message {number + 1} of {path} is not one of a chat", _FORM)
+        if role != "system":
+            history.append({"role": str(role), "content": encodable(content)})
+        elif number == 0:
+            system = encodable(content)
+        else:
+            raise UserError(f"message {number + 1} of {path} is a second system prompt", _FORM)
+    given = fields.get("settings", {})
+    settings = {
+        SETTINGS[name]: checked(name, value)
+        for name, value in (given.items() if isinstance(given, dict) else ())
+        if name in SETTINGS
+    }
+    return _Saved(str(fields.get("model", "")), system, history, settings)
+
+
+def told_settings(session: ChatSession) -> dict[str, Any]:
+    """The settings of *session* by the names that a person knows."""
+    return {name: session.settings[f] for name, f in SETTINGS.items() if f in session.settings}
+
+
+def _json(session: ChatSession) -> str:
+    saved = {
+        "model": session.model,
+        "settings": told_settings(session),
+        "messages": session.messages,
+    }
+    return json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
+
+
+def _markdown(session: ChatSession) -> str:
+    names = {"system": "System", "user": "Question", "assistant": f"Answer ({session.model})"}
+    parts = [f"## {names[each['role']]}\n\n{each['content'].strip()}" for each in session.messages]
+    return "\n\n".join([f"# Chat with {session.model}", *parts]) + "\n"

@@ -6,19 +6,73 @@ how a stream is cut into events, and both are here.
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import json
 import os
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import httpcore2
 import httpx2
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.private_files import check_secret, decoded, read_file
 
 from sealring.files.config import DEFAULT_API
+
+# ---------------------------------------------------------------------- listener
+# Who listens at a port of loopback, as the kernel has it.
+#
+# Any user of a machine may listen at a port that a ring is expected at, and would be sent
+# prompts.
+
+
+_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENS: Final = "0A"
+
+
+def stranger(url: str) -> str:
+    """Why not to ask what listens at *url*, which nobody has named, in words; empty if there is no
+    reason: another user could have put it there, to be told keys and prompts."""
+    uid = strangers_uid(url)
+    if uid is None:
+        return ""
+    return f"what listens at {url} belongs to another user (uid {uid}), and is not asked"
+
+
+def strangers_uid(url: str) -> int | None:
+    """The user who listens at *url*, if that is on loopback and neither this user nor root; None
+    also where the system does not say."""
+    where = httpx2.URL(url)
+    if not _is_loopback(where.host):
+        return None
+    port = where.port or (443 if where.scheme == "https" else 80)
+    uids = {uid for table in _TABLES for uid in _listeners(table, port)}
+    return min(uids - {0, os.geteuid()}, default=None)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listeners(table: Path, port: int) -> list[int]:
+    """The users that listen at *port*; the fourth column is the state, the eighth the user."""
+    try:
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except OSError:
+        return []
+    return [
+        int(row[7])
+        for row in rows
+        if len(row) > 7 and row[3] == _LISTENS and int(row[1].rpartition(":")[2], 16) == port
+    ]
+
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
@@ -290,3 +344,114 @@ def event_of(line: str) -> dict[str, Any] | None:
         return None
     event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
     return event
+
+
+# ---------------------------------------------------------------------- head client
+# An HTTP client of a head that notices silence without giving up.
+#
+# A read that waits is told of every `LOOK_SECONDS`, and goes on. A timeout of httpx's own would
+# end the connection, and with it the request.
+
+
+LOOK_SECONDS: Final = 12.0
+"""Silence that is noticed. A head that works breaks its own every 10 s."""
+
+Notice = Callable[[], None]
+
+
+class HeadClient(httpx2.Client):
+    """A client of the API at *url*; see `settings`."""
+
+    def __init__(self, url: str, key: str = "", trust: ssl.SSLContext | None = None) -> None:
+        self._transport_here = _Transport(True if trust is None else trust)
+        super().__init__(**settings(url, key, trust), transport=self._transport_here)
+
+    @contextlib.contextmanager
+    def noticing(self, notice: Notice) -> Iterator[None]:
+        """Meanwhile call *notice* whenever the head has been silent for so long. It may ask the
+        head something else, for less time."""
+        network = self._transport_here.network
+        network.notice = notice
+        try:
+            yield
+        finally:
+            network.notice = _nothing
+
+
+def _nothing() -> None:
+    """Nobody waits."""
+
+
+class _Transport(httpx2.HTTPTransport):
+    """httpx's own, over connections that notice silence."""
+
+    def __init__(self, verify: ssl.SSLContext | bool) -> None:
+        super().__init__(verify=verify, trust_env=False)
+        self.network: Final = _Network()
+        # httpx passes on all that its pool takes but this; httpcore documents it.
+        self._pool = httpcore2.ConnectionPool(
+            ssl_context=httpx2.create_ssl_context(verify, trust_env=False),
+            network_backend=self.network,
+        )
+
+
+class _Network(httpcore2.NetworkBackend):
+    """Makes connections whose silence *notice* is told of."""
+
+    def __init__(self) -> None:
+        self.notice: Notice = _nothing
+        self._inner: Final = httpcore2.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.NetworkStream:
+        """See httpcore."""
+        options = list(socket_options or ())
+        return _Stream(self._inner.connect_tcp(host, port, timeout, local_address, options), self)
+
+
+class _Stream(httpcore2.NetworkStream):
+    """A connection: *inner*, whose reads look around."""
+
+    def __init__(self, inner: httpcore2.NetworkStream, network: _Network) -> None:
+        self._inner: Final = inner
+        self._network: Final = network
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """See httpcore. What was waited for is not lost by a look: nothing had come."""
+        end = time.monotonic() + (READ_SECONDS if timeout is None else timeout)
+        while True:
+            left = end - time.monotonic()
+            try:
+                return self._inner.read(max_bytes, max(0.001, min(LOOK_SECONDS, left)))
+            except httpcore2.ReadTimeout:
+                if left <= LOOK_SECONDS:
+                    raise
+                self._network.notice()
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """See httpcore."""
+        self._inner.write(buffer, timeout)
+
+    def close(self) -> None:
+        """See httpcore."""
+        self._inner.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore2.NetworkStream:
+        """See httpcore."""
+        inner = self._inner.start_tls(ssl_context, server_hostname, timeout)
+        return _Stream(inner, self._network)
+
+    def get_extra_info(self, info: str) -> Any:
+        """See httpcore."""
+        return self._inner.get_extra_info(info)

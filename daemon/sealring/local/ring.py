@@ -130,7 +130,7 @@ def local_ring(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         configs = write_cluster(folder, ranks, model, layers, api, options)
         if api_key:
-            from sealring.api.keys import KEY_FILE, add_key  # noqa: PLC0415 - as in `setup`
+            from sealring.http.keys import KEY_FILE, add_key  # noqa: PLC0415 - as in `setup`
 
             add_key(folder / f"{configs[0].stem}.state" / KEY_FILE, "serve", api_key)
         nodes = [

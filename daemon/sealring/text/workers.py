@@ -46,7 +46,40 @@ from sealring.text.frames import (
     TextQueueFull,
     pack,
 )
-from sealring.text.shared_budget import SharedBudget
+
+# ---------------------------------------------------------------------- shared budget
+# A budget of bytes that owners share, of which each may take only a part.
+
+
+PART: Final = 0.5
+"""The part of the budget that one owner may take; the rest stays for all others."""
+
+
+class SharedBudget:
+    """A budget of *room* bytes for all owners together, of which each may take `PART`."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._taken = 0
+        self._of_owner: Counter[str] = Counter()
+
+    def take(self, owner: str, size: int) -> bool:
+        """Give *owner* *size* bytes more. False, and nothing changes, if that exceeds the
+        budget."""
+        own = self._of_owner[owner] + size
+        if self._taken + size > self._room or own > self._room * PART:
+            return False
+        self._of_owner[owner] = own
+        self._taken += size
+        return True
+
+    def give_back(self, owner: str, size: int) -> None:
+        """Take back *size* bytes that *owner* was given."""
+        self._of_owner[owner] -= size
+        self._taken -= size
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
+
 
 log = logging.getLogger("sealring")
 
@@ -57,7 +90,7 @@ LARGE: Final = 256 << 10
 MAX_WAITING: Final = 64 << 20
 """Most bytes of all jobs that wait or are being done, of which one owner's may be half."""
 
-MODULE: Final = "sealring.text.process"
+MODULE: Final = "sealring.text_worker"
 RETIRED: Final = 512 << 20
 """Bytes by which a worker may have grown after a large job. One that has grown more is replaced."""
 

@@ -19,19 +19,18 @@ from sealring_model.loading.weights import check_manifest
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import describe_model
 
-from sealring.verify.answers import Ask, RingAnswers, run_rows
+from sealring.verify.answers import Ask, RingAnswers, plan_rows, run_rows
 from sealring.verify.judge import (
     Difference,
     Place,
     Station,
     Verdict,
+    compute,
     draws_of,
     judge,
     scores_of,
+    tolerance_of,
 )
-from sealring.verify.rows import plan_rows
-from sealring.verify.tolerance import tolerance_of
-from sealring.verify.yardstick import compute
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ An application reads a config with `setup.prepare`, and has a node while a block
     async with running(setup, build_runtime(setup)) as runtime:
         stream = runtime.submit(request)
 
-`sealring.daemon.service` is one: it adds the API, the control socket and signals.
+`sealring.service.service` is one: it adds the API, the control socket and signals.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import attrs
-from sealring.local.pace import joint_pace, token_times
-from sealring.local.reference import one_process, own_split
+from sealring.local.reference import joint_pace, one_process, own_split, token_times
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.measure import Result

@@ -15,8 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from sealring.local.pace import token_times
-from sealring.local.reference import one_process
+from sealring.local.reference import one_process, token_times
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.measure import Result

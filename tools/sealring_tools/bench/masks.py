@@ -20,7 +20,7 @@ import attrs
 import httpx2
 from sealring.local import client
 from sealring.local.api import LocalApi, local_api
-from sealring.local.pace import pace
+from sealring.local.reference import pace
 from sealring_tools.bench.batch import Case, Side, take_turns
 from sealring_tools.bench.measure import Result
 from sealring_trio.errors import OperationError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
-from sealring.cli.output import print_facts, print_json, print_table
+from sealring.output import print_facts, print_json, print_table
 from sealring_trio.errors import FOUND_WRONG
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from sealring.local.pace import pace, token_times
-from sealring.local.reference import one_process
+from sealring.local.reference import one_process, pace, token_times
 from sealring.local.ring import LocalNode, local_ring
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model

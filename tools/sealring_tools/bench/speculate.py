@@ -22,8 +22,7 @@ from random import Random
 from typing import Any, Final
 
 import attrs
-from sealring.local.pace import pace, token_times
-from sealring.local.reference import one_process
+from sealring.local.reference import one_process, pace, token_times
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer

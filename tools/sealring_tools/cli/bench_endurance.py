@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.cli.output import print_json, teller
+from sealring.output import print_json, teller
 from sealring_tools.bench.fault_names import FAULTS, FaultName
 from sealring_tools.cli.bench_tensor import Count
 from sealring_trio.errors import FOUND_WRONG

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.cli.output import print_json, teller
+from sealring.output import print_json, teller
 from sealring_tools.bench.shown import describe_report, report, show_report
 from sealring_tools.cli.bench_tensor import Count, Counts
 from sealring_trio.errors import FOUND_WRONG, UserError

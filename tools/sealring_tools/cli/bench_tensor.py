@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.cli.output import teller
+from sealring.output import teller
 from sealring_tools.bench.shown import report
 from sealring_trio.files.models import describe_model, find_whole_model
 

@@ -1,1 +1,0 @@
-"""What `sealring up` adds to a node: generation, API, control socket, status, and its stop."""

@@ -1,0 +1,618 @@
+"""From the body of ``POST /v1/responses`` to the inner request, for the text workers.
+
+Items become messages: what the model said in one turn (reasoning, text, calls) is one message of
+the assistant's, and the instructions are one system message with the system's and developer's
+messages that come first, since many templates take only one.
+
+A custom tool, whose input is free text, becomes a function with one text argument. A namespace's
+tools become functions with the namespace in their names. `Names` says what each was.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+import attrs
+import pydantic
+from sealring_protocol.limits import MAX_LOGPROBS
+
+from sealring.dialects.errors import invalid, named_as, unsupported
+from sealring.dialects.fields import OF_CHAT, left_out, past, refuse_of_chat, text_of_file
+from sealring.dialects.schema import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    U32,
+    Body,
+    ChatRequest,
+    Count,
+    Model,
+    Name,
+    Number,
+    Penalty,
+    Several,
+    checked,
+    missing,
+    parse,
+    validated,
+    whole_body,
+)
+
+# ---------------------------------------------------------------------- responses body
+# The body of ``POST /v1/responses``, checked in its form; `responses_input` makes the inner
+# request of it.
+#
+# Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are
+# refused by name. Items, parts and tools have one class each with the fields of all their kinds,
+# since a union of many would blame the wrong kind for a fault; `responses_input` looks at the
+# kind.
+
+
+MAX_METADATA: Final = 16
+"""Entries of ``metadata``, as OpenAI has it."""
+
+
+class Part(Model):
+    """A part of a message, a reasoning item or a tool's output."""
+
+    type: Name
+    text: str | None = None
+    refusal: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+
+
+Parts = Annotated[list[Part], Several(max_length=MAX_PARTS)]
+
+
+class Item(Model):
+    """One item of the input: a message, a call, its output, reasoning, or a reference to one. Items
+    of tools that a server ran keep all that they have."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    type: Name = "message"
+    id: Name | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | Parts | None = None
+    name: str | None = None
+    namespace: str | None = None
+    call_id: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: str | Parts | None = None
+    summary: Parts | None = None
+    encrypted_content: str | None = None
+
+    @property
+    def refers(self) -> bool:
+        """Whether it only names an item of an earlier response. OpenAI lets its type out."""
+        bare = self.id is not None and self.role is None and self.content is None
+        return self.type == "item_reference" or (self.type == "message" and bare)
+
+
+Items = Annotated[list[Item], Several(max_length=MAX_MESSAGES)]
+
+
+def _as_items(given: Any) -> Any:
+    """A text as the user's message. In a union a fault of one item would be blamed on the text."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+class Grammar(Model):
+    """The form of a custom tool's input."""
+
+    type: Name
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class _Named(Model):
+    """What has the name of a tool; or has it in a function, as in chat completions."""
+
+    type: Name
+    name: Name | None = None
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _flat(cls, given: Any) -> Any:
+        function = given.get("function") if isinstance(given, dict) else None
+        return {**function, **given} if isinstance(function, dict) else given
+
+
+class ResponseTool(_Named):
+    """A tool: a function, a custom tool, a namespace of these, or one that the server would run."""
+
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: Grammar | None = None
+    tools: Annotated[list[ResponseTool], Several(max_length=MAX_TOOLS)] | None = None
+
+
+class ToolRef(_Named):
+    """A tool by its name."""
+
+    namespace: Name | None = None
+
+
+class ToolChoice(ToolRef):
+    """The tool that has to be called, or with ``allowed_tools`` those that may be."""
+
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[ToolRef], Several(max_length=MAX_TOOLS)] | None = None
+
+
+class TextFormat(Model):
+    """The form of the answer's text."""
+
+    type: Name
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Number(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextOptions(Model):
+    """What the answer's text has to be like."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Model):
+    """How much the model thinks, and in which form that is told."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponsesRequest(Body):
+    """The body of ``POST /v1/responses``."""
+
+    model: Name
+    input: Annotated[Items, pydantic.BeforeValidator(_as_items, str | Items)] | None = None
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: Count | None = None
+    temperature: Annotated[float, Number(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Number(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Number(ge=-1, le=U32)] | None = None
+    min_p: Annotated[float, Number(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64)] | None = None
+    tools: Annotated[list[ResponseTool], Several(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    top_logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
+    include: Annotated[list[str], Several(max_length=MAX_PARTS)] | None = None
+    metadata: Annotated[dict[str, str], Number(max_length=MAX_METADATA)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    background: bool | None = None
+    user: str | None = None
+    # Known, and refused.
+    conversation: Any = None
+    prompt: Any = None
+
+    @property
+    def references(self) -> list[str]:
+        """The ids of the items that it refers to."""
+        return [item.id or "" for item in self.input or () if item.refers]
+
+
+REFUSED: Final[Mapping[str, str]] = {
+    "conversation": "Conversations are not kept here; use 'previous_response_id', or send the "
+    "items again.",
+    "prompt": "There are no prompt templates here; use 'instructions' and 'input'.",
+}
+"""Fields that are known and always refused, with what is said of each."""
+
+IGNORED_TOOLS: Final = ("web_search", "web_search_preview", "tool_search")
+"""Tools of the server's that clients offer with every request, and that a model need not use. They
+are left out, and a header says so."""
+
+
+# ---------------------------------------------------------------------- responses input
+# From the body of ``POST /v1/responses`` to the inner request, for the text workers.
+#
+# Items become messages: what the model said in one turn (reasoning, text, calls) is one message
+# of the assistant's, and the instructions are one system message with the system's and
+# developer's messages that come first, since many templates take only one.
+#
+# A custom tool, whose input is free text, becomes a function with one text argument. A
+# namespace's tools become functions with the namespace in their names. `Names` says what each
+# was.
+
+
+_SAME: Final = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "parallel_tool_calls",
+    "chat_template_kwargs",
+)
+"""Fields that the inner request has under the same name."""
+
+PARAMS: Final = {
+    "messages": "input",
+    "messages.tool_calls.function.arguments": "input",
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "include",
+}
+"""What fields of the inner request are here."""
+
+_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+"""What chat completions call ``max_output_tokens``."""
+
+_LOGPROBS: Final = "message.output_text.logprobs"
+
+_TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_CALLS: Final = ("reasoning", "function_call", "custom_tool_call")
+_SERVED: Final = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")
+"""How the types of items of tools begin that a server ran: the model is told of them in words."""
+
+_PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_SEPARATOR: Final = "__"
+
+Names = dict[str, tuple[str, str, bool]]
+"""By the name of a function of the inner request: the tool's own name, its namespace (empty for
+none), and whether it is a custom tool."""
+
+
+@attrs.frozen
+class Converted:
+    """The inner *request*, and what its fields are here (*params*); what its functions are
+    (*names*); the fields that the response repeats (*echo*); and the *items* of the input, each
+    with an id."""
+
+    request: ChatRequest
+    params: dict[str, str]
+    names: Names
+    echo: dict[str, Any]
+    items: list[dict[str, Any]]
+
+
+def read_responses(body: bytes) -> ResponsesRequest:
+    """The request in *body*. Raises `ApiError`."""
+    told = parse(body)
+    refuse_of_chat(told)
+    for name in _LIMITS:
+        if isinstance(told, dict) and told.get("max_output_tokens") is None and name in told:
+            told["max_output_tokens"] = told.pop(name)
+    asked = whole_body(ResponsesRequest, told, OF_CHAT | {"tool_choice"})  # of either shape
+    for name, message in REFUSED.items():
+        if getattr(asked, name) is not None:
+            raise unsupported(name, message)
+    if asked.input is None and not (asked.instructions or asked.previous_response_id):
+        raise missing(("input",), told)
+    _check_references(asked.input or ())
+    if asked.background:
+        raise unsupported("background", "Responses are not made in the background here.")
+    return asked
+
+
+def convert(asked: ResponsesRequest, before: bytes, referred: bytes = b"") -> Converted:
+    """What *asked* means; *before* are the items of the responses before it, and *referred* those
+    that it refers to, both as JSON in lines. Raises `ApiError`."""
+    known = {item.id: item for item in _read_items(referred)}
+    new = [known[item.id] if item.refers else item for item in asked.input or ()]
+    tools = _Tools(asked.tools or [])
+    kept = _read_items(before)
+    if len(kept) + len(new) > MAX_MESSAGES:
+        raise invalid(f"A conversation has at most {MAX_MESSAGES} items.", "input")
+    talk = _Talk(tools, len(kept))
+    messages = talk.of(asked.instructions, [*kept, *new])
+    wants = _LOGPROBS in (asked.include or ()) or asked.top_logprobs
+    fields: dict[str, Any] = {
+        **{name: getattr(asked, name) for name in _SAME},
+        "messages": messages,
+        "max_completion_tokens": asked.max_output_tokens,
+        "logprobs": bool(wants) or None,
+        "top_logprobs": asked.top_logprobs if wants else None,
+        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+        "response_format": _response_format(asked),
+        "tool_choice": tools.choose(asked.tool_choice),
+        "tools": tools.functions or None,
+    }
+    params = PARAMS | tools.params
+    with named_as(params):
+        request = checked(validated(ChatRequest, fields))
+    ignored = [f"tools.{kind}" for kind in sorted({*tools.ignored})]
+    request._ignored = (*talk.left_out, *ignored, *_repeated_alone(asked))
+    return Converted(request, params, tools.names, _echo(asked), list(_named(new)))
+
+
+def _repeated_alone(asked: ResponsesRequest) -> Iterator[str]:
+    """The fields of *asked* that the response repeats, or ought to, and that have no effect."""
+    yield from (f"include.{each}" for each in asked.include or () if each != _LOGPROBS)
+    if asked.text is not None and asked.text.verbosity is not None:
+        yield "text.verbosity"
+    if asked.truncation == "auto":
+        yield "truncation"
+    if asked.user is not None:
+        yield "user"
+
+
+def _check_references(items: Iterable[Item]) -> None:
+    """Refuse references without an id, and two to one item: the texts that they stand for may be
+    long."""
+    seen = set()
+    for number, item in enumerate(items):
+        if item.refers and item.id is None:
+            raise invalid(
+                "A reference to an item needs its id.",
+                f"input.{number}.id",
+                "missing_required_parameter",
+            )
+        if item.refers and item.id in seen:
+            raise invalid(
+                f"Duplicate item found with id '{item.id}'. Remove duplicate items from your input "
+                "and try again.",
+                f"input.{number}",
+            )
+        seen.add(item.id if item.refers else None)
+
+
+def _read_items(lines: bytes) -> list[Item]:
+    """Items that are kept, of JSON in *lines*."""
+    return [validated(Item, each) for each in parse(b"[" + lines.replace(b"\n", b",") + b"]")]
+
+
+def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:
+    """The form of the answer as chat completions say it."""
+    if asked.text is None or (form := asked.text.format) is None:
+        return None
+    if form.type != "json_schema":
+        return {"type": form.type}
+    schema = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+    return {"type": form.type, "json_schema": schema}
+
+
+def _echo(asked: ResponsesRequest) -> dict[str, Any]:
+    """The fields of *asked* that the response repeats, with the defaults of those left out."""
+    told = asked.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "background": False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
+        "previous_response_id": asked.previous_response_id,
+        "reasoning": {"effort": None, "summary": None} | told.get("reasoning", {}),
+        "store": asked.store is not False,
+        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "text": {"format": {"type": "text"}} | told.get("text", {}),
+        "tool_choice": told.get("tool_choice", "auto"),
+        "tools": told.get("tools", []),
+        "top_logprobs": asked.top_logprobs or 0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "truncation": asked.truncation or "disabled",
+        "user": asked.user,
+    }
+
+
+def _named(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
+    """*items* as they are kept and listed: each with an id first, and its text in parts."""
+    for item in items:
+        told = item.model_dump(exclude_none=True)
+        prefix = _PREFIXES.get(item.type, "item")
+        name = told.pop("id", None) or f"{prefix}_{secrets.token_hex(12)}"
+        if item.type == "message" and isinstance(item.content, str):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            told["content"] = [{"type": kind, "text": item.content}]
+        yield {"id": name, "type": item.type, **told}
+
+
+class _Tools:
+    """The tools of a request as functions, and what they are called."""
+
+    def __init__(self, tools: Iterable[ResponseTool]) -> None:
+        self.functions: list[dict[str, Any]] = []
+        self.ignored: list[str] = []
+        self.names: Names = {}
+        self._places: dict[str, str] = {}  # of each function's tool in the body
+        for at, tool in enumerate(tools):
+            self._add(tool, "", f"tools.{at}")
+
+    @property
+    def params(self) -> dict[str, str]:
+        """What the fields of the functions are here."""
+        names = (tool["function"]["name"] for tool in self.functions)
+        return {f"tools.{at}.function": self._places[name] for at, name in enumerate(names)}
+
+    def inner(self, name: str, namespace: str | None) -> str:
+        """What the tool *name* of *namespace* is called in the inner request."""
+        return f"{namespace}{_SEPARATOR}{name}" if namespace else name
+
+    def choose(self, choice: str | ToolChoice | None) -> Any:
+        """*choice* as chat completions say it. Those that it does not allow are left out."""
+        if not isinstance(choice, ToolChoice):
+            return choice
+        if choice.type == "allowed_tools":
+            allowed = {self._chosen(tool) for tool in choice.tools or ()}
+            self.functions = [
+                tool for tool in self.functions if tool["function"]["name"] in allowed
+            ]
+            return choice.mode or "auto"
+        return {"type": "function", "function": {"name": self._chosen(choice)}}
+
+    def _chosen(self, tool: ToolRef) -> str:
+        if tool.type not in ("function", "custom") or tool.name is None:
+            raise unsupported("tool_choice", f"A tool of type '{tool.type}' cannot be chosen here.")
+        return self.inner(tool.name, tool.namespace)
+
+    def _add(self, tool: ResponseTool, namespace: str, place: str) -> None:
+        if tool.type in IGNORED_TOOLS and not namespace:
+            self.ignored.append(tool.type)
+        elif tool.type not in ("function", "custom", "namespace") or (
+            tool.type == "namespace" and namespace
+        ):
+            raise unsupported(
+                "tools", f"This server has no tool '{tool.type}'; offer functions instead."
+            )
+        elif tool.name is None:
+            raise invalid(f"{place}: a tool needs a name.", "tools", "missing_required_parameter")
+        elif tool.type == "namespace":
+            for at, each in enumerate(tool.tools or ()):
+                self._add(each, tool.name, f"{place}.tools.{at}")
+        else:
+            self._function(tool, tool.name, namespace, place)
+
+    def _function(self, tool: ResponseTool, own: str, namespace: str, place: str) -> None:
+        name = self.inner(own, namespace)
+        if name in self._places:
+            raise invalid(f"Two tools are called '{name}'.", "tools")
+        self._places[name] = place
+        told: dict[str, Any] = {"name": name, "description": tool.description}
+        if tool.type == "custom":
+            told["parameters"] = _free_text(tool)
+        else:
+            told |= {"parameters": tool.parameters, "strict": tool.strict}
+        if namespace or tool.type == "custom":
+            self.names[name] = (own, namespace, tool.type == "custom")
+        self.functions.append({"type": "function", "function": told})
+
+
+def _free_text(tool: ResponseTool) -> dict[str, Any]:
+    """The parameters of a function that takes the input of the custom *tool*."""
+    about = "The whole input, as plain text."
+    if tool.format is not None and tool.format.definition:
+        about += f" It follows this grammar ({tool.format.syntax}):\n{tool.format.definition}"
+    return {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": about}},
+        "required": ["input"],
+        "additionalProperties": False,
+    }
+
+
+class _Talk:
+    """Makes messages of items, of which the first *before* are of earlier responses. Of what is no
+    text in earlier turns, the places are in *left_out*."""
+
+    def __init__(self, tools: _Tools, before: int) -> None:
+        self._tools = tools
+        self._before = before
+        self._history = 0
+        self._messages: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+
+    def of(self, instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
+        """The messages of *items*, after the *instructions*. Raises `ApiError`."""
+        first = [instructions] if instructions else []
+        self._history = max(self._before, past([_is_said(item) for item in items]))
+        for number, item in enumerate(items):
+            opens = item.type == "message" and item.role in ("system", "developer")
+            if opens and not self._messages:
+                first.append(self._text(item.content, number))
+            else:
+                self._add(item, number)
+        if first:
+            self._messages.insert(0, {"role": "system", "content": "\n\n".join(first)})
+        return self._messages
+
+    def _add(self, item: Item, number: int) -> None:
+        place = self._place(number)
+        match item.type:
+            case "message" if item.role == "assistant":
+                self._said("content", self._text(item.content, number))
+            case "message":
+                if item.role is None:
+                    raise invalid(f"{place}: a message needs a role.", f"{place}.role")
+                text = self._text(item.content, number)
+                self._messages.append({"role": item.role, "content": text})
+            case "reasoning":
+                if text := self._text(item.content or item.summary or "", number):
+                    self._said("reasoning_content", text)
+            case "function_call":
+                self._called(item, item.arguments or "{}", place)
+            case "custom_tool_call":
+                self._called(item, json.dumps({"input": item.input or ""}), place)
+            case "function_call_output" | "custom_tool_call_output":
+                message = {"role": "tool", "tool_call_id": item.call_id}
+                text = self._text(item.output, number, "output")
+                self._messages.append({**message, "content": text})
+            case kind if kind.startswith(_SERVED):
+                told = item.model_dump(exclude_none=True, exclude={"id", "type", "status"})
+                self._said("content", f"[{kind}: {json.dumps(told, ensure_ascii=False)}]")
+            case other:
+                raise unsupported(
+                    place, f"Items of type '{other}' are not supported; leave them out."
+                )
+
+    def _place(self, number: int) -> str:
+        """Where the item *number* of the conversation is in the body, or what it is if it was
+        kept."""
+        at = number - self._before
+        return f"input.{at}" if at >= 0 else "previous_response_id"
+
+    def _text(self, content: str | list[Part] | None, number: int, field: str = "content") -> str:
+        """The text of *content*, the *field* of item *number*. Raises `ApiError` for what is none,
+        unless the item is of the history."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        texts = []
+        for at, part in enumerate(content):
+            if part.type == "refusal":
+                texts.append(part.refusal or "")
+            elif part.type in _TEXTS:
+                texts.append(part.text or "")
+            elif (text := text_of_file(part.file_data, part.filename)) is not None:
+                texts.append(text)
+            else:
+                place = self._place(number)
+                if number >= self._before:
+                    place += f".{field}.{at}"
+                texts.append(left_out(part.type, place, history=number < self._history))
+                self.left_out.append(place)
+        return "".join(texts)
+
+    def _said(self, field: str, text: str) -> None:
+        """Add *text* to the assistant's turn; another one begins where the turn has it already, or
+        has gone on to calls."""
+        turn = self._turn()
+        if turn.get("content") or turn.get("tool_calls") or field in turn:
+            self._messages.append({"role": "assistant"})
+        self._messages[-1][field] = text
+
+    def _called(self, item: Item, arguments: str, place: str) -> None:
+        if not item.name or not item.call_id:
+            raise invalid(f"{place}: a call needs 'name' and 'call_id'.", place)
+        function = {
+            "name": self._tools.inner(item.name, item.namespace),
+            "arguments": arguments,
+        }
+        call = {"id": item.call_id, "type": "function", "function": function}
+        self._turn().setdefault("tool_calls", []).append(call)
+
+    def _turn(self) -> dict[str, Any]:
+        """The message of the assistant's turn."""
+        if not self._messages or self._messages[-1]["role"] != "assistant":
+            self._messages.append({"role": "assistant"})
+        return self._messages[-1]
+
+
+def _is_said(item: Item) -> bool:
+    """Whether *item* is of an answer of the model's."""
+    if item.type == "message":
+        return item.role == "assistant"
+    return item.type in _CALLS or item.type.startswith(_SERVED)

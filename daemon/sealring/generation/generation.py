@@ -1,0 +1,436 @@
+"""From the token ids of a prompt to the text of its answer, for the API and the control socket.
+
+The node knows token ids alone. A `Job` says what to continue and how. `Generator.answering` submits
+it to the ring, and `Answer.next` returns the text as it comes: whole characters, no part of a stop
+string, and the tokens that each piece came from. When the block of `answering` is left, by its end,
+an error or cancellation, the row ends on every rank.
+
+Text workers tokenise prompts (`text.workers`). Answers are detokenised here, in linear time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+from sealring_model.errors import LoadError, TextError
+from sealring_model.text.detokenizer import Detokenizer
+from sealring_model.text.eos import own_sampling as sampling_of
+from sealring_model.text.tokens import Tokenizer
+from sealring_protocol.codec.local_messages import Scores
+from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.requests import (
+    ContextOverflow,
+    FinishReason,
+    NotServed,
+    Request,
+    RequestDone,
+    RoomOverflow,
+    ScoresOut,
+    TokenOut,
+)
+from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
+from sealring_protocol.words import lasting
+from sealring_trio.errors import OperationError, Withdrawn
+from sealring_trio.node.runtime import Counted, Runtime, Stream
+
+from sealring.generation.trace import Trace, Tracer
+from sealring.text.frames import Lost, ParsedRequest
+from sealring.text.stop_strings import StopText
+from sealring.text.workers import TextWorkers
+
+log = logging.getLogger("sealring")
+
+
+@attrs.frozen
+class Job:
+    """Continue *prompt* by at most *max_tokens* (None: as many as the context allows), drawn as
+    *sampling* says, up to the first of the *stop* strings or *stop_tokens*, or the model's own end
+    unless *endless*. The stop string is given out if *stop_shown*, and special tokens if *special*
+    (the model's own end and *stop_tokens* never are). Its text goes on with the prompt's, unless it
+    *opens* a text of its own. Requests of one *owner* take turns with
+    those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
+    what the answer is likely to be, *branches* where later prompts leave this one, and *scores*
+    asks how likely the prompt was (`Request`). It has at least *min_tokens*."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int | None
+    sampling: Row
+    stop: tuple[str, ...] = ()
+    owner: str = ""
+    scope: str = ""
+    prediction: tuple[int, ...] = ()
+    guesses: tuple[int, ...] | None = None
+    scores: bool = False
+    stop_tokens: frozenset[int] = frozenset()
+    stop_shown: bool = False
+    endless: bool = False
+    special: bool = True
+    opens: bool = False
+    min_tokens: int = 0
+    branches: tuple[int, ...] = ()
+
+
+@attrs.frozen
+class Piece:
+    """The *tokens* since the last piece, and the *texts* that each of them completed, maybe empty;
+    at the end there is one more text, of what was held back. *scores* are of the prompt."""
+
+    texts: tuple[str, ...]
+    tokens: tuple[TokenOut, ...]
+    scores: tuple[Scores, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return "".join(self.texts)
+
+
+_SHUTS_DOWN: Final = "this node is shutting down"
+
+_DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+
+_TELL_SECONDS: Final = 2.0
+"""Seconds that clients have to take the error with which their requests are ended."""
+
+_DRAIN_DOWN: Final = 10.0
+"""Seconds that a stopping node waits for a ring that is down. Most faults are over by then; if the
+other ranks are stopped too, the ring stays down."""
+
+
+def _requests(number: int) -> str:
+    return f"{number} request{'' if number == 1 else 's'}"
+
+
+class Answer:
+    """The answer to one job, made by `Generator.answering`."""
+
+    def __init__(
+        self,
+        uid: int,
+        stream: Stream,
+        finish: Callable[[], None],
+        words: Detokenizer,
+        stop: StopText,
+        notes: tuple[Tracer, Trace],
+        *,
+        fitted: bool,
+    ) -> None:
+        self.uid = uid
+        self.fitted = fitted
+        """Whether it has less room than was asked for."""
+        self._stream = stream
+        self._finish = finish
+        self._words = words
+        self._stop = stop
+        self._tracer, self._trace = notes
+        self._last: float | None = None
+        self._done: RequestDone | None = None
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that the answer ended before; empty if it did not."""
+        return self._stop.found
+
+    async def next(self) -> Piece | RequestDone:
+        """Wait for the next piece, or for how the answer ended."""
+        if self._done is not None:
+            return self._done
+        events = await self._stream.take()
+        texts, tokens = [], []
+        scores = tuple(event.scores for event in events if isinstance(event, ScoresOut))
+        try:
+            for event in events:
+                if isinstance(event, ScoresOut):
+                    continue
+                if isinstance(event, RequestDone):
+                    self._done = event
+                    texts.append(self._stop.add(self._detokenise(None)) + self._stop.rest())
+                    if self._stop.reached and event.reason is FinishReason.LENGTH:
+                        self._done = RequestDone(self.uid, FinishReason.STOP)
+                    break
+                tokens.append(event)
+                texts.append(self._stop.add(self._detokenise(event.token)))
+                if self._stop.reached:
+                    self.finish()
+                    break
+        except TextError as error:
+            self.finish()
+            self._done = RequestDone(self.uid, FinishReason.FAILED, str(error))
+        return Piece(tuple(texts), tuple(tokens), scores)
+
+    def finish(self) -> None:
+        """End the answer here, whatever the model would have added."""
+        self._done = RequestDone(self.uid, FinishReason.STOP)
+        self._finish()
+
+    def _detokenise(self, token: int | None) -> str:
+        """The text that *token* completes, or what is left at the end."""
+        if token is not None:
+            now = trio.current_time()
+            self._tracer.token(self._trace, self._last, now)
+            self._last = now
+        began = time.perf_counter()
+        text = self._words.finish() if token is None else self._words.add(token)
+        self._trace.detokenise += time.perf_counter() - began
+        return text
+
+
+class Generator:
+    """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces. Without
+    *guesses* no token is guessed, whatever a request says. Unless *own_sampling*, what the model's
+    makers say of drawing is left aside."""
+
+    def __init__(
+        self, runtime: Runtime, model: Path, *, guesses: bool = True, own_sampling: bool = True
+    ) -> None:
+        self.runtime = runtime
+        self.model = model
+        self.sampling: Final = sampling_of(model) if own_sampling else {}
+        """How tokens are drawn where a request does not say, by the API's names."""
+        self.guesses: Final = guesses
+        self.tracer = Tracer()
+        self._stopping = self._giving_way = ""  # why what is new is refused
+        self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
+        self._loading = trio.Lock()
+        self.texts = TextWorkers(model)
+        self._tokenizer: Tokenizer | None = None
+        runtime.watchers.append(self.tracer.watch)
+        runtime.text_loading = lambda: self.loading
+
+    async def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, loaded once, in a thread. Raises `OperationError`."""
+        async with self._loading:
+            if self._tokenizer is None:
+                try:
+                    # It may take long (a slow disk, a busy machine), and no stop waits for it.
+                    self._tokenizer = await trio.to_thread.run_sync(
+                        partial(Tokenizer, self.model), abandon_on_cancel=True
+                    )
+                    self.runtime.textless = ""
+                except LoadError as error:
+                    self.runtime.textless = str(error)
+                    raise OperationError(str(error), "Fetch the model again.") from None
+                except (ImportError, OSError, RuntimeError) as error:  # the last: no thread
+                    what = f"the model's tokenizer cannot be loaded now: {error}"
+                    raise OperationError(what, "It is tried again with each request.") from None
+            return self._tokenizer
+
+    async def warm_up(self) -> None:
+        """Load the tokenizer before the first request. If that fails, it is an obstacle."""
+        with contextlib.suppress(OperationError):
+            await self.tokenizer()
+            if self.serving:
+                log.info("the tokenizer is loaded")
+
+    async def parse(
+        self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace
+    ) -> ParsedRequest:
+        """Have a text worker read *body* by *job* (`api.texts.JOBS`) with *about*, for *owner*.
+        *trace* gets the times and the number of tokens.
+
+        Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
+        starts.
+        """
+        info = self.runtime.node.engine_info
+        model = {
+            "context": info.context if info is not None else 0,
+            "vocabulary": info.vocabulary if info is not None else 0,
+            "sampling": self.sampling,
+            # Other caches are cut where a later prompt leaves them, wherever that is.
+            "branches": info is not None and not info.trimmable,
+        }
+        began = trio.current_time()
+        told, data = await self.texts.run(job, {**model, **about}, body, owner)
+        try:
+            parsed = ParsedRequest.of(told, data)
+            trace.parse = float(told["read"])
+        except (KeyError, TypeError, ValueError):
+            raise Lost("a text worker gave an answer that is none") from None
+        trace.tokenise = trio.current_time() - began - trace.parse
+        trace.prompt_tokens = sum(map(len, parsed.prompts))
+        return parsed
+
+    @contextlib.contextmanager
+    def answering(
+        self, tokenizer: Tokenizer, job: Job, trace: Trace, counted: Counted | None = None
+    ) -> Iterator[Answer]:
+        """Submit *job*, and give its answer, the bytes of whose tokens are *counted* as the ring
+        gives them. The row ends with the block at the latest. A job that may become longer than
+        the context, or the ranks' memory, may become as long as they allow; its answer is
+        `Answer.fitted`.
+
+        Raises `LocalProtocolError` if the job can never be done, or not now.
+        """
+        if trace.withdrawn:
+            raise Withdrawn("the request was cancelled")
+        if trace.given_up:
+            raise NotServed(trace.given_up)
+        if trace.submitted is None:
+            trace.submitted = trio.current_time()
+        request = Request(
+            job.prompt,
+            job.max_tokens,
+            job.stop_tokens | (frozenset() if job.endless else tokenizer.eos),
+            job.sampling,
+            job.owner,
+            job.scope,
+            job.prediction,
+            job.guesses if self.guesses else (),
+            job.scores,
+            job.min_tokens,
+            job.branches,
+        )
+        runtime, tracer = self.runtime, self.tracer
+        with contextlib.ExitStack() as over:
+
+            def known(uid: int) -> None:
+                trace.choices += 1
+                tracer.follow(uid, trace)
+                over.callback(tracer.leave, uid)
+
+            fitted = False
+            try:
+                uid, stream = runtime.submit(request, known, counted)
+            except (ContextOverflow, RoomOverflow):
+                if not job.max_tokens:
+                    raise
+                fitted = True
+                request = attrs.evolve(request, max_tokens=None)
+                uid, stream = runtime.submit(request, known, counted)
+            try:
+                yield Answer(
+                    uid,
+                    stream,
+                    lambda: runtime.finish(uid),
+                    tokenizer.stream(None if job.opens else job.prompt, special=job.special),
+                    StopText(job.stop, shown=job.stop_shown),
+                    (tracer, trace),
+                    fitted=fitted,
+                )
+            finally:
+                runtime.forget(uid)
+                if (done := stream.done) is not None:
+                    trace.guessed(done.accepted, done.rejected)
+
+    def withdraw(self, trace: Trace) -> None:
+        """Cancel the request of *trace*, whatever it waits for. Its answers end with an error."""
+        trace.withdrawn = True
+        for uid in reversed(self.tracer.rows(trace)):  # so that none takes another's place
+            self.runtime.cancel(uid)
+
+    async def end(self, why: str) -> None:
+        """Refuse new requests from now on, and end those under way: they failed because of *why*.
+        Waits until their clients are told, for a moment at most."""
+        self._stopping = _SHUTS_DOWN
+        if live := self._unended():
+            log.warning("ended: %s, because %s", _requests(len(live)), why)
+        self._give_up(why)
+        with trio.move_on_after(_TELL_SECONDS):
+            while any(trace in self.tracer.live for trace in live):  # noqa: ASYNC110 - as in `drain`
+                await trio.sleep(_DRAIN_LOOK)
+
+    def _unended(self) -> list[Trace]:
+        """The requests that are under way and were not given up."""
+        return [trace for trace in self.tracer.live if not trace.given_up]
+
+    def _give_up(self, why: str) -> None:
+        """End what is under way, whatever it waits for, because of *why*."""
+        for trace in self._unended():
+            trace.given_up = why
+            for uid in reversed(self.tracer.rows(trace)):  # as in `withdraw`
+                self.runtime.give_up(uid, why)
+
+    async def drain(self, seconds: float, why: str, own: str = _SHUTS_DOWN) -> None:
+        """Refuse new requests, for *own* (a clause about this node), let those that run finish for
+        *seconds*, and give up the rest, because of *why*."""
+        self._stopping = own
+        await self._finish(seconds, why)
+
+    @contextlib.asynccontextmanager
+    async def giving_way(self, seconds: float, why: str) -> AsyncIterator[None]:
+        """As `drain`, and take requests again after the block, in which a roster comes into force
+        that makes another member the head, as *why* says."""
+        self._giving_way = why
+        try:
+            await self._finish(seconds, why)
+            yield
+        finally:
+            self._giving_way = ""
+
+    async def _finish(self, seconds: float, why: str) -> None:
+        """Let the requests that run finish for *seconds*, and give up the rest, because of
+        *why*."""
+        live = self._unended()
+        if live:
+            self._drain_ends = trio.current_time() + seconds
+            text = "%s: finishing %s, for %g s at most; new ones are refused"
+            second = ", and a second signal ends what is under way" if self._stopping else ""
+            log.info(text + second, self.refusal, _requests(len(live)), seconds)
+        served = trio.current_time()
+        with trio.move_on_after(seconds):
+            while self._unended() and trio.current_time() < served + _DRAIN_DOWN:
+                if self.serving:
+                    served = trio.current_time()
+                await trio.sleep(_DRAIN_LOOK)
+        if live := self._unended():
+            log.warning("what has not finished is ended: %s", _requests(len(live)))
+        self._give_up(why)
+
+    @property
+    def serving(self) -> bool:
+        """Whether the ring serves; on a follower, whether this rank does its part."""
+        return self.runtime.node.serving and not self.runtime.textless
+
+    @property
+    def loading(self) -> bool:
+        """Whether the head's tokenizer, or its first text worker, is being loaded."""
+        read = self._tokenizer is not None or self.runtime.textless
+        return self.texts.starting or not read
+
+    @property
+    def draining(self) -> bool:
+        """Whether new requests are refused."""
+        return bool(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Why new requests are refused; empty if they are not."""
+        return self._stopping or self._giving_way
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether requests are refused because another member becomes the head."""
+        return bool(self._giving_way) and not self._stopping
+
+    @property
+    def leaving(self) -> str:
+        """Why the node stops taking requests and what it waits for, in words; empty if it does
+        take them."""
+        text, live = self.refusal, len(self._unended())
+        if text and live:
+            left = max(0.0, self._drain_ends - trio.current_time())
+            text += f": it finishes {_requests(live)}, for {lasting(left + 1)} more at most"
+        return text
+
+    def obstacles(self) -> list[Obstacle]:
+        """What keeps the ring from serving; empty if it serves."""
+        return obstacles(self.runtime.facts(self.leaving), trio.current_time())
+
+    def permanent_obstacle(self) -> Obstacle | None:
+        """The first obstacle that no request should wait for; None if there is none."""
+        return first_permanent(self.obstacles())
+
+    def missing(self) -> str:
+        """The obstacles in words; empty if the ring serves."""
+        if self.serving:
+            return ""
+        now = trio.current_time()
+        return "; ".join(obstacle.text(now) for obstacle in self.obstacles())

@@ -1,0 +1,279 @@
+"""What a node tells of itself: the answer to `sealring status`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil  # type: ignore[import-untyped]
+import trio
+from sealring_protocol.codec.messages import Backend, Decode, Progress
+from sealring_protocol.control.plan import Plan, Strategy
+from sealring_protocol.control.standing import Standing
+from sealring_protocol.diagnosis.why import Facts, link_trouble, obstacles, starving
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
+from sealring_trio.clock import wall_ms
+from sealring_trio.engine.group import EngineGroup
+from sealring_trio.engine.supervisor import Supervisor
+from sealring_trio.files.config import SUITE_NAMES
+from sealring_trio.node.expiry import left, seconds_left
+from sealring_trio.node.runtime import Runtime
+from sealring_trio.node.versions import VERSION, build_number
+
+# ---------------------------------------------------------------------- activations
+# How activations and sums are sealed between the ranks, in plain words.
+
+
+class Sums(Protocol):
+    """The one property of a collective that is needed here."""
+
+    @property
+    def trusted(self) -> bool:
+        """It goes beside the sealed links."""
+
+
+def told_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
+    """How activations or sums are sealed with this *strategy*; empty if none leave a rank."""
+    if collective is not None:
+        if collective.trusted:
+            return "NOT SEALED: the ranks' sums go beside the sealed links"
+        return "sums sealed from node to node; in the clear inside each node's process"
+    if strategy != Strategy.PIPELINE.value:
+        return ""
+    if inner_seal:
+        return "sealed from engine to engine; no node process holds them in the clear"
+    return "sealed from node to node; in the clear inside each node's process (no inner seal)"
+
+
+# ---------------------------------------------------------------------- status
+# What a node tells of itself: the answer to `sealring status`.
+
+
+def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
+    """The state of *runtime*'s node as a JSON object. Sizes are bytes; times are microseconds
+    unless their name says another unit. *draining* says why the node takes no requests."""
+    node = runtime.node
+    roster = node.roster.roster
+    standing = node.standing()
+    links = node.links()
+    up = {(rank, purpose) for rank, purpose, _ in links}
+    info = node.engine_info
+    collective = collective_of(standing)
+    outs = {peer.name for peer in node.peers() if peer.put_out}
+    facts, now = runtime.facts(draining), trio.current_time()
+    place = _place(standing, node.rank)
+    return {
+        "version": VERSION,
+        "build": f"{build_number():016x}",
+        "rank": node.rank,
+        "world": node.world,
+        "role": "head" if node.rank == 0 else "rank",
+        "name": roster.members[node.rank].name,
+        "head_fault": runtime.head_fault() if node.rank else "",
+        **describe_roster(roster),
+        "activations": told_seals(roster.inner_seal, place["strategy"], collective),
+        "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
+        "model": str(model),
+        "model_digest": info.model.hex() if info else "",
+        **place,
+        "state_s": round(now - standing.since, 1),
+        "why": [obstacle.describe(now) for obstacle in obstacles(facts, now)],
+        "starved": [each.describe(now) for each in starving(facts)],
+        "strangers": [
+            {
+                "source": stranger.source,
+                "reason": stranger.reason,
+                "tries": stranger.count,
+                "last_s": round(now - stranger.at, 1),
+            }
+            for stranger in facts.strangers
+        ],
+        **describe_fetching(facts.progress[node.rank]),
+        "weights_read": runtime.weights_read,
+        "weights_held": node.loaded.held if node.loaded else 0,
+        "memory": sum(map(_memory, runtime.engine.pids)),
+        "daemon_memory": _memory(os.getpid()),
+        "tasks": trio.lowlevel.current_statistics().tasks_living,
+        "engine_pid": runtime.engine.pid or 0,
+        "engine_pids": runtime.engine.pids,
+        "engine_state": runtime.engine.state,
+        "members": _members(runtime.engine),
+        "engine_restarts": runtime.engine.restarts,
+        "engine_lost": runtime.engine.lost,
+        "hop_us": hop_quantiles(runtime),
+        "guesses": describe_guesses(runtime),
+        "draft": None if runtime.drafts is None else runtime.drafts.describe_here(),
+        "peers": [
+            {
+                "rank": rank,
+                "name": member.name,
+                "addresses": list(member.addresses),
+                **describe_fetching(facts.progress.get(rank, Progress())),
+                "trouble": describe_trouble(facts, rank, now),
+                "control": (rank, Purpose.CONTROL) in up,
+                "step": (rank, Purpose.STEP) in up,
+                "tunnel": (rank, Purpose.TUNNEL) in up,
+                "put_out": member.name in outs,
+                "collective": collective_link(collective, node.rank, rank),
+            }
+            for rank, member in enumerate(roster.members)
+            if rank != node.rank
+        ],
+    }
+
+
+def describe_roster(roster: Roster) -> dict[str, Any]:
+    """The roster in force: its policies, and how long it has."""
+    now = wall_ms()
+    return {
+        "cluster": roster.name,
+        "serial": roster.serial,
+        "expires_ms": roster.expires_ms,
+        "expires_in_s": seconds_left(roster, now),
+        "roster_left": left(roster, now),
+        "trust": roster.trust.name.lower(),
+        "inner_seal": roster.inner_seal,
+        "tensor_parallelism": roster.tensor_parallelism,
+    }
+
+
+def describe_fetching(told: Progress) -> dict[str, int]:
+    """How far a rank is that fetches weights; 0 of 0 if nothing is to come."""
+    return {"fetched_bytes": told.here, "fetch_bytes": told.fetch_bytes}
+
+
+def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:
+    """The last error on each link with *rank*, whether or not the ring serves."""
+    peer = facts.peers[rank]
+    return [
+        {"link": purpose.name.lower(), **link_trouble(facts, peer, trouble).describe(now)}
+        for purpose in Purpose
+        if (trouble := peer.trouble(purpose, now)) is not None
+    ]
+
+
+def describe_place(runtime: Runtime) -> dict[str, Any]:
+    """Which rank *runtime*'s node is, of what ring, and its part in the present epoch."""
+    node = runtime.node
+    names = [member.name for member in node.roster.roster.members]
+    standing = node.standing()
+    split = standing.plan.split.bounds if standing.plan else ()
+    told = {"rank": node.rank, "names": names, "bounds": list(split)}
+    return told | _place(standing, node.rank)
+
+
+def _place(standing: Standing, rank: int) -> dict[str, Any]:
+    """The part of *rank* in the present epoch."""
+    plan = standing.plan
+    return {
+        "state": standing.state,
+        "missing": list(standing.missing),
+        "epoch": standing.epoch.counter,
+        "strategy": plan.strategy.value if plan else "",
+        "reason": plan.reason if plan else "",
+        "backend": _backend(plan.backend) if plan else "",
+        "layers": span(plan.layers(rank)) if plan else [],
+        "requests": standing.requests,
+        "slow_links": standing.slow_links,
+        "guess_ms": describe_costs(standing),
+    }
+
+
+def _backend(backend: Backend) -> str:
+    return "" if backend is Backend.PIPELINE else backend.name.lower()
+
+
+def span(layers: range) -> list[int]:
+    """The first of *layers*, and the one after the last."""
+    return [layers.start, layers.stop]
+
+
+def collective_of(standing: Standing) -> Plan | None:
+    """The plan by which the ranks of the present epoch sum up; None in a pipeline, and alone."""
+    plan = standing.plan
+    return plan if plan is not None and plan.strategy is Strategy.TENSOR else None
+
+
+def describe_collective(standing: Standing) -> dict[str, Any] | None:
+    """What carries the sums between the ranks, and for each link whether it is sealed."""
+    collective = collective_of(standing)
+    if collective is None:
+        return None
+    ranks = range(collective.world)
+    pairs = [(near, far) for near in ranks for far in ranks if near < far]
+    told = {pair: collective_link(collective, *pair) for pair in pairs}
+    return {
+        "backend": collective.backend.name.lower(),
+        "sealed": not collective.trusted,
+        "links": [{"ranks": list(pair), "sums": text} for pair, text in told.items() if text],
+    }
+
+
+def collective_link(collective: Plan | None, near: int, far: int) -> str:
+    """What goes between ranks *near* and *far* when all sum up, and whether it is sealed."""
+    if collective is None or near == far:
+        return ""
+    ring = collective.backend is Backend.RING
+    if ring and (near - far) % collective.world not in (1, collective.world - 1):
+        return ""  # they are no neighbours
+    name = collective.backend.name.lower()
+    if collective.trusted:
+        return f"NOT SEALED: {name} goes beside the sealed links, as the config allows"
+    return f"sealed between the nodes, not inside them: {name} goes through the tunnel link"
+
+
+def _members(engine: Supervisor) -> dict[str, Any] | None:
+    """The processes that share this node's layers, if several do."""
+    if not isinstance(engine, EngineGroup):
+        return None
+    backend, grouped = engine.grouped or (None, None)
+    return {
+        "size": engine.settings.size,
+        "backend": backend.name.lower() if backend else "",
+        "sum_us": grouped.sum_us if grouped else 0,
+        "token_us": grouped.token_us if grouped else 0,
+        "sums": "not sealed, and never leave this machine",
+    }
+
+
+def _memory(pid: int) -> int:
+    """Bytes of memory that process *pid* has; 0 if nobody can look."""
+    with contextlib.suppress(psutil.Error, OSError):  # without a free file descriptor nobody can
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def describe_guesses(runtime: Runtime) -> dict[str, int]:
+    """How many of the tokens that the head guessed were right and wrong, in requests that are
+    over."""
+    return {"accepted": runtime.accepted, "rejected": runtime.rejected}
+
+
+def describe_costs(standing: Standing) -> dict[str, float]:
+    """How long a token takes by what was guessed, in milliseconds; what is not known is left
+    out."""
+    return {name: round(1e3 * s, 3) for name, s in standing.guess_seconds.items()}
+
+
+def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
+    """Median and p99 of a hop in decode steps, microseconds; None before the first, and where
+    there are none: on a single rank, and in tensor parallelism.
+
+    A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
+    its hops.
+    """
+    hops = sorted(
+        timing.away_us / runtime.node.world
+        for timing in runtime.timings
+        if isinstance(timing.work, Decode) and not timing.parallel
+    )
+    if not hops or runtime.node.world == 1:
+        return None
+    return {
+        "p50": round(hops[len(hops) // 2], 1),
+        "p99": round(hops[len(hops) * 99 // 100], 1),
+        "samples": len(hops),
+    }

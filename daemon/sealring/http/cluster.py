@@ -1,0 +1,198 @@
+"""The state of the ring: ``/v1/cluster``, the running requests, and their traces.
+
+They hold names, layers, sizes and times, and never a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import trio
+from sealring_model.loading.model_folder import NO_LIMIT
+from sealring_protocol.codec.messages import Progress
+from sealring_protocol.security.roles import Purpose
+from sealring_trio.files.config import SUITE_NAMES
+from sealring_trio.node.versions import VERSION
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from sealring.dialects.errors import ApiError
+from sealring.generation.status import (
+    collective_of,
+    describe_collective,
+    describe_costs,
+    describe_fetching,
+    describe_guesses,
+    describe_roster,
+    describe_trouble,
+    hop_quantiles,
+    span,
+    told_seals,
+)
+from sealring.generation.trace import Trace
+from sealring.http.gate import Caller
+from sealring.http.head import ApiHead
+from sealring.http.health import faults
+from sealring.http.history import count_rows
+
+_NOTHING: Final = Progress()
+_AT_ONCE: Final = 16  # traces that are told before others have their turn
+
+
+def describe(head: ApiHead) -> dict[str, Any]:
+    """The ring as it is now. Sizes are bytes; times are microseconds unless their name says another
+    unit."""
+    runtime = head.generator.runtime
+    node = runtime.node
+    roster = node.roster.roster
+    links = node.links()
+    standing = node.standing()
+    leads = node.rank == 0  # a newer roster may have made another node the head
+    plan = standing.plan if leads else None
+    known = node.engine_info
+    latest = head.history.samples[-1] if head.history.samples else None
+    told = faults(head)
+    strategy = plan.strategy.value if plan else ""
+    return {
+        "version": VERSION,
+        **describe_roster(roster),
+        "activations": told_seals(roster.inner_seal, strategy, collective_of(standing)),
+        "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
+        "model": head.model,
+        "model_digest": known.model.hex() if known else "",
+        "context": 0 if not known or known.context == NO_LIMIT else known.context,
+        "state": standing.state if leads else "gathering",
+        "epoch": standing.epoch.counter if leads else 0,
+        "strategy": strategy,
+        "reason": plan.reason if plan else "",
+        "collective": describe_collective(standing),
+        "healthy": not told,
+        "faults": told,
+        "why": head.why(),
+        "starved": head.starved(),
+        "draining": head.generator.draining,
+        "hop_us": hop_quantiles(runtime),
+        "guesses": describe_guesses(runtime),
+        "guess_ms": describe_costs(standing) if leads else {},
+        "draft": None if runtime.drafts is None else runtime.drafts.describe(),
+        "rows": count_rows(head.generator.tracer),
+        "tokens_per_s": latest.tokens if latest else 0,
+        "prompt_tokens_per_s": latest.prompt_tokens if latest else 0,
+        "link_bytes": {"sent": runtime.bytes_sent, "received": runtime.bytes_received},
+        "key_updates": head.key_updates(),
+        "ranks": _ranks(head),
+        "requests": [trace.describe() for trace in head.generator.tracer.live],
+    }
+
+
+def _ranks(head: ApiHead) -> list[dict[str, Any]]:
+    node = head.generator.runtime.node
+    standing = node.standing()
+    present, ready = standing.present, standing.ready
+    plan = standing.plan if node.rank == 0 else None
+    links = {(rank, purpose): link for rank, purpose, link in node.links()}
+    world = node.world
+    summing = collective_of(standing)
+    facts, now = head.generator.runtime.facts(), trio.current_time()
+    tunnelled = summing is not None and not summing.trusted
+    told = []
+    for rank, member in enumerate(node.roster.roster.members):
+        control = links.get((rank, Purpose.CONTROL))
+        done = facts.progress.get(rank, _NOTHING)
+        near = rank in (1, world - 1)
+        told.append(
+            {
+                "rank": rank,
+                "name": member.name,
+                "addresses": list(member.addresses),
+                "trust": member.trust.name.lower(),
+                "trouble": describe_trouble(facts, rank, now) if rank != node.rank else [],
+                "present": rank in present,
+                "ready": rank in ready,
+                "layers": span(plan.layers(rank)) if plan and rank < plan.world else [],
+                "sum_us": ready[rank].sum_us if rank in ready else 0,
+                "token_us": ready[rank].token_us if rank in ready else 0,
+                "room": ready[rank].room if rank in ready else 0,
+                "memory": done.memory,
+                "cache": done.cache,
+                "rows": done.rows,
+                **describe_fetching(done),
+                "compute_us": done.compute_us,
+                "seal_us": done.seal_us,
+                "starved_us": done.starved_us,
+                "links": {
+                    "control": control is not None,
+                    # The head sees its own links; those between others show in the state.
+                    "step": (rank, Purpose.STEP) in links if near and not summing else None,
+                },
+                "tunnel": (rank, Purpose.TUNNEL) in links if near and tunnelled else None,
+                "rtt_us": _us(control.keepalive.rtt) if control is not None else None,
+            }
+        )
+    return told
+
+
+def _us(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e6, 1)
+
+
+async def cluster(request: Request) -> JSONResponse:
+    """``GET /v1/cluster``; with ``?history=1``, the last minutes second by second too."""
+    head: ApiHead = request.app.state.head
+    body = describe(head)
+    if request.query_params.get("history", "") not in ("", "0"):
+        body["history"] = head.history.columns()
+    return JSONResponse(body)
+
+
+async def version(request: Request) -> JSONResponse:
+    """``GET /version``."""
+    return JSONResponse({"version": VERSION})
+
+
+async def requests(request: Request) -> Response:
+    """``GET /v1/requests``: those under way, then the latest that are over."""
+    tracer = request.app.state.head.generator.tracer
+    told = []
+    for number, each in enumerate([*tracer.live, *tracer.latest]):
+        if number % _AT_ONCE == 0:
+            await trio.lowlevel.checkpoint()  # there may be a thousand, and hops to move
+        told.append(json.dumps(each.describe()).encode())
+    body = b'{"object":"list","data":[' + b",".join(told) + b"]}"
+    return Response(body, media_type="application/json")
+
+
+async def trace(request: Request) -> JSONResponse:
+    """``GET /v1/requests/{id}/trace``: where its time went, and what is done for it now."""
+    found = _find(request)[0]
+    doing = request.app.state.head.generator.tracer.doing(found)
+    return JSONResponse({**found.describe(), "doing": doing})
+
+
+async def cancel(request: Request) -> Response:
+    """``DELETE /v1/requests/{id}``: end a request that is under way."""
+    found, *others = _find(request)
+    if any(each.ended is None for each in others):
+        raise ApiError(
+            409,
+            f"Several requests under way are called '{found.asked}': name the one to be cancelled "
+            "by the id of its answer, which /v1/requests tells.",
+            "request_ambiguous",
+        )
+    if found.ended is not None:
+        raise ApiError(
+            409, f"The request '{found.id}' is over already: {found.outcome}.", "request_over"
+        )
+    request.app.state.head.generator.withdraw(found)
+    return JSONResponse({"id": found.id, "object": "request", "cancelled": True})
+
+
+def _find(request: Request) -> list[Trace]:
+    head: ApiHead = request.app.state.head
+    name = request.path_params["id"]
+    caller: Caller = request.scope["state"]["visitor"]
+    found = head.generator.tracer.find(name, caller.name)
+    if not found:
+        raise ApiError(404, f"There is no request '{name}', or no longer.", "request_not_found")
+    return found

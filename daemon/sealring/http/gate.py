@@ -1,0 +1,528 @@
+"""The checks before a request is read: it gets an id, its caller is found, and the caller's
+requests are counted. A fault in what comes after is answered here too, so that every answer has the
+headers that this adds.
+
+Once an API key has been made, each request needs one, except for `PUBLIC` paths, which tell no
+secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
+
+Any web page can make a browser on the head's machine send requests to loopback. So while the API
+listens on loopback without keys, a request must name loopback as its host, or one of the config's
+`allowed_hosts`, which an attack by DNS rebinding does not. A request that names an origin, as those
+of web pages do, must come from this server's own page, or from one of `allowed_origins`. Only the
+latter get CORS headers (`cors`): other origins get no answer to read. The page's files tell nothing
+of this head, and are served under every name, as a proxy may give it another. `PROBES` are answered
+under every name too, for a load balancer's check may name no host; under another name than the
+server's the answer says only whether, and not why.
+
+The time that a prompt takes, and how much of it was cached, would reveal what others asked before.
+So a request shares cached prefixes with requests of the same known key only; without a key, with
+those of its own connection. The config's `prefix_sharing` may say otherwise. Each connection has an
+id that is never used again (``scope["state"]["connection"]``), since the next client may get the
+same address and port.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import attrs
+import trio
+from sealring_protocol.codec.wire import clip
+from sealring_trio.errors import UserError
+from sealring_trio.units import is_loopback
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sealring.dialects.errors import INVALID, ApiError, is_anthropic, unavailable
+from sealring.files.origins import AllowedOrigins, parse_authority, parse_origin
+from sealring.http.connections import MAX_CONNECTIONS
+from sealring.http.head import ApiHead
+from sealring.http.http1 import PROBES
+from sealring.http.keys import digest
+
+# ---------------------------------------------------------------------- cors
+# Cross-origin resource sharing (https://fetch.spec.whatwg.org/#http-cors-protocol): what a
+# browser is told about pages of other origins, which the config's `allowed_origins` names.
+#
+# The browser keeps an answer from a page unless the answer names the page's origin. Before a
+# request that no form could send it asks whether it may (a preflight): ``OPTIONS``, without a
+# key. Answers never allow credentials, as the API knows no cookies: a key is a header that the
+# page itself gives, and the browser adds nothing that would let one page act as another.
+
+
+MAX_ASKED: Final = 64
+"""Headers that a preflight may ask for; more are left out."""
+
+MAX_AGE: Final = 600
+"""Seconds for which a browser may keep the answer to a preflight."""
+
+_METHODS: Final = "GET, HEAD, POST, DELETE"
+_REQUEST: Final = "access-control-request-"
+
+_ALLOWED: Final = re.compile(
+    r"(?:accept|authorization|baggage|cache-control|content-type|http-referer|idempotency-key"
+    r"|last-event-id|traceparent|tracestate|user-agent|x-api-key|x-request-id|x-requested-with"
+    r"|x-title|(?:anthropic|openai|x-stainless)-[a-z0-9-]{1,64})"
+)
+"""Headers that pages may send, in lower case: those that the API reads, and those that clients of
+OpenAI's and Anthropic's send with every request."""
+
+_EXPOSED: Final = (
+    "request-id, retry-after, server-timing, traceparent, tracestate, www-authenticate, "
+    "x-request-id, x-sealring-adapted, x-sealring-ignored, x-sealring-tools"
+)
+"""Headers of answers that pages may read."""
+
+
+def shared_with(headers: Headers, allowed: AllowedOrigins) -> str:
+    """The value of ``Access-Control-Allow-Origin`` for the page that sent *headers*; empty if it
+    gets none."""
+    origins = headers.getlist("origin")
+    if len(origins) != 1 or not allowed.allow(origins[0]):
+        return ""
+    return "*" if allowed.everyone else origins[0]
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """Whether a browser asks what a page may send."""
+    return method == "OPTIONS" and "origin" in headers and f"{_REQUEST}method" in headers
+
+
+def preflight(headers: Headers) -> Response:
+    """The answer to a preflight of a page that may use the API."""
+    told = {
+        "access-control-allow-methods": _METHODS,
+        "access-control-allow-headers": ", ".join(_granted(headers)),
+        "access-control-max-age": str(MAX_AGE),
+    }
+    if headers.get(f"{_REQUEST}private-network") == "true":
+        told["access-control-allow-private-network"] = "true"
+    asked = (f"{_REQUEST}{each}" for each in ("method", "headers", "private-network"))
+    return Response(status_code=204, headers={**told, "vary": ", ".join(asked)})
+
+
+def _granted(headers: Headers) -> Iterator[str]:
+    """Those of the headers that the page wants to send which it may send."""
+    asked = headers.get(f"{_REQUEST}headers", "").lower().split(",")[:MAX_ASKED]
+    return (name for each in asked if _ALLOWED.fullmatch(name := each.strip()))
+
+
+def share(headers: MutableHeaders, with_origin: str) -> None:
+    """Have an answer with *headers* say that pages of *with_origin* (see `shared_with`) may read
+    it, and that it depends on who asks."""
+    if with_origin:
+        headers["access-control-allow-origin"] = with_origin
+        headers["access-control-expose-headers"] = _EXPOSED
+    headers.add_vary_header("Origin")
+
+
+# ---------------------------------------------------------------------- trace context
+# W3C Trace Context (https://www.w3.org/TR/trace-context/): to which trace a request belongs.
+#
+# A client's ``traceparent`` is taken up if it is exactly what the recommendation says, and
+# otherwise ignored: the request then begins a trace of its own. ``tracestate`` goes with a
+# ``traceparent`` that was taken up; one that breaks the grammar is dropped by itself. The answer
+# has both, with this server's own span as the parent.
+#
+# A client may also name its request, with ``x-request-id``. What it says is taken up if it is
+# short and plain, and is never the id by which the server tells requests apart.
+
+
+MAX_STATE: Final = 512
+"""Characters of a ``tracestate`` that is taken up."""
+
+MAX_MEMBERS: Final = 32
+"""Members of a ``tracestate``, as the recommendation has it."""
+
+MAX_REQUEST_ID: Final = 128
+"""Characters of a client's ``x-request-id`` that is taken up."""
+
+_PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_KEY: Final = r"(?:[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})"
+_VALUE: Final = r"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+_MEMBER: Final = re.compile(rf"({_KEY})={_VALUE}")
+_REQUEST_ID: Final = re.compile(rf"[A-Za-z0-9._~:+=@-]{{1,{MAX_REQUEST_ID}}}")
+
+_KNOWN_FLAGS: Final = 0x03  # sampled, and random
+_RANDOM: Final = 0x02
+
+
+@attrs.frozen
+class TraceContext:
+    """The trace of a request, this server's span in it, the flags, and the *state* that came with
+    it; ids are in hex."""
+
+    trace_id: str
+    span_id: str
+    flags: int
+    state: str = ""
+
+    @classmethod
+    def of(cls, headers: Headers) -> TraceContext:
+        """The context that *headers* name, or a new one."""
+        span = secrets.token_hex(8)
+        given = headers.getlist("traceparent")
+        if len(given) == 1 and (found := _PARENT.fullmatch(given[0])) is not None:
+            version, trace, parent, flags, more = found.groups()
+            sound = version != "ff" and not (version == "00" and more is not None)
+            if sound and trace.strip("0") and parent.strip("0"):
+                state = _state(headers.getlist("tracestate"))
+                return cls(trace, span, int(flags, 16) & _KNOWN_FLAGS, state)
+        return cls(secrets.token_hex(16), span, _RANDOM)
+
+    @property
+    def parent(self) -> str:
+        """The ``traceparent`` of what this request has done here."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+
+def _state(given: list[str]) -> str:
+    """The members of all ``tracestate`` headers; empty if any breaks the grammar."""
+    members = [part.strip(" \t") for line in given for part in line.split(",")]
+    members = [member for member in members if member]
+    state = ",".join(members)
+    if len(state) > MAX_STATE or len(members) > MAX_MEMBERS:
+        return ""
+    keys = [found[1] for member in members if (found := _MEMBER.fullmatch(member))]
+    return state if len(keys) == len(members) == len(set(keys)) else ""
+
+
+def request_id(headers: Headers) -> str:
+    """What the client calls its request; empty if it says nothing that can be taken up."""
+    given = headers.getlist("x-request-id")
+    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else ""
+
+
+# ---------------------------------------------------------------------- gate
+# The checks before a request is read: it gets an id, its caller is found, and the caller's
+# requests are counted. A fault in what comes after is answered here too, so that every answer has
+# the headers that this adds.
+#
+# Once an API key has been made, each request needs one, except for `PUBLIC` paths, which tell no
+# secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
+#
+# Any web page can make a browser on the head's machine send requests to loopback. So while the
+# API listens on loopback without keys, a request must name loopback as its host, or one of the
+# config's `allowed_hosts`, which an attack by DNS rebinding does not. A request that names an
+# origin, as those of web pages do, must come from this server's own page, or from one of
+# `allowed_origins`. Only the latter get CORS headers (`cors`): other origins get no answer to
+# read. The page's files tell nothing of this head, and are served under every name, as a proxy
+# may give it another. `PROBES` are answered under every name too, for a load balancer's check may
+# name no host; under another name than the server's the answer says only whether, and not why.
+#
+# The time that a prompt takes, and how much of it was cached, would reveal what others asked
+# before. So a request shares cached prefixes with requests of the same known key only; without a
+# key, with those of its own connection. The config's `prefix_sharing` may say otherwise. Each
+# connection has an id that is never used again (``scope["state"]["connection"]``), since the next
+# client may get the same address and port.
+
+
+log = logging.getLogger("sealring.api")
+
+MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
+"""Requests with one key that are being answered at once: slow bodies with it leave room for
+everybody else's."""
+
+PUBLIC: Final = (*PROBES, "/", "/openapi.json")
+PUBLIC_BELOW: Final = "/dashboard/"
+"""Paths that need no key, and the folder of the page's files."""
+
+PREFIXES: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+    "/v1/messages": "msg_",
+}
+"""How the ids of answers begin; those of other requests begin with ``req-``."""
+
+_SHOWN: Final = 200
+_TOLD: Final = 8  # digits of a key's hash, in logs
+_KNOWN: Final = "known "  # how the owner of a known key begins; its digest follows
+_FOREIGN: Final = ("cross-site", "same-site")
+_VISIT: Final = "navigate"
+
+_BUG: Final = ApiError(
+    500, "The server failed; its log says how.", "internal_error", kind="server_error"
+)
+
+_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+@attrs.frozen
+class Caller:
+    """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
+    Callers take turns by *owner*; cached prefixes are shared within *scope*. What it takes of
+    memory counts to *account*: without a known key that is the client's address, as it could
+    present another key with each request. *asked* is what the
+    client calls the request, if it does, and *trace_id* the trace that it belongs to. The answer
+    has what is *told* among its headers."""
+
+    id: str
+    name: str
+    owner: str
+    scope: str
+    account: str
+    arrived: float
+    asked: str = ""
+    trace_id: str = ""
+    told: dict[str, str] = attrs.field(factory=dict, eq=False)
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the request had a known key."""
+        return not self.scope
+
+    def may_stay(self, head: ApiHead) -> bool:
+        """Whether *head* would still let the caller in: keys are made and revoked while a stream
+        runs."""
+        try:
+            if not head.keys_needed:
+                return True
+            return self.keyed and head.keys.has(self.owner.removeprefix(_KNOWN))
+        except UserError:
+            return False
+
+
+def _plain(path: str) -> str:
+    """*path* without the slashes that clients add where a base URL ends with one. What is looked up
+    afterwards is this path alone, so that no other spelling gets past a check."""
+    if path.startswith(PUBLIC_BELOW):
+        return path
+    return "/" + "/".join(part for part in path.split("/") if part)
+
+
+def _address(scope: Scope) -> str:
+    """The account of the client of *scope*: its address. All of loopback is one, since whoever is
+    there has all of it."""
+    host = (scope.get("client") or ("",))[0]
+    return f"address {'loopback' if is_loopback(host) else host}"
+
+
+def is_public(path: str) -> bool:
+    """Whether *path* needs no key."""
+    return path in PUBLIC or path.startswith(PUBLIC_BELOW)
+
+
+def _is_page(path: str) -> bool:
+    """Whether *path* is one of the page's files."""
+    return path == "/" or path.startswith(PUBLIC_BELOW)
+
+
+class Gate:
+    """ASGI middleware in front of *app*."""
+
+    def __init__(self, app: ASGIApp, head: ApiHead) -> None:
+        self._app = app
+        self._head = head
+        self._of_owner: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"] = _plain(scope["path"])
+        name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
+        status = 499  # of a client that has gone before its answer began
+        begun = False
+        headers = Headers(scope=scope)
+        asked, context = request_id(headers), TraceContext.of(headers)
+        shared = shared_with(headers, self._head.config.origins)
+
+        async def answer(message: Message) -> None:
+            nonlocal status, begun
+            if message["type"] == "http.response.start":
+                status, begun = message["status"], True
+                told = MutableHeaders(scope=message)
+                told["x-request-id"] = asked or name
+                if is_anthropic(path):
+                    told["request-id"] = asked or name
+                told["traceparent"] = context.parent
+                if context.state:
+                    told["tracestate"] = context.state
+                for header, value in _HEADERS.items():
+                    told[header] = value
+                if (caller := scope.get("state", {}).get("visitor")) is not None:
+                    told.update(caller.told)
+                share(told, shared)
+            await send(message)
+
+        try:
+            needed = self._keys_needed()
+            self._check_names(scope, headers, keys_needed=needed)
+            if not shared and not _is_page(path):
+                self._check_page(headers, secure=scope.get("scheme") == "https")
+            if shared and is_preflight(scope["method"], headers):
+                await preflight(headers)(scope, receive, answer)
+                return
+            caller = self._admit(scope, headers, name, needed)
+            caller = attrs.evolve(caller, asked=asked, trace_id=context.trace_id)
+            scope.setdefault("state", {})["visitor"] = caller
+            with self._counted(caller):
+                await self._app(scope, receive, answer)
+        except ApiError as error:
+            await error.response(path)(scope, receive, answer)
+        except Exception:
+            if not begun:
+                await _BUG.response(path)(scope, receive, answer)
+            raise
+        finally:
+            self._head.metrics.answered(path, status)
+            log.debug(
+                "%s: %s %s: %d%s",
+                name,
+                scope["method"],
+                clip(path, _SHOWN),
+                status,
+                named(asked, context.trace_id),
+            )
+
+    @contextmanager
+    def _counted(self, caller: Caller) -> Iterator[None]:
+        """Count one more request of its owner until the block ends. Raises `ApiError` if its known
+        key has too many; requests without a key are bounded by their connections."""
+        owner = caller.owner
+        if caller.keyed and self._of_owner[owner] >= MAX_OF_ONE:
+            text = "Too many requests with this key are being answered at once."
+            raise unavailable(text, "overloaded")
+        self._of_owner[owner] += 1
+        try:
+            yield
+        finally:
+            self._of_owner[owner] -= 1
+            if not self._of_owner[owner]:
+                del self._of_owner[owner]
+
+    def _keys_needed(self) -> bool:
+        with _told_if_unreadable():
+            return self._head.keys_needed
+
+    def _admit(self, scope: Scope, headers: Headers, name: str, needed: bool) -> Caller:
+        """The caller of request *name*. Raises `ApiError` if it may not pass."""
+        presented = _presented(headers)
+        with _told_if_unreadable():
+            owner = self._head.keys.owner(presented) if presented else None
+        if needed and owner is None and not is_public(scope["path"]):
+            what = "This API needs a key" if not presented else "The API key is not known"
+            raise ApiError(
+                401,
+                f"{what}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one of "
+                "'sealring apikey new'.",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        generator = self._head.generator
+        if generator.draining and scope["method"] == "POST":
+            code = "not_head" if generator.gives_way else "shutting_down"
+            text = generator.refusal.replace("this node", "the head")
+            raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
+        key = digest(presented) if presented else ""
+        now = trio.current_time()
+        if owner is not None:
+            return Caller(name, owner, f"{_KNOWN}{key}", "", f"{_KNOWN}{key}", now)
+        # Where no key is needed, clients that present one still take turns by it. Many present the
+        # same, such as "unused"; so it is no sign that they are one.
+        shared = self._shared(scope, name)
+        told = f"key-{key[:_TOLD]}" if key else ""
+        return Caller(name, told, f"unknown {key}", shared, _address(scope), now)
+
+    def _shared(self, scope: Scope, name: str) -> str:
+        """The scope in which the caller of request *name*, who has no known key, shares cached
+        prefixes."""
+        match self._head.config.prefix_sharing:
+            case "everyone":
+                return "everyone"
+            case "connection" if connection := scope.get("state", {}).get("connection"):
+                return f"connection {connection}"
+            case _:
+                return f"request {name}"
+
+    def _check_names(self, scope: Scope, headers: Headers, *, keys_needed: bool) -> None:
+        """Raise `ApiError` for a request whose host may be another's name for loopback."""
+        given, path = headers.get("host", ""), scope["path"]
+        if path in PROBES:
+            scope.setdefault("state", {})["brief"] = not (keys_needed or self._is_named(given))
+        elif not keys_needed and not _is_page(path):
+            self._check_host(given)
+
+    def _is_named(self, given: str) -> bool:
+        """Whether *given*, which a request names as its host, is this server's on loopback."""
+        host = parse_authority(given)
+        return host is not None and self._head.config.hosts.allow(host.host)
+
+    def _check_host(self, given: str) -> None:
+        """Raise `ApiError` if *given*, a request's host, may be another's name for loopback."""
+        if not self._is_named(given):
+            host = parse_authority(given)
+            message = f"The host '{clip(given, _SHOWN)}' is not one of this server's names."
+            if host is not None:
+                message += (
+                    f" If it is to be one, add it to the head's config: "
+                    f"allowed_hosts = [{json.dumps(host.host)}] "
+                    f"(sealring serve: --allowed-hosts {host.host})."
+                )
+            message += " An address on loopback needs no such line."
+            raise ApiError(403, message, "wrong_host", kind=INVALID, param="host")
+
+    def _check_page(self, headers: Headers, *, secure: bool) -> None:
+        """Raise `ApiError` for a request of a page that is not this server's own."""
+        for given in headers.getlist("origin"):
+            page, host = parse_origin(given), parse_authority(headers.get("host", ""))
+            if page is None or host is None or not page.is_at(host, secure=secure):
+                raise ApiError(403, _foreign(given), "wrong_origin", kind=INVALID, param="origin")
+        # A page's request for a picture or a script names no origin, but says where it is from.
+        if headers.get("sec-fetch-site") in _FOREIGN and headers.get("sec-fetch-mode") != _VISIT:
+            message = (
+                "Pages of another site may not use this server. If one is to, have it ask by CORS, "
+                "and add its origin to the head's config: allowed_origins = [...]."
+            )
+            raise ApiError(403, message, "wrong_site", kind=INVALID, param="sec-fetch-site")
+
+
+def named(asked: str, trace_id: str) -> str:
+    """What a line of the log says of the names that others gave a request."""
+    return f" (trace {trace_id}{', called ' + asked if asked else ''})"
+
+
+def _foreign(origin: str) -> str:
+    """What pages of *origin*, which may not use the API, are told."""
+    message = f"Pages of the origin '{clip(origin, _SHOWN)}' may not use this server."
+    if parse_origin(origin) is not None:
+        return (
+            f"{message} If they are to, add it to the head's config: "
+            f"allowed_origins = [{json.dumps(origin)}] "
+            f"(sealring serve: --allowed-origins {origin}). If they are this server's own, behind "
+            "a proxy, have the proxy pass the Host header on."
+        )
+    if origin == "null":
+        return (
+            f"{message} A file or a sandboxed frame has no origin of its own, so it cannot be told "
+            "from any other page: serve the page by HTTP, and allow its origin."
+        )
+    return message
+
+
+@contextmanager
+def _told_if_unreadable() -> Iterator[None]:
+    """Turns the error of an unreadable key file within the block into an `ApiError`."""
+    try:
+        yield
+    except UserError as error:
+        log.warning("%s", error)
+        raise unavailable("The API keys cannot be read.", "keys_unreadable") from None
+
+
+def _presented(headers: Headers) -> str:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()

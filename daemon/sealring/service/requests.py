@@ -1,0 +1,297 @@
+"""The requests of the control socket: `generate` and `verify` on the head, `status`, `profile` and
+`roster` on every rank.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import pydantic
+import trio
+from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.requests import FinishReason, RequestDone
+from sealring_protocol.errors import LocalProtocolError
+from sealring_trio.errors import OperationError, UserError
+
+from sealring.generation.generation import Answer, Generator, Job
+from sealring.generation.status import describe_node, describe_place
+from sealring.generation.step_recorder import StepRecorder, processor_times
+from sealring.generation.trace import Trace
+from sealring.service.control import Reply
+from sealring.service.verification import Verification, Waiting
+from sealring.service.verification import read_request as read_verification
+from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
+
+Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
+Repetition = Annotated[float, pydantic.Field(gt=0, le=10, allow_inf_nan=False)]
+TopShare = Annotated[float, pydantic.Field(gt=0, le=1, allow_inf_nan=False)]
+_LOOK_SECONDS: Final = 0.5
+"""Seconds between two looks at why an answer does not go on."""
+_RECORDS_SECONDS: Final = 0.5
+"""Seconds between two lines of records."""
+
+_LONGEST_CAUSE: Final = 1000
+"""Characters of a reason to end requests, at most."""
+
+U32: Final = (1 << 32) - 1
+U64: Final = (1 << 64) - 1
+
+SCOPE: Final = "control socket"
+"""Of prompts that come here: this machine's user shares them with himself, and no caller of the
+API does."""
+
+
+def _check_prompt(value: str) -> str:
+    value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return value
+
+
+class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
+    """What a client of the control socket asks for; see `sealring generate --help`. How it is drawn
+    may be null: then as the model's makers say, if they do, or else as where it is left out."""
+
+    do: str
+    prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
+    raw: bool = False
+    max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
+    temperature: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = 0.0
+    top_p: TopShare | None = 1.0
+    top_k: Annotated[int, pydantic.Field(ge=0, le=U32)] | None = 0
+    min_p: Share | None = 0.0
+    repetition_penalty: Repetition | None = 1.0
+    seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
+    guesses: tuple[Annotated[int, pydantic.Field(ge=0, le=U32)], ...] | None = None
+
+    def drawn(self, own: Mapping[str, float]) -> dict[str, float]:
+        """How tokens are drawn; *own* is what the model's makers say."""
+        greedy = GenerateRequest(do=self.do, prompt=self.prompt)
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        said = {name: getattr(self, name) for name in names}
+        unsaid = {name: own.get(name, getattr(greedy, name)) for name in names}
+        return {name: unsaid[name] if said[name] is None else said[name] for name in names}
+
+
+def read_request(fields: dict[str, Any]) -> GenerateRequest:
+    """*fields* as a request. Raises `UserError` that names the field."""
+    try:
+        return GenerateRequest.model_validate(fields)
+    except pydantic.ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(map(str, fault["loc"]))
+        raise UserError(f"{name}: {fault['msg']}", "See: sealring generate --help") from None
+
+
+def _roster_of(fields: dict[str, Any]) -> bytes:
+    """The signed roster that *fields* bring, in hex. Raises `UserError`."""
+    try:
+        return bytes.fromhex(fields["roster"])
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            "the request brings no roster in hex", "See: sealring roster install --help"
+        ) from None
+
+
+def _cause_of(fields: dict[str, Any]) -> str:
+    """Why whoever sent *fields* has requests ended: one line, cut off if need be. Raises
+    `UserError`."""
+    if isinstance(why := fields.get("why"), str) and why:
+        cut = why[:_LONGEST_CAUSE]
+        return "".join(char if char.isprintable() else " " for char in cut)
+    raise UserError("the request does not say why", "It has it in 'why'.")
+
+
+class Requests:
+    """Answers the clients of one node's control socket."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+        self._runtime = generator.runtime
+
+    async def answer(self, request: dict[str, Any], reply: Reply) -> None:
+        """Answer *request* by calls of *reply*. Raises `UserError` or `OperationError`."""
+        match request.get("do"):
+            case "status":
+                generator = self._generator
+                status = describe_node(self._runtime, generator.model, generator.leaving)
+                await reply({"event": "status", **status})
+            case "generate":
+                asked = read_request(request)
+                self._check_head()
+                await self._generate(asked, reply)
+            case "verify":
+                rows = read_verification(request)
+                self._check_head()
+                await Verification(self._generator, rows, reply).run()
+            case "profile":
+                await self._profile(reply)
+            case "end":
+                self._check_rank()
+                await self._generator.end(_cause_of(request))
+                await reply({"event": "done"})
+            case "roster":
+                await self._install(_roster_of(request), reply)
+                roster = self._runtime.node.roster.roster
+                await reply({"event": "done", "serial": roster.serial})
+            case other:
+                raise UserError(
+                    f"the node does not know '{other}'",
+                    "It knows: end, generate, profile, roster, status, use, verify.",
+                )
+
+    async def _profile(self, reply: Reply) -> None:
+        """Tell what passes this node, until the client leaves."""
+        runtime = self._runtime
+        if runtime.recorder is not None:
+            raise OperationError("this node is being profiled already", "Wait until that ends.")
+        recorder = runtime.recorder = StepRecorder()
+        try:
+            while True:
+                told = {"place": describe_place(runtime), **recorder.take()}
+                told["processors"] = processor_times(runtime.engine.pids)
+                await reply({"event": "records", **told})
+                await trio.sleep(_RECORDS_SECONDS)
+        finally:
+            runtime.recorder = None
+
+    async def _install(self, roster: bytes, reply: Reply) -> None:
+        """Install *roster*, and tell what that waits for. Raises `UserError`."""
+        failed: list[UserError] = []
+
+        async def install(scope: trio.CancelScope) -> None:
+            try:
+                await self._runtime.install(roster)
+            except UserError as error:
+                failed.append(error)  # a nursery would wrap it
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(install, nursery.cancel_scope)
+            while True:
+                await trio.sleep(_LOOK_SECONDS)
+                if leaving := self._generator.leaving:
+                    await reply({"event": "waiting", "text": leaving})
+        if failed:
+            raise failed[0]
+
+    def _check_head(self) -> None:
+        self._check_rank()
+        if self._generator.draining:
+            raise OperationError(self._generator.leaving, "Ask once that is over.")
+
+    def _check_rank(self) -> None:
+        node = self._runtime.node
+        if node.rank:
+            head = node.roster.roster.members[0].name
+            raise OperationError(
+                f"this node is rank {node.rank}, which takes no requests",
+                f"Ask on the machine of the head, {head}.",
+            )
+
+    async def _generate(self, asked: GenerateRequest, reply: Reply) -> None:
+        tracer = self._generator.tracer
+        trace = Trace(f"gen-{secrets.token_hex(12)}", "generate", "")
+        tracer.begin(trace)
+        outcome = "cancelled"
+        try:
+            summary = await self._answered(asked, trace, reply)
+            outcome = summary["reason"]
+        except UserError as error:
+            outcome = "refused" if not isinstance(error, OperationError) else "failed"
+            raise
+        finally:
+            tracer.end(trace, outcome)
+        await reply({"event": "done", **summary})
+
+    async def _answered(self, asked: GenerateRequest, trace: Trace, reply: Reply) -> dict[str, Any]:
+        """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
+        generator = self._generator
+        # At once: a tokenizer and an engine may take long to load.
+        waiting = Waiting(generator, reply, trace)
+        await waiting.tell()
+        while not self._runtime.informed.is_set():
+            with trio.move_on_after(_LOOK_SECONDS):
+                await self._runtime.informed.wait()
+            await waiting.tell()
+        tokenizer = await generator.tokenizer()
+        prompt = await self._parse(asked, trace)
+        seed = asked.seed if asked.seed is not None else secrets.randbits(64)
+        try:
+            drawn = asked.drawn(generator.sampling)
+            sampling = Row(
+                uid=0,
+                seed=seed,
+                temperature=drawn["temperature"],
+                top_p=drawn["top_p"],
+                top_k=int(drawn["top_k"]),
+                min_p=drawn["min_p"],
+                repetition=drawn["repetition_penalty"],
+            )
+            job = Job(
+                prompt,
+                asked.max_tokens,
+                sampling,
+                scope=SCOPE,
+                guesses=asked.guesses,
+                opens=not asked.raw,
+            )
+            with generator.answering(tokenizer, job, trace) as answer:
+                done, tokens = await _pass_on(answer, waiting, reply)
+        except LocalProtocolError as error:
+            waiting.check()
+            raise UserError(
+                f"the request cannot be done: {error}", "Change it and ask again."
+            ) from None
+        if done.reason is FinishReason.REFUSED:
+            waiting.check()
+        if done.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            raise OperationError(
+                f"the ring gave up on this request: {done.message or done.reason.value}",
+                "The head's log says more. Ask again once 'sealring status' shows the ring ready.",
+            )
+        return {
+            "prompt_tokens": len(prompt),
+            "seed": seed,
+            "reason": done.reason.value,
+            "tokens": len(tokens),
+            "token_ids": tokens,
+            "tokens_per_s": round(trace.tokens_per_s, 2),
+            "guesses": {"accepted": done.accepted, "rejected": done.rejected},
+        }
+
+    async def _parse(self, asked: GenerateRequest, trace: Trace) -> tuple[int, ...]:
+        """The ids of the prompt. Raises `UserError` or `OperationError`."""
+        about = {"raw": asked.raw, "limit": asked.max_tokens}
+        try:
+            parsed = await self._generator.parse(
+                "prompt", about, asked.prompt.encode(), SCOPE, trace
+            )
+        except Refused as error:
+            raise UserError(str(error), "Shorten it, or try --raw: no chat template.") from None
+        except (Exceeded, Lost, TextQueueFull) as error:
+            raise OperationError(
+                f"the prompt cannot be read: {error}", "Try --raw, which leaves the template out."
+            ) from None
+        return parsed.prompts[0]
+
+
+async def _pass_on(answer: Answer, waiting: Waiting, reply: Reply) -> tuple[RequestDone, list[int]]:
+    """Send the text of *answer* as it comes, and why it does not. Returns how it ended, and its
+    tokens."""
+    tokens: list[int] = []
+    unsaid = 0
+    while True:
+        with trio.move_on_after(_LOOK_SECONDS) as look:
+            piece = await answer.next()
+        if look.cancelled_caught:
+            await waiting.tell()
+            continue
+        if isinstance(piece, RequestDone):
+            break
+        tokens += [event.token for event in piece.tokens]
+        unsaid += len(piece.tokens)
+        if piece.text:
+            await reply({"event": "text", "text": piece.text, "count": unsaid})
+            unsaid = 0
+    return piece, tokens
