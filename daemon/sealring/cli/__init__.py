@@ -62,19 +62,19 @@ GROUPS: Final = {
         "serve": ("serve:serve", "Serve a model on this machine: a ring, an API and a page."),
         "chat": ("chat:chat", "Talk to a model that is served, in the terminal."),
         "models": ("models:models", "List the models of this machine."),
-        "pull": ("pull:pull", "Fetch a model from the hub, or some of its layers."),
+        "pull": ("models:pull", "Fetch a model from the hub, or some of its layers."),
     },
     "A ring of your own": {
-        "keygen": ("keygen:keygen", "Make a key pair for a node, or for the coordinator."),
+        "keygen": ("keys:keygen", "Make a key pair for a node, or for the coordinator."),
         "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
         "up": ("up:up", "Run one node of a ring."),
         "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
         "status": ("status:status", "Show how a ring is, or what one of its nodes knows."),
-        "apikey": ("apikey:app", "Say who may use the head's HTTP API."),
+        "apikey": ("keys:app", "Say who may use the head's HTTP API."),
         "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
         "model": ("model:app", "Give a running node another model."),
         "digest": (
-            "digest:digest",
+            "models:digest",
             "Hash a model's files, so that every rank can prove it has them.",
         ),
     },
@@ -168,7 +168,7 @@ def run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except cyclopts.CycloptsError as error:
-        from sealring.cli.mistakes import told  # noqa: PLC0415 - for mistakes alone
+        from sealring.cli.help_pages import told  # noqa: PLC0415 - for mistakes alone
 
         return _tell(told(error), arguments)
     except UserError as error:

@@ -19,10 +19,9 @@ from sealring_trio.files.models import (
 )
 from sealring_trio.units import format_size
 
-from sealring.cli.guessing import guess_options
 from sealring.cli.options import Positive
 from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process, pace
-from sealring.local.ring import LocalNode, Setting, local_ring
+from sealring.local.ring import LocalNode, Setting, guess_options, local_ring
 from sealring.local.sealing import seal_microseconds
 from sealring.output import (
     print_facts,

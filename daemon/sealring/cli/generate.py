@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sealring.cli.options import Count, Fraction, FromZero, Positive, Seed, TopP
-from sealring.cli.prompts import STDIN, Prompt, read_prompt
+from sealring.cli.options import (
+    STDIN,
+    Count,
+    Fraction,
+    FromZero,
+    Positive,
+    Prompt,
+    Seed,
+    TopP,
+    read_prompt,
+)
 from sealring.cli.speaking import PlainSpeaker, Silent, Speaker
 from sealring.files.config import load_config
 from sealring.local.control_client import ask

@@ -2,10 +2,121 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+import attrs
+from sealring_model import tiny
+from sealring_model.errors import LoadError
+from sealring_model.loading import model_store
+from sealring_model.loading.model_folder import ModelInfo, describe
+from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.weights import ENDS, MANIFEST, owner, tensors_of, write_manifest
+from sealring_protocol.limits import MAX_LAYERS
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.fetching.finding import fetch_now, newest_hub_model
+from sealring_trio.fetching.hub import REACH_IT, FetchFault, Hub
+from sealring_trio.files.models import describe_model, find_whole_model
 from sealring_trio.units import format_size
 
-from sealring.cli.inventory import FoundModel, found_models
-from sealring.output import print_json, print_table, visible
+from sealring.output import print_facts, print_json, print_table, visible
+
+# ---------------------------------------------------------------------- inventory
+# Which models are on this machine: in the store, in the hub's cache, and the one that ships.
+
+
+Place = Literal["store", "hub cache", "shipped"]
+
+
+@attrs.frozen
+class FoundModel:
+    """One model. Sizes are bytes: *disk* is what it takes, *size* what all its weights are.
+
+    *layers* are the ranges (last excluded) whose weights are here, and *ends* says whether
+    embedding, norm and output head are. *trouble* says why it cannot be used, or
+    not be fetched; else it is "".
+    """
+
+    name: str
+    revision: str
+    commit: str
+    place: Place
+    folder: Path
+    disk: int
+    size: int
+    count: int
+    layers: tuple[tuple[int, int], ...]
+    ends: bool
+    trouble: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a rank could have any layers of it."""
+        return not self.trouble and self.ends and self.layers == ((0, self.count),)
+
+
+def found_models() -> Iterator[FoundModel]:
+    """Every model of this machine that has a name."""
+    yield _found("tiny", "", "", "shipped", tiny.path())
+    for name, folder in model_store.stored_models():
+        refs = ", ".join(model_store.refs_of(folder))
+        yield _found(name, refs, folder.name, "store", folder)
+    yield from _cached()
+
+
+def _cached() -> Iterator[FoundModel]:
+    """Those in the hub's cache."""
+    from huggingface_hub import scan_cache_dir  # noqa: PLC0415 - 0.2 s
+    from huggingface_hub.errors import CacheNotFound  # noqa: PLC0415
+
+    try:
+        cache = scan_cache_dir()
+    except (CacheNotFound, ValueError, OSError):  # it is not there, no folder, or another's
+        return
+    for repo in sorted(cache.repos, key=lambda repo: repo.repo_id):
+        for found in repo.revisions if repo.repo_type == "model" else ():
+            refs = ", ".join(sorted(found.refs))
+            folder = Path(found.snapshot_path)
+            if any(folder.glob("model*.safetensors")):
+                yield _found(repo.repo_id, refs, found.commit_hash, "hub cache", folder)
+
+
+def _found(name: str, revision: str, commit: str, place: Place, folder: Path) -> FoundModel:
+    disk = _disk(folder)
+    try:
+        info = describe(folder)
+        partial = PartialModel.open(folder)
+        layers, ends = _here(info, partial)
+    except LoadError as error:
+        return FoundModel(
+            name, revision, commit, place, folder, disk, 0, 0, (), ends=False, trouble=str(error)
+        )
+    fault = partial.fault if partial is not None else None
+    size = sum(entry.size for entry in info.entries.values())
+    trouble = f"fetching stopped: {fault.text}" if fault is not None and fault.permanent else ""
+    count = len(info.layers)
+    return FoundModel(
+        name, revision, commit, place, folder, disk, size, count, layers, ends, trouble
+    )
+
+
+def _here(
+    info: ModelInfo, partial: PartialModel | None
+) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """The layers whose weights are here, as ranges, and whether the ends are."""
+    count = len(info.layers)
+    missing = partial.missing(info.entries) if partial is not None else []
+    lacking = {owner(name, count) for name in missing}
+    bounds = [-1, *sorted(layer for layer in lacking if layer >= 0), count]
+    ranges = tuple((one + 1, other) for one, other in pairwise(bounds) if one + 1 < other)
+    return ranges, ENDS not in lacking
+
+
+def _disk(folder: Path) -> int:
+    """Bytes of disk that *folder* takes; holes take none, and links what they lead to."""
+    return sum(512 * f.stat().st_blocks for f in model_store.inside(folder) if f.is_file())
 
 
 def models(*, json: bool = False) -> None:
@@ -40,7 +151,7 @@ def models(*, json: bool = False) -> None:
                 f"{model.revision} {model.commit[:8]}".strip(),
                 format_size(model.disk),
                 format_size(model.size) if model.size else "?",
-                _here(model),
+                _model_here(model),
             )
             for model in found
         ],
@@ -53,7 +164,7 @@ def models(*, json: bool = False) -> None:
             print(f"    {visible(model.trouble)}")
 
 
-def _here(model: FoundModel) -> str:
+def _model_here(model: FoundModel) -> str:
     if model.is_whole:
         return f"whole, {model.count} layers"
     spans = [f"{a}" if a + 1 == b else f"{a} to {b - 1}" for a, b in model.layers]
@@ -77,3 +188,136 @@ def _described(model: FoundModel) -> dict[str, object]:
         "ends": model.ends,
         "trouble": model.trouble,
     }
+
+
+# ---------------------------------------------------------------------- pull
+# `sealring pull`.
+
+
+def pull(model: str, *, layers: str = "", json: bool = False) -> None:
+    """Fetch MODEL from the hub, all of it or some layers, for nodes to use later.
+
+    Nodes do not need it: each fetches its own layers once it knows them. It is
+    for a machine that will be offline, and to update what "main" is. If it is
+    stopped, what has come is kept, and the same command goes on from there.
+
+        sealring pull mlx-community/Qwen3-0.6B-bf16
+        sealring pull mlx-community/Qwen3-0.6B-bf16@main --layers 0:14
+
+    A model that is complete in the cache of the hub's own client is not
+    fetched again. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE work as there.
+
+    Next: sealring models, to see what is here; sealring up --help
+
+    Parameters
+    ----------
+    model
+        Hub id of the model, owner/name or owner/name@REVISION.
+    layers
+        FIRST:LAST, the layers FIRST to LAST - 1. From 0 on they come with
+        embedding, final norm and output head, as the head of a ring has them.
+    json
+        Print one JSON object.
+    """
+    if layers:
+        _span(layers, MAX_LAYERS)  # before the hub is asked
+    hub = Hub()
+    try:
+        folder = newest_hub_model(model, hub)
+    except FetchFault as fault:
+        advice = "Give owner/name of a model on the hub, which must be allowed and reachable."
+        if not fault.permanent:
+            advice = f"{REACH_IT}, or try again later; what has come is kept."
+        raise OperationError(f"cannot fetch {model}: {fault.text}", advice) from None
+    info = describe_model(folder)
+    count = len(info.layers)
+    first, last = _span(layers, count) if layers else (0, count)
+    partial = PartialModel.open(folder)
+    names, come = list(info.entries), 0
+    if partial is not None:
+        if layers:
+            owned = tensors_of(info.entries, count, first, last).values()
+            names = [name for layer in owned for name in layer]
+        before = partial.bytes_here(names)
+        fetch_now(partial, names, hub)
+        come = partial.bytes_here(names) - before
+    size = sum(info.entries[name].size for name in names)
+    if json:
+        print_json(
+            {
+                "model": model.partition("@")[0],
+                "commit": folder.name,
+                "path": str(folder),
+                "digest": info.digest.hex(),
+                "layers": [first, last],
+                "layer_count": count,
+                "bytes": size,
+                "fetched": come,
+            }
+        )
+        return
+    whole = first == 0 and last == count
+    print_facts(
+        [
+            ("model", f"{model.partition('@')[0]} {folder.name[:8]}"),
+            ("here", "whole" if whole else f"layers {first} to {last - 1} of {count}"),
+            ("weights", f"{format_size(size)}, of which {format_size(come)} came now"),
+            ("path", str(folder)),
+        ]
+    )
+
+
+def _span(text: str, count: int) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    if colon and first.isdecimal() and last.isdecimal() and int(first) < int(last) <= count:
+        return int(first), int(last)
+    raise UserError(
+        f"--layers: '{text}' is no range of at most {count} layers",
+        "FIRST:LAST, for instance 0:12.",
+    )
+
+
+# ---------------------------------------------------------------------- digest
+# `sealring digest`.
+
+
+def digest(model: str, *, json: bool = False) -> None:
+    """Hash every tensor of MODEL into a manifest, and print the model's digest.
+
+    With the manifest, sealring.json in the model's folder, each rank checks
+    the weights that it reads, and ranks whose manifests differ refuse to work
+    together. Without it they compare names, types and shapes, and a sample
+    of each layer's weights.
+
+        sealring digest models/llama-8b
+
+    Next: copy the model, manifest included, to every machine.
+
+    Parameters
+    ----------
+    model
+        Folder of the model, or a hub id.
+    json
+        Print one JSON object.
+    """
+    folder = find_whole_model(model)
+    describe_model(folder)
+    try:
+        manifest = write_manifest(folder)
+    except OSError as error:
+        raise OperationError(
+            f"cannot write {folder / MANIFEST}: {error.strerror}",
+            "Make the folder writable, or copy the model to one that is.",
+        ) from None
+    info = describe_model(folder)
+    facts = {
+        "model": str(folder),
+        "digest": info.digest.hex(),
+        "manifest": str(manifest),
+        "tensors": len(info.entries),
+        "bytes": info.size,
+    }
+    if json:
+        print_json(facts)
+        return
+    print_facts((name, str(value)) for name, value in facts.items())

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from sealring_trio.errors import OperationError, UserError
 
-from sealring.cli.access import NO_KEY, Access
-from sealring.cli.options import Positive, Seed, Temperature, TopP
-from sealring.cli.prompts import Prompt, is_piped, read_prompt
+from sealring.cli.options import (
+    NO_KEY,
+    Access,
+    Positive,
+    Prompt,
+    Seed,
+    Temperature,
+    TopP,
+    is_piped,
+    read_prompt,
+)
 from sealring.cli.speaking import Silent, speaker
 from sealring.output import print_json, progress, tell_note
 
@@ -124,7 +132,7 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with _head(model, url, access, raw=raw, no_guesses=no_guesses) as head:
         if not asks:
-            from sealring.cli.chatting import Chat, begin  # noqa: PLC0415 - as below
+            from sealring.cli.chat import Chat, begin  # noqa: PLC0415 - as below
 
             begin(Chat(head.session(settings, system), plain), keep=not no_history)
             return 0
@@ -159,10 +167,10 @@ def _head(
     from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
     from sealring_trio.files.models import NO_TEMPLATE, find_whole_model  # noqa: PLC0415
 
-    from sealring.cli.guessing import guess_options  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
     from sealring.local.api import local_api  # noqa: PLC0415
     from sealring.local.client import HeadClient  # noqa: PLC0415
+    from sealring.local.ring import guess_options  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     with contextlib.ExitStack() as stack:

@@ -20,10 +20,10 @@ from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import NO_TEMPLATE, TINY, find_whole_model
 from sealring_trio.units import is_loopback
 
-from sealring.cli.guessing import guess_options
 from sealring.cli.options import Port, Positive
 from sealring.files.origins import check_host, check_origin
 from sealring.files.tls_files import read_pair
+from sealring.local.ring import guess_options
 from sealring.output import print_facts, print_json, progress, visible
 
 if TYPE_CHECKING:

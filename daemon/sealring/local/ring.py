@@ -27,6 +27,7 @@ from sealring_protocol.security.roster import sign_roster
 from sealring_trio.clock import wall_ms
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.drafts import OPTION, find_draft
 from sealring_trio.files.key_files import create_key, public_path
 from sealring_trio.files.models import check_text, describe_model
 from sealring_trio.files.rosters import build_roster, make_draft, make_member
@@ -258,3 +259,20 @@ def wait_until_up(node: LocalNode) -> None:
             f"{node.name} did not start: {node.ending()}; {node.log_tail()}",
             "Put that right first.",
         )
+
+
+# ---------------------------------------------------------------------- guessing
+# What the options of a command say of guessed tokens.
+
+
+def guess_options(draft: str | None, model: Path, *, no_guesses: bool) -> dict[str, Setting]:
+    """The keys of a head's config by which *draft*, if it is given, guesses for the model in the
+    folder *model*, or nothing is guessed. Raises `UserError`."""
+    if draft is None:
+        return {"guesses": False} if no_guesses else {}
+    if no_guesses:
+        raise UserError(
+            "--draft names a model that guesses tokens, and --no-guesses has none guessed",
+            "Give one of the two.",
+        )
+    return {"draft": str(find_draft(draft, model, OPTION).folder)}
