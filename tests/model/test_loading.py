@@ -218,6 +218,16 @@ BROKEN = {
         lambda f: rewrite(f / "config.json", lambda c: c.update(num_hidden_layers=2000)),
         "limit is 1024",
     ),
+    "layers of another part": (
+        lambda f: rewrite(
+            f / "config.json", lambda c: c.update(text_config={**c}, num_hidden_layers=10**9)
+        ),
+        "config.json has 1e.09 for num_hidden_layers; the limit is 1024",
+    ),
+    "labels": (
+        lambda f: rewrite(f / "config.json", lambda c: c.update(num_labels=10_000_000)),
+        "config.json has 1e.07 for num_labels; the limit is 131072",
+    ),
     "a file missing": (
         lambda f: (f / "model-00002-of-00002.safetensors").unlink(),
         "incomplete: model-00002-of-00002.safetensors is missing",

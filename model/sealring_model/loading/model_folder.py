@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -164,6 +165,13 @@ _LAYERS: Final = (
     "num_layers",
     "num_transformer_layers",
 )
+_MOST: Final = {
+    re.compile(r"layers?$|depth$|blocks$"): MAX_LAYERS,
+    re.compile(r"experts$|heads$|codebooks$"): 1 << 14,
+    re.compile(r"labels$"): 1 << 17,
+}
+"""The most that keys of a configuration may say whose numbers become so many objects."""
+
 _WIDTH: Final = ("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim")
 
 _HEADS: Final = (
@@ -308,6 +316,7 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
     count = _positive(text, _LAYERS, _last_layer(entries) + 1)
     if count > MAX_LAYERS:
         raise LoadError(f"the model has {count} layers; the limit is {MAX_LAYERS}")
+    _check_counts(config)
     sizes = _sizes(entries, count)
     notes = [f"{folder}: {note}" for note in odd]
     known = hub_hashes({entry.file for entry in entries.values()})
@@ -356,6 +365,19 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
             f"the model in {folder} is to be computed by code of its own ({config['model_file']}), "
             "which sealring does not run; take a model of a kind that mlx-lm knows"
         )
+
+
+def _check_counts(config: dict[str, Any]) -> None:
+    """Raise `LoadError` if *config*, or a part of it, counts more layers or experts than a model
+    has. mlx-lm and transformers make an object of each before they look at the weights, and not all
+    look at the same part."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_counts(value)
+        elif isinstance(value, int | float):
+            for keys, most in _MOST.items():
+                if value > most and keys.search(name):
+                    raise LoadError(f"config.json has {value:.6g} for {name}; the limit is {most}")
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
