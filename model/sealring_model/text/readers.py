@@ -12,6 +12,8 @@ to the character that shows it (`Text`); from there it is looked at anew.
 
 A call is one of a function that there is. Once its name is known it is a call, whatever follows:
 arguments are JSON as far as the model wrote them. An answer that ends within a call ends the call.
+A call of another function is read alike, but given back as it was, so that the calls after it are
+calls (`Input.begin`).
 
 Formats whose arguments are JSON are passed on as the model wrote them, but for line breaks within
 strings, which JSON forbids and models write. Formats with one element for each argument say nothing
@@ -101,19 +103,22 @@ class Input:
     What is taken is kept until `begin`, in case it is no call; with *whole* it is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
         self.whole = False
         self.parts: list[Part] = []
         self.held = ""  # what has come and is not taken
         self.ended = False
         self.thinks = False  # whether what comes next is reasoning
         self.calls = 0  # that have begun
-        self._taken: list[str] | None = []
+        self._plain = False  # whether what is taken is text: a call of no function that there is
+        self._taken: list[str] | None = [mark]
 
     def take(self, size: int) -> str:
         """The next *size* characters, which have come."""
         text, self.held = self.held[:size], self.held[size:]
-        if self._taken is not None:
+        if self._plain:
+            self.parts.append(Text(text))
+        elif self._taken is not None:
             self._taken.append(text)
         return text
 
@@ -123,18 +128,25 @@ class Input:
         return text
 
     def begin(self, name: str, id: str = "") -> None:
-        """A call of *name* begins."""
+        """A call of *name* begins. Without one it is no call, but text, up to `following`."""
+        if not name:
+            if text := self.given_back():
+                self.parts.append(Text(text))
+            self._plain = True
+            return
         self.parts.append(CallStart(name, id))
         self.calls += 1
         self._taken = None
 
     def add(self, text: str) -> None:
         """Pass on *text* of arguments."""
-        if text:
+        if text and not self._plain:
             self.parts.append(CallPart(text))
 
     def finish(self) -> None:
         """The call that began is over. What follows may be no call again."""
+        if self._plain:
+            return
         self.parts.append(CallEnd())
         self._taken = None if self.whole else []
 
@@ -154,7 +166,7 @@ class Input:
         blank = 0
         while True:
             size = len(self.held) - len(self.held.lstrip(_BLANK))
-            if self.calls:
+            if self.calls and not (self._taken or self._plain):
                 self.held = self.held[size:]
             elif size:
                 self.take(min(size, MAX_HEADER - blank))
@@ -164,6 +176,12 @@ class Input:
             if self.held or self.ended:
                 return self.held[:1]
             yield
+
+    def following(self) -> Found:
+        """What `peek` finds after a call, where another may begin."""
+        found = yield from self.peek()
+        self._plain = False
+        return found
 
     def at(self, marks: Sequence[str]) -> Found:
         """Which of *marks* comes next, untaken; empty if none does."""
@@ -224,8 +242,7 @@ class Reading:
     """One run of *reader*, after the *mark* that opened it, up to *end*."""
 
     def __init__(self, reader: Reader, functions: Functions, mark: str, end: str = "") -> None:
-        self._input = Input()
-        self._mark = mark
+        self._input = Input(mark)
         self._end = end
         self._steps = self._run(reader(self._input, functions, mark))
         self.done = False
@@ -273,7 +290,7 @@ class Reading:
                 elif given.ended and self._end.startswith(given.held):
                     given.take(len(given.held))  # the beginning of the mark
         except NoCall:
-            if text := ("" if given.calls else self._mark) + given.given_back():
+            if text := given.given_back():
                 given.parts.append(Text(text))
 
 
@@ -385,12 +402,10 @@ def _unquoted(text: str) -> str:
 
 
 def known(name: str, functions: Functions) -> str:
-    """The function that is meant by *name*. Raises `NoCall` if there is none."""
+    """The function that is meant by *name*; empty if there is none."""
     name = name.strip().strip("\"'")
-    for each in (name, name.removeprefix("functions.")):
-        if each in functions:
-            return each
-    raise NoCall
+    names = (name, name.removeprefix("functions."))
+    return next((each for each in names if each in functions), "")
 
 
 def _arguments(given: Input) -> Steps:
@@ -439,14 +454,14 @@ def json_calls(given: Input, functions: Functions, mark: str) -> Steps:
     if listed:
         given.take(1)
     while True:
-        if (yield from given.peek()) != "{":
+        if (yield from given.following()) != "{":
             if not given.calls:
                 raise NoCall
             break
         yield from _json_call(given, functions, bare=not mark)
         while (yield from given.peek()) in ("}", "]", ",", ";") and given.held:
             given.take(1)
-        given.given_back()
+            given.given_back()
 
 
 _NAMES: Final = ("name", "function", "tool_name")
@@ -455,10 +470,10 @@ _GIVEN: Final = ("arguments", "parameters")
 
 @attrs.define
 class _Named:
-    """What an object says of the call that it is: *early* are arguments that came before the name;
-    so many objects are open (*depth*)."""
+    """What an object says of the call that it is: its *name*, empty if there is no such function;
+    *early* are arguments that came before the name; so many objects are open (*depth*)."""
 
-    name: str = ""
+    name: str | None = None
     id: str = ""
     early: list[str] | None = None
     depth: int = 0
@@ -468,12 +483,12 @@ def _json_call(given: Input, functions: Functions, *, bare: bool) -> Steps:
     """One object that names a function and its arguments; of other members nothing is said. A
     *bare* one, which no mark announces, has to have arguments."""
     call = _Named()
-    if (yield from _members(given, functions, call)):
+    if (yield from _members(given, functions, call)) and call.name is not None:
         given.begin(call.name, call.id)
         yield from _arguments(given)
         yield from _further(given, call.depth)
         return
-    if not call.name or (bare and call.early is None):
+    if call.name is None or (bare and call.early is None):
         raise NoCall
     given.begin(call.name, call.id)
     arguments = "".join(call.early or ())
@@ -502,14 +517,17 @@ def _members(given: Input, functions: Functions, call: _Named) -> Generator[None
         first = yield from given.peek()
         if key in _NAMES and first == '"':
             call.name = known((yield from _string(given)), functions)
-        elif key in _GIVEN and call.name:
+            if not call.name:
+                given.begin("")
+        elif key in _GIVEN and call.name is not None:
             return True
-        elif key == "id" and first == '"':
+        elif key == "id" and first == '"' and call.name != "":
             call.id = yield from _string(given)
         elif key != "function" or first != "{":  # which says what is in it, too
             limit = MAX_VALUE if key in _GIVEN else MAX_HEADER
             kept: list[str] = []
-            if not (yield from json_value(given, _kept(kept, limit))):
+            keep = _dropped if call.name == "" else _kept(kept, limit)
+            if not (yield from json_value(given, keep)):
                 raise NoCall
             call.early = kept if key in _GIVEN else call.early
     raise NoCall
@@ -518,6 +536,7 @@ def _members(given: Input, functions: Functions, call: _Named) -> Generator[None
 def _further(given: Input, depth: int) -> Steps:
     """Leave out what an object, of which *depth* are open, has after its arguments."""
     while depth:
+        given.given_back()
         first = yield from given.peek()
         if first == '"':
             yield from json_value(given, _dropped)
@@ -529,7 +548,8 @@ def _further(given: Input, depth: int) -> Steps:
             given.take(1)
             depth -= first == "}"
         else:
-            return
+            break
+    given.given_back()
 
 
 def _dropped(text: str) -> None:
@@ -547,7 +567,7 @@ def mistral(given: Input, functions: Functions, mark: str) -> Steps:
     if (yield from given.peek()) in ("[", "{"):
         yield from json_calls(given, functions, mark)
         return
-    while (yield from given.peek()):
+    while (yield from given.following()):
         head, sign = yield from given.until(("[CALL_ID]", "[ARGS]", "{"), _NAME)
         name = known(head, functions)
         id = ""
@@ -574,7 +594,7 @@ class Sections:
         """Read the calls of a section."""
         begun = mark == self.begin
         while True:
-            yield from given.peek()
+            yield from given.following()
             if not begun:
                 if not (yield from given.at((self.begin,))):
                     if not given.calls:
@@ -603,7 +623,7 @@ _NUMBER: Final = re.compile(r":\d+$")
 
 
 def _numbered(head: str, functions: Functions) -> tuple[str, str]:
-    """The name and the id in *head*; Kimi writes ``functions.name:0``. Raises `NoCall`."""
+    """The name and the id in *head*; Kimi writes ``functions.name:0``."""
     head = head.strip()
     if _NUMBER.search(head):
         return known(_NUMBER.sub("", head), functions), head
@@ -636,7 +656,7 @@ class Elements:
             yield from json_calls(given, functions, mark)
             return
         while True:
-            yield from given.peek()
+            yield from given.following()
             if self.call:
                 if not (yield from given.at((self.call,))):
                     if not given.calls:
@@ -646,10 +666,10 @@ class Elements:
                 head, _ = yield from given.until((self.named,))
                 name = known(head, functions)
                 given.take(len(self.named))
-            else:
-                name = known((yield from self._bare(given)), functions)
+            elif not (name := known((yield from self._bare(given)), functions)):
+                raise NoCall
             given.begin(name)
-            if not (yield from self._arguments(given, functions[name])):
+            if not (yield from self._arguments(given, functions.get(name, {}))):
                 return
             given.finish()
             if not self.call:
@@ -756,7 +776,7 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
     items; a mark of the model's own is before each tag, so what looks like a tag without one is
     text."""
     while True:
-        yield from given.peek()
+        yield from given.following()
         if not (yield from given.at((f'{_SPACE}<invoke name="',))):
             if not given.calls:
                 raise NoCall
@@ -774,7 +794,7 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
                 break
             given.add(f"{sign}{quoted(tag)}: ")
             sign = ", "
-            if not (yield from _element(given, tag, functions[name].get(tag, {}))):
+            if not (yield from _element(given, tag, functions.get(name, {}).get(tag, {}))):
                 given.finish()
                 return
         given.add("{}" if sign == "{" else "}")
