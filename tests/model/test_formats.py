@@ -404,6 +404,118 @@ UNKNOWN: dict[str, tuple[str, str]] = {
 }
 
 
+F = ("f", {"text": "a", "count": 1})
+UNCLOSED: dict[str, tuple[str, str, list[Any]]] = {
+    "qwen, a text": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n<parameter=count>\n1\n</parameter>\n</function>\n"
+        "</tool_call>\nDone.",
+        [F, "\nDone."],
+    ),
+    "qwen, the last, a text": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=count>\n1\n</parameter>\n<parameter=text>\na\n</function>\n"
+        "</tool_call>\nDone.",
+        [F, "\nDone."],
+    ),
+    "qwen, the last, a number": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n</parameter>\n<parameter=count>\n1\n</function>\n"
+        "</tool_call>\nDone.",
+        [F, "\nDone."],
+    ),
+    "qwen, all": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=count>\n1\n<parameter=text>\na\n</function>\n</tool_call>",
+        [F],
+    ),
+    "qwen, all, on one line": (
+        "qwen3_coder",
+        "<function=f><parameter=text>a<parameter=count>1</function></tool_call>",
+        [F],
+    ),
+    "qwen, a text at the end of a line": (
+        "qwen3_coder",
+        "<function=f><parameter=count>1</parameter><parameter=text>a</function></tool_call>",
+        [F],
+    ),
+    "qwen, no end of the calls": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=count>\n1\n<parameter=text>\na\n</function>\n",
+        [F],
+    ),
+    "qwen, no end of the call": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n<parameter=count>\n1\n</tool_call>",
+        [F],
+    ),
+    "qwen, a mark within an object": (
+        "qwen3_coder",
+        '<function=f>\n<parameter=object>\n{"unit": "</function><parameter=x>"}\n</parameter>\n'
+        "</function>\n</tool_call>",
+        [("f", {"object": {"unit": "</function><parameter=x>"}})],
+    ),
+    "qwen, no end of the call, and another": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n</parameter>\n<function=g>\n</function>\n"
+        "</tool_call>",
+        BOTH,
+    ),
+    "qwen, twice": (
+        "qwen3_coder",
+        qwen(("text", "b"), ("count", "1"), ("text", "a")),
+        [F],
+    ),
+    "qwen, a text that names what the call has": (
+        "qwen3_coder",
+        qwen(("count", "1"), ("text", "x <parameter=count> y")),
+        [("f", {"count": 1, "text": "x <parameter=count> y"})],
+    ),
+    "minimax m2": (
+        "minimax_m2",
+        '<invoke name="f">\n<parameter name="text">a<parameter name="count">1</invoke>\n'
+        '<invoke name="f">\n<parameter name="count">1</parameter>\n<parameter name="text">a'
+        "</invoke>\n</minimax:tool_call>\nDone.",
+        [F, F, "\nDone."],
+    ),
+    "deepseek": (
+        "deepseek_v32",
+        f'<{DSML}invoke name="f">\n<{DSML}parameter name="text" string="true">a<{DSML}parameter '
+        f'name="count" string="false">1</{DSML}invoke>\n</{DSML}function_calls>',
+        [F],
+    ),
+    "glm": (
+        "glm47",
+        "f\n<arg_key>text</arg_key>\n<arg_value>a<arg_key>count</arg_key>\n<arg_value>1"
+        "</tool_call>",
+        [F],
+    ),
+    "glm, the last, a text": (
+        "glm47",
+        "f\n<arg_key>count</arg_key>\n<arg_value>1</arg_value>\n<arg_key>text</arg_key>\n"
+        "<arg_value>a</tool_call>",
+        [F],
+    ),
+    "minimax m3": (
+        "minimax_m3",
+        f'{NS}<invoke name="f">{NS}<text>a{NS}<count>1{NS}</count>{NS}</invoke>'
+        f'{NS}<invoke name="f">{NS}<count>1{NS}</count>{NS}<text>a{NS}</invoke>{NS}</tool_call>',
+        [F, F],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "parts"), UNCLOSED.values(), ids=UNCLOSED)
+def test_an_argument_that_nothing_closes_ends_where_others_begin(
+    name: str, text: str, parts: list[Any]
+) -> None:
+    """Or is given twice: the last counts."""
+    format = BY_NAME[name]
+    assert told(parts_of(format, text)) == parts
+    for size in (1, 2, 7):
+        assert parts_of(format, text, size) == parts_of(format, text)
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 @pytest.mark.parametrize("between", [False, True])
 def test_a_call_of_no_function_loses_none_after_it(name: str, between: bool) -> None:

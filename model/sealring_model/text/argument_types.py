@@ -19,6 +19,9 @@ too; for an object its ``fields``, for a list its ``items``. Empty if it may be 
 
 TYPES: Final = ("null", "boolean", "integer", "number", "object", "array", "string")
 
+_BARE: Final = TYPES[:4]
+"""Types whose values have no marks in them."""
+
 MAX_VALUE: Final = 256 << 10
 """Most characters of an argument that is kept until its type is known; a longer one is a text."""
 
@@ -48,9 +51,15 @@ class Value:
         self._size = 0
         self._optional = set(kind.get("types", ())) == {"string", "null"} and "texts" not in kind
         self.text_only = list(kind.get("types", ())) == ["string"]
+        self.bare = set(kind.get("types", TYPES)) <= {*_BARE}
         self.kept: list[str] = []
         if self.text_only:
             emit('"')
+
+    @property
+    def on_new_line(self) -> bool:
+        """Whether one that has lines of its own ends with a line break so far."""
+        return bool(self._break)
 
     def add(self, text: str) -> None:
         """Add *text* to it."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -190,6 +190,29 @@ class Input:
             if self.ended or not any(len(mark) > len(self.held) for mark in longer):
                 return max(filter(self.held.startswith, marks), key=len, default="")
             yield
+
+    def after(self, size: int, marks: Sequence[str]) -> Generator[None, None, int]:
+        """Characters up to the end of that of *marks* which comes after *size* characters and blank
+        space, or of the answer if that ends there; 0 if other text comes. Nothing is taken."""
+        while True:
+            rest = self.held[size:].lstrip(_BLANK)
+            at = len(self.held) - len(rest)
+            if at - size > MAX_HEADER:
+                return 0
+            if found := next(filter(rest.startswith, marks), ""):
+                return at + len(found)
+            if self.ended or not any(mark.startswith(rest) for mark in marks):
+                return len(self.held) if any(mark.startswith(rest) for mark in marks) else 0
+            yield
+
+    def named(self, size: int, mark: str) -> Found:
+        """The text after *size* characters, up to *mark*; empty if that is not near. Nothing is
+        taken."""
+        while (end := self.held.find(mark, size, size + MAX_HEADER)) < 0:
+            if self.ended or len(self.held) >= size + MAX_HEADER:
+                return ""
+            yield
+        return self.held[size:end]
 
     def until(
         self, marks: Sequence[str], form: re.Pattern[str] | None = None
@@ -638,7 +661,15 @@ class Elements:
     """Calls with an element for each argument: *call*, a name, *named*; for each argument *key*,
     its name, *keyed*, the value, *value*; and *over*. *last* ends the calls. Where a value has
     lines of its own (*lined*), the line breaks around it are none of it. *valued* comes before a
-    value that is apart from its name."""
+    value that is apart from its name.
+
+    A value ends at *value* where an argument or the end of the call follows. Where that is missing,
+    a number ends at any other mark. A text ends at the name of an argument that the function has
+    and the call has not yet, or where both the call and the calls end; if that is not on a line of
+    its own, and should be, only where the answer ends, too, or other calls begin. Other marks are
+    text. An argument that is given twice is passed on twice: what reads the JSON takes the last, as
+    mlx-lm and vLLM do.
+    """
 
     call: str
     named: str
@@ -690,8 +721,9 @@ class Elements:
     def _arguments(self, given: Input, kinds: Mapping[str, Kind]) -> Generator[None, None, bool]:
         """Pass on the arguments of a call; whether they are whole."""
         sign = "{"
-        marks = tuple(filter(None, (self.key, self.over, self.last)))
+        marks = tuple(filter(None, (self.key, self.over, self.last, self.call, self._opening)))
         ends = (*marks, self.value)
+        left = {*kinds}
         while True:
             found = yield from given.upto(marks, _dropped)
             if found != self.key:
@@ -714,8 +746,9 @@ class Elements:
             key, kind = self._key("".join(parts), kinds)
             given.add(f"{sign}{quoted(key)}: ")
             sign = ", "
+            left.discard(key)
             value = Value(given.add, kind, lined=self.lined)
-            if not (yield from self._value(given, value)):
+            if not (yield from self._value(given, value, left)):
                 value.cut()
                 given.finish()
                 return False
@@ -732,27 +765,40 @@ class Elements:
             kind = {"types": [*TYPES[:-1]]}
         return key, kind
 
-    def _value(self, given: Input, value: Value) -> Generator[None, None, bool]:
-        """Pass on a value, up to the mark that ends it: the one that another argument, or the end
-        of the call, follows. Whether there is one."""
-        after = tuple(filter(None, (self.key, self.over, self.last)))
-        while (yield from given.upto((self.value,), value.add)):
-            size = len(self.value)
-            while True:
-                rest = given.held[size:].lstrip(_BLANK)
-                if any(map(rest.startswith, after)) or (given.ended and not rest):
-                    given.take(size)
+    def _value(
+        self, given: Input, value: Value, left: Container[str]
+    ) -> Generator[None, None, bool]:
+        """Pass on a value, up to the mark that ends it; whether there is one. The call may have the
+        arguments *left* yet."""
+        others = tuple(filter(None, (self.key, self.over, self.last)))
+        after = tuple(filter(None, (*others, self.call)))
+        while found := (yield from given.upto((self.value, *others), value.add)):
+            if found != self.value:
+                if value.bare or (yield from self._unclosed(given, found, value, left)):
                     return True
-                blank = len(given.held) - size - len(rest)
-                begun = any(mark.startswith(rest) for mark in after)
-                if given.ended or not begun or blank > MAX_HEADER:
-                    break
-                yield
-            if given.ended and begun:
-                given.take(size)
+            elif (yield from given.after(len(found), after)):
+                given.take(len(found))
                 return True
-            value.add(given.take(size))
+            value.add(given.take(len(found)))
         return False
+
+    def _unclosed(
+        self, given: Input, found: str, value: Value, left: Container[str]
+    ) -> Generator[None, None, bool]:
+        """Whether *value*, which nothing closes, ends at the mark *found*, which comes next."""
+        size = len(found)
+        if found == self.key:
+            return self._key((yield from given.named(size, self.keyed)), {})[0] in left
+        if found == self.over:
+            size = yield from given.after(size, (self.last, self.call))
+            if not size or not self.lined or value.on_new_line:
+                return size > 0
+        return (yield from given.after(size, (self._opening,))) > 0
+
+    @property
+    def _opening(self) -> str:
+        """The mark that *last* closes."""
+        return self.last.replace("/", "", 1)
 
 
 def _first(parts: list[str]) -> Callable[[str], None]:
@@ -787,6 +833,8 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
         given.take(1)
         given.begin(name)
         sign = "{"
+        kinds = functions.get(name, {})
+        left = {*kinds}
         while True:
             yield from given.upto((_SPACE,), _dropped)
             tag = yield from _tag(given)
@@ -794,7 +842,8 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
                 break
             given.add(f"{sign}{quoted(tag)}: ")
             sign = ", "
-            if not (yield from _element(given, tag, functions.get(name, {}).get(tag, {}))):
+            left.discard(tag)
+            if not (yield from _element(given, tag, kinds.get(tag, {}), left)):
                 given.finish()
                 return
         given.add("{}" if sign == "{" else "}")
@@ -844,8 +893,11 @@ class _Element:
         return f"{{{', '.join(f'{quoted(tag)}: {value}' for tag, value in self.within)}}}"
 
 
-def _element(given: Input, tag: str, kind: Kind) -> Generator[None, None, bool]:
-    """Pass on the value of the element *tag*, which is open; whether it is closed."""
+def _element(
+    given: Input, tag: str, kind: Kind, left: Container[str]
+) -> Generator[None, None, bool]:
+    """Pass on the value of the element *tag*, which is open; whether it is closed. A text that is
+    not ends where the call does, or one of the elements begins that it has *left*."""
     value = Value(given.add, kind)
     yield from given.upto((_SPACE,), value.add)
     closing = f"{_SPACE}</{tag}>"
@@ -859,6 +911,11 @@ def _element(given: Input, tag: str, kind: Kind) -> Generator[None, None, bool]:
     if value.text_only or "string" in kind.get("types", ()):
         value.be_text()
         while (yield from given.upto((_SPACE,), value.add)):
+            if (yield from given.at((f"{_SPACE}<",))):
+                name = yield from given.named(len(_SPACE) + 1, ">")
+                if name == "/invoke" or name in left:
+                    value.end()
+                    return True
             if (yield from given.at((closing,))):
                 given.take(len(closing))
                 value.end()
