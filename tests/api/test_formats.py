@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -411,6 +412,22 @@ async def test_a_call_that_is_cut_off(api: str) -> None:
     streamed, whole, _ = await play(api, tokenizer_of(template), pieces, FinishReason.LENGTH)
     given = '{"days": 2}' if api == "messages" else '{"days": 2, "city": "Paris'
     assert whole == streamed == Answered("", "", (("f", given),), CUT[api])
+
+
+async def test_the_work_is_linear_in_the_parts_of_a_call() -> None:
+    """Whose arguments are no object: Anthropic's API waits for all of them."""
+    tokenizer = tokenizer_of(FORMATS["json_tools"][0])
+
+    async def seconds(parts: int) -> float:
+        pieces = ['<tool_call>{"name": "f", "arguments": [', *[f'"{"x" * 2000}", '] * parts]
+        times = []
+        for _ in range(2):
+            began = time.process_time()
+            await play("messages", tokenizer, [*pieces, "1]}</tool_call>"])
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert await seconds(2_000) < 32 * await seconds(125), "16 times the parts"
 
 
 ALL = [said + call for _, said, call in FORMATS.values()]
