@@ -150,26 +150,28 @@ class WindowDetokenizer(Detokenizer):
         if ready == len(text):
             if len(self._ids) > _WINDOW:
                 self._forget(text)
-        elif len(self._broken) == _CHARACTER and len(self._ids) > self._broken[-1] + _WINDOW:
+        elif self._broken and len(self._ids) > self._broken[-1] + _WINDOW:
             self._forget_broken(text, ready)
         return piece
 
     def _forget_broken(self, text: str, ready: int) -> None:
         """Forget tokens in the middle of those without a character, with which *text* ends from
         *ready*. The first stay: in some decoders they spoil all bytes after them."""
-        ids = [*self._ids[: self._broken[-1]], *self._ids[-_SEAM:]]
+        ids = [*self._ids[: self._broken[-1] + _SEAM], *self._ids[-_SEAM:]]
         less = len(text) - len(last := self._decode(ids))
         if 0 <= less <= self._said and last == text[:ready] + text[ready + less :]:
             self._ids, self._said, self._size = ids, self._said - less, len(last)
-        else:  # all but the end of the last token is characters
+        else:  # most of it is characters, but the end of each token is the beginning of one
             self._forget(text)
 
     def _forget(self, text: str) -> None:
-        """Forget the tokens of *text* but for the last, from where a character begins."""
+        """Forget the tokens of *text* but for the last. Those may begin within a character, which
+        has been given out."""
         for count in range(_SEAM, 2 * _SEAM):
             last = self._decode(self._ids[-count:])
             said = self._said - len(text) + len(last)
-            if said >= 0 and text.endswith(last):
+            whole = last.lstrip("\N{REPLACEMENT CHARACTER}")
+            if said >= len(last) - len(whole) and text.endswith(whole) and (whole or not last):
                 self._ids, self._said, self._size = self._ids[-count:], said, len(last)
                 self._broken = []
                 return
