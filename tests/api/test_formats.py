@@ -26,7 +26,7 @@ from sealring_trio.api.replies import About
 from sealring_trio.api.texts import JOBS
 from sealring_trio.node.generation import Generator, Piece
 from sealring_trio.node.trace import Trace
-from sealring_trio.text.parsed import ParsedRequest
+from sealring_trio.text.parsed import ParsedRequest, checked
 
 APIS = {kind.name: kind for kind in (ChatKind(), ResponsesKind(), MessagesKind())}
 PARAMETERS = {
@@ -235,6 +235,7 @@ async def play(
     asked = {"models": ["m"], "context": 4096}
     told, rest = JOBS[api](tokenizer, asked, data, lambda stage: None)
     told |= began
+    checked(api, json.loads(json.dumps(told)), rest)  # what a worker says is what a node takes
     parsed = ParsedRequest.of(told, rest)
     context = ChoiceContext(cast(Generator, None), tokenizer, "")
     options = kind.options(told["options"])

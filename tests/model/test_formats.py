@@ -353,7 +353,7 @@ UNKNOWN: dict[str, tuple[str, str]] = {
         '{"name": "f", "arguments": {"text": "a"}}</tool_call>',
     ),
     "json_tools, long": (
-        '{"name": "h", "id": "%s", "arguments": {"text": "%s"}}' % ("x" * 3000, "y" * 9000),
+        f'{{"name": "h", "id": "{"x" * 3000}", "arguments": {{"text": "{"y" * 9000}"}}}}',
         '{"name": "f", "arguments": {"text": "a"}}</tool_call>',
     ),
     "json_tools, no arguments": (
@@ -389,8 +389,7 @@ UNKNOWN: dict[str, tuple[str, str]] = {
     ),
     "minimax_m2": (
         '\n<invoke name="h">\n<parameter name="text"><invoke name="f"></parameter>\n</invoke>\n',
-        '<invoke name="f">\n<parameter name="text">a</parameter>\n</invoke>\n'
-        "</minimax:tool_call>",
+        '<invoke name="f">\n<parameter name="text">a</parameter>\n</invoke>\n</minimax:tool_call>',
     ),
     "minimax_m3": (
         f'{NS}<invoke name="h">{NS}<text>b{NS}</text>{NS}<list>{NS}<item>a{NS}</item>{NS}</list>'
@@ -457,8 +456,7 @@ UNCLOSED: dict[str, tuple[str, str, list[Any]]] = {
     ),
     "qwen, no end of the call, and another": (
         "qwen3_coder",
-        "<function=f>\n<parameter=text>\na\n</parameter>\n<function=g>\n</function>\n"
-        "</tool_call>",
+        "<function=f>\n<parameter=text>\na\n</parameter>\n<function=g>\n</function>\n</tool_call>",
         BOTH,
     ),
     "qwen, twice": (
@@ -520,7 +518,7 @@ def test_an_argument_that_nothing_closes_ends_where_others_begin(
 @pytest.mark.parametrize("between", [False, True])
 def test_a_call_of_no_function_loses_none_after_it(name: str, between: bool) -> None:
     """It is text, all of it, but for what separates calls."""
-    (first, call), format = UNKNOWN[name], BY_NAME[name.split(",")[0]]
+    (first, call), format = UNKNOWN[name], BY_NAME[name.partition(",")[0]]
     text = first + call
     if between:
         opening = "[" if first.startswith("[") else ""

@@ -43,10 +43,9 @@ from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.request_stream import Counted, Stream
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.trace import Trace, Tracer
-from sealring_trio.text.frames import Lost
 from sealring_trio.text.parsed import ParsedRequest
 from sealring_trio.text.stop_strings import StopText
-from sealring_trio.text.workers import TextWorkers
+from sealring_trio.text.workers import Check, TextWorkers
 
 log = logging.getLogger("sealring")
 
@@ -233,10 +232,16 @@ class Generator:
                 log.info("the tokenizer is loaded")
 
     async def parse(
-        self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace
+        self,
+        job: str,
+        about: Mapping[str, Any],
+        body: bytes,
+        owner: str,
+        trace: Trace,
+        check: Check = lambda _: None,
     ) -> ParsedRequest:
         """Have a text worker read *body* by *job* (`api.texts.JOBS`) with *about*, for *owner*.
-        *trace* gets the times and the number of tokens.
+        What it says has to pass *check*. *trace* gets the times and the number of tokens.
 
         Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
         starts.
@@ -250,12 +255,9 @@ class Generator:
             "branches": info is not None and not info.trimmable,
         }
         began = trio.current_time()
-        told, data = await self.texts.run(job, {**model, **about}, body, owner)
-        try:
-            parsed = ParsedRequest.of(told, data)
-            trace.parse = float(told["read"])
-        except (KeyError, TypeError, ValueError):
-            raise Lost("a text worker gave an answer that is none") from None
+        told, data = await self.texts.run(job, {**model, **about}, body, owner, check)
+        parsed = ParsedRequest.of(told, data)
+        trace.parse = float(told["read"])
         trace.tokenise = trio.current_time() - began - trace.parse
         trace.prompt_tokens = sum(map(len, parsed.prompts))
         return parsed

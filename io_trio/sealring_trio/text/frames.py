@@ -59,6 +59,10 @@ class Lost(Exception):
     """The worker ended, for another reason than its job."""
 
 
+class Wrong(Lost):
+    """The worker answered what is no answer to its job: it may have been taken over."""
+
+
 def pack(told: Mapping[str, Any], data: bytes = b"") -> bytes:
     """The frame of *told* and *data*."""
     text = json.dumps(told).encode()

@@ -913,13 +913,10 @@ def _element(
         while (yield from given.upto((_SPACE,), value.add)):
             if (yield from given.at((f"{_SPACE}<",))):
                 name = yield from given.named(len(_SPACE) + 1, ">")
-                if name == "/invoke" or name in left:
+                if name in ("/invoke", f"/{tag}") or name in left:
+                    given.take(len(closing) if name == f"/{tag}" else 0)
                     value.end()
                     return True
-            if (yield from given.at((closing,))):
-                given.take(len(closing))
-                value.end()
-                return True
             value.add(given.take(len(_SPACE)))
         value.cut()
         return False
