@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 Kind = Mapping[str, Any]
 """What an argument may be: its ``types``; ``texts`` that it may be, where other values are listed,
 too; for an object its ``fields``, for a list its ``items``. Empty if it may be anything."""
@@ -99,6 +101,33 @@ class Value:
         """The answer ended within it: pass on what there is."""
         if not self.text_only:
             self._emit("".join(self.kept))
+
+
+@attrs.define
+class Element:
+    """An element that is open: what it may be, its *text*, and the values within it by tag."""
+
+    tag: str
+    kind: Kind
+    text: list[str] = attrs.field(factory=list)
+    within: list[tuple[str, str]] = attrs.field(factory=list)
+
+    def inner(self, tag: str) -> Kind:
+        """What the element *tag* within it may be."""
+        fields: Mapping[str, Kind] = self.kind.get("fields", {})
+        return fields.get(tag, {} if fields else self.kind.get("items", {}))
+
+    def json(self) -> str:
+        """Its value."""
+        types = self.kind.get("types", TYPES)
+        if not self.within:
+            text = "".join(self.text)
+            if not text.strip() and "string" not in types:
+                return "[]" if "array" in types else "{}" if "object" in types else '""'
+            return as_json(text, self.kind)
+        if "array" in types and all(tag == "item" for tag, _ in self.within):
+            return f"[{', '.join(value for _, value in self.within)}]"
+        return f"{{{', '.join(f'{quoted(tag)}: {value}' for tag, value in self.within)}}}"
 
 
 def as_json(text: str, kind: Kind) -> str:

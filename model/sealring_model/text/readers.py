@@ -31,7 +31,7 @@ from typing import Final
 
 import attrs
 
-from sealring_model.text.argument_types import MAX_VALUE, TEXT, TYPES, Kind, Value, as_json, quoted
+from sealring_model.text.argument_types import MAX_VALUE, TEXT, TYPES, Element, Kind, Value, quoted
 
 MAX_HEADER: Final = 1024
 """Most characters of what comes before a call's arguments, and of an argument's name."""
@@ -866,33 +866,6 @@ def _tag(given: Input) -> Found:
     return "".join(parts).strip()
 
 
-@attrs.define
-class _Element:
-    """An element that is open: what it may be, its *text*, and the values within it by tag."""
-
-    tag: str
-    kind: Kind
-    text: list[str] = attrs.field(factory=list)
-    within: list[tuple[str, str]] = attrs.field(factory=list)
-
-    def inner(self, tag: str) -> Kind:
-        """What the element *tag* within it may be."""
-        fields: Mapping[str, Kind] = self.kind.get("fields", {})
-        return fields.get(tag, {} if fields else self.kind.get("items", {}))
-
-    def json(self) -> str:
-        """Its value."""
-        types = self.kind.get("types", TYPES)
-        if not self.within:
-            text = "".join(self.text)
-            if not text.strip() and "string" not in types:
-                return "[]" if "array" in types else "{}" if "object" in types else '""'
-            return as_json(text, self.kind)
-        if "array" in types and all(tag == "item" for tag, _ in self.within):
-            return f"[{', '.join(value for _, value in self.within)}]"
-        return f"{{{', '.join(f'{quoted(tag)}: {value}' for tag, value in self.within)}}}"
-
-
 def _element(
     given: Input, tag: str, kind: Kind, left: Container[str]
 ) -> Generator[None, None, bool]:
@@ -906,7 +879,7 @@ def _element(
         if value.text_only or "".join(value.kept).strip():
             value.end()
         else:
-            value.replace(_Element(tag, kind).json())
+            value.replace(Element(tag, kind).json())
         return True
     if value.text_only or "string" in kind.get("types", ()):
         value.be_text()
@@ -920,7 +893,7 @@ def _element(
             value.add(given.take(len(_SPACE)))
         value.cut()
         return False
-    opened = [_Element(tag, kind)]
+    opened = [Element(tag, kind)]
     size = 0
 
     def keep(text: str) -> None:
@@ -940,7 +913,7 @@ def _element(
             if len(opened) > MAX_DEPTH or size > MAX_VALUE:
                 value.cut()
                 return False
-            opened.append(_Element(tag, opened[-1].inner(tag)))
+            opened.append(Element(tag, opened[-1].inner(tag)))
             continue
         closed = opened.pop()
         if not opened:
