@@ -505,6 +505,7 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], st
     told, rest = JOBS["responses"](
         tokenizer, {"models": ["m"], "context": 4096}, body, lambda stage: None
     )
+    checked("responses", json.loads(json.dumps(told)), rest)
     parsed = ParsedRequest.of(told, rest)
     context = ChoiceContext(cast(Generator, None), tokenizer, "")
     options = kind.options(told["options"])

@@ -303,7 +303,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "no error": {"refused": {}},
     "no status": {"refused": REFUSED | {"status": 200}},
     "no header": {"refused": REFUSED | {"headers": {"x": "a\r\nset-cookie: b"}}},
-    "an endless error": {"refused": REFUSED | {"message": "x" * (2 << 20)}},
+    "an endless error": {"refused": REFUSED | {"message": "x" * (33 << 20)}},
 }
 
 

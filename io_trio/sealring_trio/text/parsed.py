@@ -27,14 +27,17 @@ _BRANCHES: Final = 8
 
 
 _MAX_PROMPTS: Final = 128
-_MAX_NAMES: Final = 1 << 16
-_MAX_SAID: Final = 1 << 20
-"""Characters of an error."""
+_MAX_SIZES: Final = 1 << 16
+_MAX_NAMES: Final = 2 << 20
+"""As many as a body has values."""
+
+_MAX_SAID: Final = 32 << 20
+"""Characters of an error, which may repeat some of the body."""
 
 _MAX_HEADERS: Final = 8
 
 _Size = Annotated[int, pydantic.Field(ge=0, le=(1 << 32) - 1)]
-_Sizes = Annotated[list[_Size], pydantic.Field(max_length=_MAX_NAMES)]
+_Sizes = Annotated[list[_Size], pydantic.Field(max_length=_MAX_SIZES)]
 _Names = Annotated[list[str], pydantic.Field(max_length=_MAX_NAMES)]
 _Type = Literal["null", "boolean", "integer", "number", "object", "array", "string"]
 _Short = Annotated[str, pydantic.Field(max_length=256)]
@@ -78,7 +81,7 @@ class _Told(pydantic.BaseModel):
     ends: _Sizes = []
     bad: Annotated[list[_Sizes], pydantic.Field(max_length=MAX_BAD)] = []
     branches: _Sizes = []
-    names: dict[str, tuple[str, str, bool]] = pydantic.Field({}, strict=False)
+    names: dict[str, Annotated[tuple[str, str, bool], pydantic.Strict(False)]] = {}
     previous: str | None = None
     references: _Names = []
     calls: Annotated[
