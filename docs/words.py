@@ -217,6 +217,7 @@ ERRORS: Final = {
     "request_cancelled": ("499", "Somebody cancelled the request."),
     "generation_failed": ("500", "The ring gave up on this request; the message says why."),
     "internal_error": ("500", "A fault of the server; the log says more."),
+    "text_worker_wrong": ("500", "What the text worker answered was no answer; it was ended."),
     "not_implemented": ("501", "The server is no proxy."),
     "keys_unreadable": ("503", "The file of API keys cannot be read."),
     "no_tokenizer": ("503", "The model's tokenizer is missing."),

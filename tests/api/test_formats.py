@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from sealring.dialects.replies import About
 from sealring.generation.generation import Generator, Piece
 from sealring.generation.trace import Trace
 from sealring.http.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
-from sealring.text.frames import ParsedRequest
+from sealring.text.frames import ParsedRequest, checked
 from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
@@ -234,6 +235,7 @@ async def play(
     asked = {"models": ["m"], "context": 4096}
     told, rest = JOBS[api](tokenizer, asked, data, lambda stage: None)
     told |= began
+    checked(api, json.loads(json.dumps(told)), rest)  # what a worker says is what a node takes
     parsed = ParsedRequest.of(told, rest)
     context = ChoiceContext(cast(Generator, None), tokenizer, "")
     options = kind.options(told["options"])
@@ -413,6 +415,22 @@ async def test_a_call_that_is_cut_off(api: str) -> None:
     assert whole == streamed == Answered("", "", (("f", given),), CUT[api])
 
 
+async def test_the_work_is_linear_in_the_parts_of_a_call() -> None:
+    """Whose arguments are no object: Anthropic's API waits for all of them."""
+    tokenizer = tokenizer_of(FORMATS["json_tools"][0])
+
+    async def seconds(parts: int) -> float:
+        pieces = ['<tool_call>{"name": "f", "arguments": [', *[f'"{"x" * 2000}", '] * parts]
+        times = []
+        for _ in range(2):
+            began = time.process_time()
+            await play("messages", tokenizer, [*pieces, "1]}</tool_call>"])
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert await seconds(2_000) < 32 * await seconds(125), "16 times the parts"
+
+
 ALL = [said + call for _, said, call in FORMATS.values()]
 TEXTS = st.sampled_from(ALL) | st.lists(
     st.sampled_from([*ALL, "<think>", "</think>", "Hm", "<tool_call>", '{"name": "f"', "\n"]),
@@ -487,6 +505,7 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], st
     told, rest = JOBS["responses"](
         tokenizer, {"models": ["m"], "context": 4096}, body, lambda stage: None
     )
+    checked("responses", json.loads(json.dumps(told)), rest)
     parsed = ParsedRequest.of(told, rest)
     context = ChoiceContext(cast(Generator, None), tokenizer, "")
     options = kind.options(told["options"])

@@ -277,6 +277,32 @@ def test_the_parts_of_any_tokenizer_s_text_are_the_text(name: str, data: st.Data
     assert "�" in whole or not any("�" in piece for piece in pieces)
 
 
+WITH_BYTES = ["bytes and metaspace", "bytes alone", "metaspace"]
+"""Kinds with a token for each byte whose texts are decoded again with each token."""
+
+
+def bytes_of(tokenizer: Tokenizer) -> list[int]:
+    """The token of each byte."""
+    known = tokenizer.ids()
+    return [known[byte] for byte in BYTES]
+
+
+@settings(max_examples=80, deadline=None)
+@pytest.mark.parametrize("name", WITH_BYTES)
+@given(data=st.data())
+def test_the_parts_of_broken_bytes_are_the_text(name: str, data: st.DataObject) -> None:
+    """However many there are, and whatever follows."""
+    tokenizer, known = ANY(name), bytes_of(ANY(name))
+    runs = st.lists(st.sampled_from([0x80, 0xC3, 0xE4, 0xB8, 0x96, 0xF0, 0xFF]), max_size=90)
+    ids: list[int] = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        texts = data.draw(st.sampled_from(["the fox ", "", "the", " . "]))
+        ids += [token for token in tokenizer.encode_part(texts) if token not in known]
+        ids += [known[0xFF], *(known[byte] for byte in data.draw(runs))]
+        ids += [known[0xFF]] * data.draw(st.sampled_from([0, 0, 3, 200]))
+    assert "".join(said(tokenizer, (), ids)) == tokenizer.decode(ids)
+
+
 def test_the_text_of_a_tokenizer_model_alone() -> None:
     """As it was seen: a letter twice, an emoji four times, an indentation short of a space."""
     tokenizer = piece("bpe", "LlamaTokenizer")
@@ -286,8 +312,19 @@ def test_the_text_of_a_tokenizer_model_alone() -> None:
         assert len([piece for piece in pieces if piece]) > 1
 
 
-@pytest.mark.parametrize("name", ["bpe, LlamaTokenizer", "bpe, T5Tokenizer", "word piece"])
-def test_a_long_text_costs_no_more_for_each_token(name: str) -> None:
+LONG_TEXTS: list[tuple[str, bytes]] = [
+    ("bpe, LlamaTokenizer", b""),
+    ("bpe, T5Tokenizer", b""),
+    ("word piece", b""),
+    ("bytes alone", b"\xff"),
+    ("bytes and metaspace", b"\xf0\x9f"),
+    ("bytes alone", "世".encode()),
+]
+
+
+@pytest.mark.parametrize(("name", "broken"), LONG_TEXTS, ids=repr)
+def test_a_long_text_costs_no_more_for_each_token(name: str, broken: bytes) -> None:
+    """Nor does one of *broken* bytes, after one that is none: they are given out as they come."""
     tokenizer = ANY(name)
     decoded = 0
     inner = tokenizer._inner
@@ -302,10 +339,14 @@ def test_a_long_text_costs_no_more_for_each_token(name: str) -> None:
             return str(inner.decode(ids))
 
     ids = tokenizer.encode_part("the fox of paris ! " * 200)
+    if broken:
+        ids = [bytes_of(tokenizer)[byte] for byte in b"\xff" + broken * (1200 // len(broken))]
     whole = tokenizer.decode(ids)
     tokenizer._inner = Counting()  # type: ignore[misc]
     try:
-        assert "".join(said(tokenizer, (), ids)) == whole
+        parts = said(tokenizer, (), ids)
+        assert "".join(parts) == whole
+        assert len(parts[-1]) < 8
     finally:
         tokenizer._inner = inner  # type: ignore[misc]
     assert decoded <= 80 * len(ids)

@@ -149,7 +149,7 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
     "json, another function": (
         "json_tools",
         '{"name": "h", "arguments": {}}</tool_call>',
-        ['<tool_call>{"name": "h"', ', "arguments": {}}</tool_call>'],
+        ['<tool_call>{"name": "h", "arguments": {}}', "</tool_call>"],
     ),
     "no json": ("json_tools", "oops</tool_call>", ["<tool_call>", "oops</tool_call>"]),
     "json, cut": ("json_tools", '{"name": "f"', ['<tool_call>{"name": "f"']),
@@ -314,7 +314,7 @@ CASES: dict[str, tuple[str, str, list[Any]]] = {
     "qwen, another function": (
         "qwen3_coder",
         "\n<function=h>\n</function>",
-        ["<tool_call>\n<function=h", ">\n</function>"],
+        ["<tool_call>\n<function=h>\n</function>"],
     ),
     "minimax m3": (
         "minimax_m3",
@@ -343,6 +343,194 @@ def test_calls_as_models_write_them(name: str, text: str, parts: list[Any]) -> N
     format = BY_NAME[name]
     assert told(parts_of(format, text)) == parts
     for size in (1, 2, 3, 7):
+        assert parts_of(format, text, size) == parts_of(format, text)
+
+
+UNKNOWN: dict[str, tuple[str, str]] = {
+    # format: a call of a function that there is not, and one of f after it
+    "json_tools": (
+        '{"name": "h", "arguments": {"name": "f", "arguments": {}}, "x": "{"}\n',
+        '{"name": "f", "arguments": {"text": "a"}}</tool_call>',
+    ),
+    "json_tools, long": (
+        f'{{"name": "h", "id": "{"x" * 3000}", "arguments": {{"text": "{"y" * 9000}"}}}}',
+        '{"name": "f", "arguments": {"text": "a"}}</tool_call>',
+    ),
+    "json_tools, no arguments": (
+        '{"name": "h"}',
+        '{"name": "f", "arguments": {"text": "a"}}</tool_call>',
+    ),
+    "phi4_mini": (
+        '[{"name": "h", "arguments": {"text": ["]"]}}, ',
+        '{"name": "f", "arguments": {"text": "a"}}]<|/tool_call|>',
+    ),
+    "llama3": (
+        '{"name": "h", "parameters": {}}; ',
+        '{"name": "f", "parameters": {"text": "a"}}',
+    ),
+    "mistral": ('h[CALL_ID]x7[ARGS]{"text": "f[ARGS]{}"}', 'f[ARGS]{"text": "a"}'),
+    "kimi_k2": (
+        '<|tool_call_begin|>functions.h:0<|tool_call_argument_begin|>{"text": "a"}'
+        "<|tool_call_end|>",
+        '<|tool_call_begin|>functions.f:1<|tool_call_argument_begin|>{"text": "a"}'
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "deepseek_v3": (
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>h\n```json\n{"text": "a"}\n```'
+        "<｜tool▁call▁end｜>\n",
+        '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"text": "a"}\n```'
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+    "deepseek_v32": (
+        f'<{DSML}invoke name="h">\n<{DSML}parameter name="text" string="true">a'
+        f"</{DSML}parameter>\n</{DSML}invoke>\n",
+        f'<{DSML}invoke name="f">\n<{DSML}parameter name="text" string="true">a'
+        f"</{DSML}parameter>\n</{DSML}invoke>\n</{DSML}function_calls>",
+    ),
+    "minimax_m2": (
+        '\n<invoke name="h">\n<parameter name="text"><invoke name="f"></parameter>\n</invoke>\n',
+        '<invoke name="f">\n<parameter name="text">a</parameter>\n</invoke>\n</minimax:tool_call>',
+    ),
+    "minimax_m3": (
+        f'{NS}<invoke name="h">{NS}<text>b{NS}</text>{NS}<list>{NS}<item>a{NS}</item>{NS}</list>'
+        f"{NS}</invoke>\n",
+        f'{NS}<invoke name="f">{NS}<text>a{NS}</text>{NS}</invoke>{NS}</tool_call>',
+    ),
+    "qwen3_coder": (
+        "<function=h>\n<parameter=text>\n<function=f>\n</parameter>\n</function>\n",
+        "<function=f>\n<parameter=text>\na\n</parameter>\n</function>\n</tool_call>",
+    ),
+}
+
+
+F = ("f", {"text": "a", "count": 1})
+UNCLOSED: dict[str, tuple[str, str, list[Any]]] = {
+    "qwen, a text": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n<parameter=count>\n1\n</parameter>\n</function>\n"
+        "</tool_call>\nDone.",
+        [F, "\nDone."],
+    ),
+    "qwen, the last, a text": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=count>\n1\n</parameter>\n<parameter=text>\na\n</function>\n"
+        "</tool_call>\nDone.",
+        [F, "\nDone."],
+    ),
+    "qwen, the last, a number": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n</parameter>\n<parameter=count>\n1\n</function>\n"
+        "</tool_call>\nDone.",
+        [F, "\nDone."],
+    ),
+    "qwen, all": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=count>\n1\n<parameter=text>\na\n</function>\n</tool_call>",
+        [F],
+    ),
+    "qwen, all, on one line": (
+        "qwen3_coder",
+        "<function=f><parameter=text>a<parameter=count>1</function></tool_call>",
+        [F],
+    ),
+    "qwen, a text at the end of a line": (
+        "qwen3_coder",
+        "<function=f><parameter=count>1</parameter><parameter=text>a</function></tool_call>",
+        [F],
+    ),
+    "qwen, no end of the calls": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=count>\n1\n<parameter=text>\na\n</function>\n",
+        [F],
+    ),
+    "qwen, no end of the call": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n<parameter=count>\n1\n</tool_call>",
+        [F],
+    ),
+    "qwen, a mark within an object": (
+        "qwen3_coder",
+        '<function=f>\n<parameter=object>\n{"unit": "</function><parameter=x>"}\n</parameter>\n'
+        "</function>\n</tool_call>",
+        [("f", {"object": {"unit": "</function><parameter=x>"}})],
+    ),
+    "qwen, no end of the call, and another": (
+        "qwen3_coder",
+        "<function=f>\n<parameter=text>\na\n</parameter>\n<function=g>\n</function>\n</tool_call>",
+        BOTH,
+    ),
+    "qwen, twice": (
+        "qwen3_coder",
+        qwen(("text", "b"), ("count", "1"), ("text", "a")),
+        [F],
+    ),
+    "qwen, a text that names what the call has": (
+        "qwen3_coder",
+        qwen(("count", "1"), ("text", "x <parameter=count> y")),
+        [("f", {"count": 1, "text": "x <parameter=count> y"})],
+    ),
+    "minimax m2": (
+        "minimax_m2",
+        '<invoke name="f">\n<parameter name="text">a<parameter name="count">1</invoke>\n'
+        '<invoke name="f">\n<parameter name="count">1</parameter>\n<parameter name="text">a'
+        "</invoke>\n</minimax:tool_call>\nDone.",
+        [F, F, "\nDone."],
+    ),
+    "deepseek": (
+        "deepseek_v32",
+        f'<{DSML}invoke name="f">\n<{DSML}parameter name="text" string="true">a<{DSML}parameter '
+        f'name="count" string="false">1</{DSML}invoke>\n</{DSML}function_calls>',
+        [F],
+    ),
+    "glm": (
+        "glm47",
+        "f\n<arg_key>text</arg_key>\n<arg_value>a<arg_key>count</arg_key>\n<arg_value>1"
+        "</tool_call>",
+        [F],
+    ),
+    "glm, the last, a text": (
+        "glm47",
+        "f\n<arg_key>count</arg_key>\n<arg_value>1</arg_value>\n<arg_key>text</arg_key>\n"
+        "<arg_value>a</tool_call>",
+        [F],
+    ),
+    "minimax m3": (
+        "minimax_m3",
+        f'{NS}<invoke name="f">{NS}<text>a{NS}<count>1{NS}</count>{NS}</invoke>'
+        f'{NS}<invoke name="f">{NS}<count>1{NS}</count>{NS}<text>a{NS}</invoke>{NS}</tool_call>',
+        [F, F],
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "text", "parts"), UNCLOSED.values(), ids=UNCLOSED)
+def test_an_argument_that_nothing_closes_ends_where_others_begin(
+    name: str, text: str, parts: list[Any]
+) -> None:
+    """Or is given twice: the last counts."""
+    format = BY_NAME[name]
+    assert told(parts_of(format, text)) == parts
+    for size in (1, 2, 7):
+        assert parts_of(format, text, size) == parts_of(format, text)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("between", [False, True])
+def test_a_call_of_no_function_loses_none_after_it(name: str, between: bool) -> None:
+    """It is text, all of it, but for what separates calls."""
+    (first, call), format = UNKNOWN[name], BY_NAME[name.partition(",")[0]]
+    text = first + call
+    if between:
+        opening = "[" if first.startswith("[") else ""
+        before = call.removesuffix(format.end).rstrip("]")
+        text = opening + before + "," * bool(opening) + text.removeprefix(opening)
+    made = told(parts_of(format, text))
+    calls = [part for part in made if isinstance(part, tuple)]
+    said = "".join(part for part in made if isinstance(part, str))
+    assert calls == BOTH[:1] * (1 + between)
+    assert first.strip("[ \n,") in said
+    assert said.startswith("" if between else format.start)
+    for size in (1, 2, 7):
         assert parts_of(format, text, size) == parts_of(format, text)
 
 

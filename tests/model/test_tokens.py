@@ -352,6 +352,14 @@ def test_tool_calls_in_the_model_s_own_format(folder, tmp_path, name, text):
         tools.parse(text, [{"function": {"name": "g", "parameters": {}}}])
 
 
+def test_a_call_of_no_function_leaves_those_beside_it(folder, tmp_path):
+    """One of a parser of mlx-lm's."""
+    tools = Tokenizer(with_settings(folder, tmp_path / "t", tool_parser_type="pythonic")).tools
+    first, second = tools.parse("[h(x=[2]), f(x=[1])]", [TOOL])
+    assert (first.name, first.arguments) == ("", '{"name": "h", "arguments": {"x": [2]}}')
+    assert (second.name, second.arguments) == ("f", '{"x": [1]}')
+
+
 def test_the_format_of_tool_calls_shows_in_the_template(folder, tmp_path, tokenizer):
     assert tokenizer.tools is None
     template = TEMPLATE + "{# <tool_call> tool_call.name #}"

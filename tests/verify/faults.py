@@ -94,8 +94,8 @@ def rounded_on_the_wire() -> None:
 def wrong_head() -> None:
     """The output head's logits are too large."""
 
-    def logits(stage: PartStage, outputs: Sequence[mx.array]) -> mx.array:
-        return original(stage, outputs) * 1.03
+    def logits(stage: PartStage, outputs: Sequence[mx.array], tokens: int = 1) -> mx.array:
+        return original(stage, outputs, tokens) * 1.03
 
     original, PartStage.logits = PartStage.logits, logits
 
@@ -115,10 +115,10 @@ def wrong_ahead() -> None:
     """Graphs that are built ahead give something else."""
     ahead = threading.local()
 
-    def build(forward: Forward, batch: int) -> Any:
+    def build(forward: Forward, batch: int, tokens: int) -> Any:
         ahead.builds = True
         try:
-            return original_build(forward, batch)
+            return original_build(forward, batch, tokens)
         finally:
             ahead.builds = False
 

@@ -579,16 +579,13 @@ class MessageShape:
     def _used(self, text: str) -> list[Fields]:
         """The events of more *text* of a call's arguments. What is no object is put into one when
         it is whole."""
-        if self._sent:
-            self._add(text)
-            return self._filled(text)
-        self._text += text.encode()
-        whole = self._text.decode()
-        if not whole.lstrip().startswith("{"):
-            return []
-        self._sent, self._text = True, bytearray()
-        self._add(whole)
-        return self._filled(whole)
+        if not self._sent:
+            self._text += (text if self._text else text.lstrip()).encode()
+            if not self._text.startswith(b"{"):
+                return []
+            text, self._sent, self._text = self._text.decode(), True, bytearray()
+        self._add(text)
+        return self._filled(text)
 
     def _add(self, text: str) -> None:
         """Keep *text* of the block, unless it is streamed."""

@@ -28,7 +28,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, Withdrawn
 from starlette.responses import JSONResponse
 
-from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
+from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull, Wrong
 
 # ---------------------------------------------------------------------- unheld
 # Why a form cannot be held, in words for who sent it.
@@ -342,6 +342,9 @@ def from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
             return ApiError(422, f"This request was given up: {error}.", "text_limit_exceeded")
         case TextQueueFull():
             return unavailable("Too many long prompts wait to be read.", "overloaded")
+        case Wrong():
+            message = f"The text could not be read: {error}."
+            return ApiError(500, message, "text_worker_wrong", kind="server_error")
         case Lost():
             return unavailable(f"The text could not be read: {error}.", "text_worker_lost")
 

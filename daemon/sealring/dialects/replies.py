@@ -376,7 +376,7 @@ class Choice:
             match part:
                 case CallText(text, otherwise):
                     calls = await self._read_call(text)
-                    said += self._calls_of(calls) if calls else [otherwise]
+                    said += self._calls_of(calls, type(otherwise)) if calls else [otherwise]
                 case CallStart():
                     said.append(_named(part))
                 case CallEnd():
@@ -386,12 +386,17 @@ class Choice:
                     said.append(part)
         return said
 
-    def _calls_of(self, calls: list[ToolCall]) -> list[Said]:
-        """*calls* that were read whole."""
+    def _calls_of(self, calls: list[ToolCall], text: type[Content | Reasoning]) -> list[Said]:
+        """*calls* that were read whole. One without a name is *text*."""
         said: list[Said] = []
-        for call in calls[:1] if self._single_call else calls:
+        for call in calls:
+            if not call.name:
+                said.append(text(call.arguments))
+                continue
             said += [_named(CallStart(call.name, call.id)), CallPart(call.arguments), CallEnd()]
             self._calls += 1
+            if self._single_call:
+                break
         return said
 
 

@@ -44,6 +44,9 @@ _UNQUOTED: Final = re.compile(
 )
 """Whole characters of a JSON string."""
 
+_BEGINS: Final = 1024
+"""Characters within which a text begins, or is not streamed."""
+
 _UNREAD: Final = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
 """The rest of a JSON string that ends."""
 
@@ -79,9 +82,12 @@ class _Called:
         self._rest += text
         if not self._within:
             if (begun := _INPUT.match(self._rest)) is None:
+                self._rest = self._rest[:_BEGINS]
                 return ""
             self._within, self._rest = True, self._rest[begun.end() :]
         if (run := _UNQUOTED.match(self._rest)) is None:
+            if self._rest.startswith('"'):
+                self._rest = '"'  # what follows the text is none of it
             return ""
         try:
             told = str(from_json(f'"{run[0]}"'))

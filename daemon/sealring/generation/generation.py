@@ -42,9 +42,9 @@ from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.runtime import Counted, Runtime, Stream
 
 from sealring.generation.trace import Trace, Tracer
-from sealring.text.frames import Lost, ParsedRequest
+from sealring.text.frames import ParsedRequest
 from sealring.text.stop_strings import StopText
-from sealring.text.workers import TextWorkers
+from sealring.text.workers import Check, TextWorkers
 
 log = logging.getLogger("sealring")
 
@@ -231,10 +231,16 @@ class Generator:
                 log.info("the tokenizer is loaded")
 
     async def parse(
-        self, job: str, about: Mapping[str, Any], body: bytes, owner: str, trace: Trace
+        self,
+        job: str,
+        about: Mapping[str, Any],
+        body: bytes,
+        owner: str,
+        trace: Trace,
+        check: Check = lambda _: None,
     ) -> ParsedRequest:
         """Have a text worker read *body* by *job* (`api.texts.JOBS`) with *about*, for *owner*.
-        *trace* gets the times and the number of tokens.
+        What it says has to pass *check*. *trace* gets the times and the number of tokens.
 
         Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
         starts.
@@ -248,12 +254,9 @@ class Generator:
             "branches": info is not None and not info.trimmable,
         }
         began = trio.current_time()
-        told, data = await self.texts.run(job, {**model, **about}, body, owner)
-        try:
-            parsed = ParsedRequest.of(told, data)
-            trace.parse = float(told["read"])
-        except (KeyError, TypeError, ValueError):
-            raise Lost("a text worker gave an answer that is none") from None
+        told, data = await self.texts.run(job, {**model, **about}, body, owner, check)
+        parsed = ParsedRequest.of(told, data)
+        trace.parse = float(told["read"])
         trace.tokenise = trio.current_time() - began - trace.parse
         trace.prompt_tokens = sum(map(len, parsed.prompts))
         return parsed

@@ -344,9 +344,14 @@ class Generate(Generic[A]):
     async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
         """What a text worker reads in *body* with *about*. Raises `ApiError`."""
         about = {"models": self._head.models, **about}
+
+        def check(told: Mapping[str, Any]) -> None:
+            if "options" in told:
+                self._kind.options(told["options"])
+
         with text_errors(call.trace.id):
             return await self._head.generator.parse(
-                self._kind.name, about, body, call.caller.account, call.trace
+                self._kind.name, about, body, call.caller.account, call.trace, check
             )
 
     async def _open(

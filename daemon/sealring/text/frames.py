@@ -10,15 +10,20 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
 import attrs
+import pydantic
 from sealring_protocol.control.requests import TokenIds
+from sealring_protocol.limits import MAX_BAD
 
 # ---------------------------------------------------------------------- parsed
-# What a text worker has read in a request: its prompts as token ids, and fields for the node.
+# What a text worker answers: the fields for the node, and a request's prompts as token ids.
+#
+# A worker runs templates of others. One that was taken over answers anything, so each field is
+# checked here for its type, size and range (`checked`), before anything of the node takes it.
 
 
 ID: Final = "I"
@@ -29,6 +34,117 @@ _SIZE: Final = 40
 
 _BRANCHES: Final = 8
 """Branches of a prompt: each may have its cache kept."""
+
+
+_MAX_PROMPTS: Final = 128
+_MAX_SIZES: Final = 1 << 16
+_MAX_NAMES: Final = 2 << 20
+"""As many as a body has values."""
+
+_MAX_SAID: Final = 32 << 20
+"""Characters of an error, which may repeat some of the body."""
+
+_MAX_HEADERS: Final = 8
+
+_Size = Annotated[int, pydantic.Field(ge=0, le=(1 << 32) - 1)]
+_Sizes = Annotated[list[_Size], pydantic.Field(max_length=_MAX_SIZES)]
+_Names = Annotated[list[str], pydantic.Field(max_length=_MAX_NAMES)]
+_Type = Literal["null", "boolean", "integer", "number", "object", "array", "string"]
+_Short = Annotated[str, pydantic.Field(max_length=256)]
+_Header = Annotated[str, pydantic.Field(max_length=256, pattern=r"^[ -~]*$")]
+_STRICT: Final = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class _Kind(pydantic.BaseModel):
+    """What an argument of a function may be (`argument_types.Kind`)."""
+
+    model_config = _STRICT
+    types: Annotated[list[_Type], pydantic.Field(max_length=len(get_args(_Type)))] = []
+    texts: _Names = []
+    fields_: dict[str, _Kind] = pydantic.Field({}, alias="fields")
+    items: _Kind | None = None
+
+
+class _Told(pydantic.BaseModel):
+    """The fields of all jobs; `_FIELDS` says which of them a job has."""
+
+    model_config = _STRICT
+    options: dict[str, Any] = {}
+    read: Annotated[float, pydantic.Field(ge=0)] = 0.0
+    lengths: Annotated[list[_Size], pydantic.Field(min_length=1, max_length=_MAX_PROMPTS)] = [0]
+    predicted: _Size = 0
+    tools: _Size = 0
+    grammar: _Size = 0
+    echo: _Size = 0
+    callable: dict[str, dict[str, _Kind]] = {}
+    reasoning: bool = False
+    calling: bool = False
+    opens: bool = False
+    functions: bool = False
+    in_words: bool = False
+    plain: bool = False
+    store: bool = False
+    summary: bool = False
+    ignored: _Names = []
+    adapted: _Names = []
+    texts: Annotated[list[str], pydantic.Field(max_length=_MAX_PROMPTS)] = []
+    ends: _Sizes = []
+    bad: Annotated[list[_Sizes], pydantic.Field(max_length=MAX_BAD)] = []
+    branches: _Sizes = []
+    names: dict[str, Annotated[tuple[str, str, bool], pydantic.Strict(False)]] = {}
+    previous: str | None = None
+    references: _Names = []
+    calls: Annotated[
+        list[Annotated[list[str], pydantic.Field(min_length=3, max_length=3)]],
+        pydantic.Field(max_length=_MAX_NAMES),
+    ] = []
+
+
+class _Error(pydantic.BaseModel):
+    """The fields of an `ApiError`, all of which are there."""
+
+    model_config = _STRICT
+    status: Annotated[int, pydantic.Field(ge=400, le=599)]
+    message: Annotated[str, pydantic.Field(max_length=_MAX_SAID)]
+    code: _Short
+    kind: _Short
+    param: Annotated[str, pydantic.Field(max_length=_MAX_SAID)] | None
+    headers: Annotated[dict[_Header, _Header], pydantic.Field(max_length=_MAX_HEADERS)]
+
+
+_PROMPT: Final = frozenset({"read", "lengths"})
+_MISSING: Final = _PROMPT | {"previous", "references"}
+_NAMED: Final = frozenset({"ignored", "adapted"})
+_SHARED: Final = _PROMPT | _NAMED | {"options", "predicted", "grammar", "bad", "branches"}
+_ANSWER: Final = frozenset({"reasoning", "calling", "opens", "functions", "in_words", "plain"})
+_CHAT: Final = _SHARED | _ANSWER | {"tools", "callable"}
+_FIELDS: Final[Mapping[str, tuple[Set[str], ...]]] = {
+    "chat": (_CHAT,),
+    "messages": (_CHAT,),
+    "responses": (_CHAT | {"echo", "store", "summary", "names"}, _MISSING),
+    "completion": (_SHARED | {"texts", "ends"},),
+    "prompt": (_PROMPT,),
+    "count": (_NAMED,),
+    "count_input": (_NAMED, _MISSING),
+    "call": (frozenset({"calls"}),),
+    "tokenize": (frozenset(), _NAMED),
+    "detokenize": (frozenset(),),
+}
+"""The fields of each job's answer; with `_MISSING` it needs earlier responses."""
+
+
+def checked(job: str, told: Mapping[str, Any], data: bytes) -> None:
+    """Raise `ValueError` unless *told* and *data* are an answer to *job*."""
+    if told.keys() not in _FIELDS[job]:
+        raise ValueError("other fields than its job has")
+    _Told.model_validate(told)
+    if "lengths" in told:
+        ParsedRequest.of(told, data)
+
+
+def checked_error(fields: Mapping[str, Any]) -> None:
+    """Raise `ValueError` unless *fields* are those of an `ApiError`."""
+    _Error.model_validate(fields)
 
 
 @attrs.frozen
@@ -70,6 +186,8 @@ class ParsedRequest:
         grammar = size + int(told.get("grammar", 0))
         if not size <= grammar <= len(data):
             raise ValueError("a grammar that is not there")
+        if grammar + int(told.get("tools", 0)) + int(told.get("echo", 0)) > len(data):
+            raise ValueError("tools that are not there")
         more = frozenset(map(int, told.get("ends", ())))
         bad = tuple(tuple(map(int, part)) for part in told.get("bad", ()))
         held = data[size:grammar]
@@ -123,6 +241,10 @@ class TextQueueFull(Exception):
 
 class Lost(Exception):
     """The worker ended, for another reason than its job."""
+
+
+class Wrong(Lost):
+    """The worker answered what is no answer to its job: it may have been taken over."""
 
 
 def pack(told: Mapping[str, Any], data: bytes = b"") -> bytes:

@@ -23,7 +23,7 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -44,6 +44,9 @@ from sealring.text.frames import (
     Lost,
     Refused,
     TextQueueFull,
+    Wrong,
+    checked,
+    checked_error,
     pack,
 )
 
@@ -101,6 +104,12 @@ ACCEPT_SECONDS: Final = 10.0
 GRACE: Final = 2.0
 """Seconds that a job may go on when its caller has left."""
 
+_SAID: Final = 1000
+"""Characters of what a worker says of itself that are passed on."""
+
+Check = Callable[[Mapping[str, Any]], object]
+"""Raises `ValueError` for fields that are no answer."""
+
 LOOK: Final = 0.1
 """Seconds between looks at the memory of a worker that has a job."""
 
@@ -146,10 +155,16 @@ class TextWorkers:
                 process.wait()  # which is short: they are killed
 
     async def run(
-        self, job: str, about: Mapping[str, Any], data: bytes = b"", owner: str = ""
+        self,
+        job: str,
+        about: Mapping[str, Any],
+        data: bytes = b"",
+        owner: str = "",
+        check: Check = lambda _: None,
     ) -> tuple[dict[str, Any], bytes]:
-        """The result of *job* with *about* and *data*, for *owner*. Raises `Refused`, `Exceeded`,
-        `TextQueueFull`, `Lost`, or `OperationError` if no worker starts."""
+        """The result of *job* with *about* and *data*, for *owner*, which passes `parsed.checked`
+        and *check*. Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if
+        no worker starts."""
         if not self._waiting.take(owner, len(data)):
             raise TextQueueFull
         large = self._large if len(data) >= LARGE else contextlib.nullcontext()
@@ -157,7 +172,7 @@ class TextWorkers:
             async with self._turn(owner), large, self._places:
                 worker = await self._take()
                 try:
-                    return await worker.ask(pack({"job": job, **about}, data))
+                    return await worker.ask(job, pack({"job": job, **about}, data), check)
                 finally:
                     self._give_back(worker, len(data))
         finally:
@@ -270,12 +285,13 @@ class _Worker:
         """Wait until it has loaded the tokenizer. Raises `Lost` or `Exceeded`."""
         told, _ = await self._frame("starting", trio.current_time() + START_SECONDS)
         if "failed" in told:
-            raise Lost(str(told["failed"]))
+            raise Lost(str(told["failed"])[:_SAID])
         self.usable = True
         self.loaded = self.memory()
 
-    async def ask(self, frame: bytes) -> tuple[dict[str, Any], bytes]:
-        """Its answer to the job in *frame*. Raises `Refused`, `Exceeded` or `Lost`."""
+    async def ask(self, job: str, frame: bytes, check: Check) -> tuple[dict[str, Any], bytes]:
+        """Its answer to *job* in *frame*, which passes *check*. Raises `Refused`, `Exceeded` or
+        `Lost`."""
         self.usable = False
         try:
             told, data = await self._converse(frame)
@@ -283,7 +299,12 @@ class _Worker:
             with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
                 await self._finish_abandoned_job()
             raise
-        answer = _answer(told)
+        try:
+            answer = _answer(job, told, data, check)
+        except (KeyError, TypeError, ValueError) as error:
+            why = " ".join(str(error).split())
+            log.warning("a text worker is ended: it answered what is no answer (%.300s)", why)
+            raise Wrong("a text worker gave an answer that is none, and was ended") from None
         self.usable = True
         if isinstance(answer, Refused):
             raise answer
@@ -380,11 +401,17 @@ def _read(text: bytearray) -> dict[str, Any]:
     return told
 
 
-def _answer(told: Mapping[str, Any]) -> dict[str, Any] | Refused:
-    """The result of a job. Raises `Lost` if *told* has none."""
+def _answer(
+    job: str, told: Mapping[str, Any], data: bytes, check: Check
+) -> dict[str, Any] | Refused:
+    """The result of *job*. Raises `KeyError`, `TypeError` or `ValueError` if *told* and *data* are
+    none."""
     refused, done = told.get("refused"), told.get("done")
     if isinstance(refused, dict):
+        checked_error(refused)
         return Refused(refused)
-    if isinstance(done, dict):
-        return done
-    raise Lost("the text worker gave no answer")
+    if not isinstance(done, dict):
+        raise ValueError("it has no result")  # noqa: TRY004  said by a worker, not a caller
+    checked(job, done, data)
+    check(done)
+    return done

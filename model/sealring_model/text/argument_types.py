@@ -13,11 +13,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+
 Kind = Mapping[str, Any]
 """What an argument may be: its ``types``; ``texts`` that it may be, where other values are listed,
 too; for an object its ``fields``, for a list its ``items``. Empty if it may be anything."""
 
 TYPES: Final = ("null", "boolean", "integer", "number", "object", "array", "string")
+
+_BARE: Final = TYPES[:4]
+"""Types whose values have no marks in them."""
 
 MAX_VALUE: Final = 256 << 10
 """Most characters of an argument that is kept until its type is known; a longer one is a text."""
@@ -48,9 +53,15 @@ class Value:
         self._size = 0
         self._optional = set(kind.get("types", ())) == {"string", "null"} and "texts" not in kind
         self.text_only = list(kind.get("types", ())) == ["string"]
+        self.bare = set(kind.get("types", TYPES)) <= {*_BARE}
         self.kept: list[str] = []
         if self.text_only:
             emit('"')
+
+    @property
+    def on_new_line(self) -> bool:
+        """Whether one that has lines of its own ends with a line break so far."""
+        return bool(self._break)
 
     def add(self, text: str) -> None:
         """Add *text* to it."""
@@ -90,6 +101,33 @@ class Value:
         """The answer ended within it: pass on what there is."""
         if not self.text_only:
             self._emit("".join(self.kept))
+
+
+@attrs.define
+class Element:
+    """An element that is open: what it may be, its *text*, and the values within it by tag."""
+
+    tag: str
+    kind: Kind
+    text: list[str] = attrs.field(factory=list)
+    within: list[tuple[str, str]] = attrs.field(factory=list)
+
+    def inner(self, tag: str) -> Kind:
+        """What the element *tag* within it may be."""
+        fields: Mapping[str, Kind] = self.kind.get("fields", {})
+        return fields.get(tag, {} if fields else self.kind.get("items", {}))
+
+    def json(self) -> str:
+        """Its value."""
+        types = self.kind.get("types", TYPES)
+        if not self.within:
+            text = "".join(self.text)
+            if not text.strip() and "string" not in types:
+                return "[]" if "array" in types else "{}" if "object" in types else '""'
+            return as_json(text, self.kind)
+        if "array" in types and all(tag == "item" for tag, _ in self.within):
+            return f"[{', '.join(value for _, value in self.within)}]"
+        return f"{{{', '.join(f'{quoted(tag)}: {value}' for tag, value in self.within)}}}"
 
 
 def as_json(text: str, kind: Kind) -> str:

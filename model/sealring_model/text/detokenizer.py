@@ -36,6 +36,9 @@ has four bytes at most, and so as many tokens."""
 _WINDOW: Final = 64
 """Tokens that are decoded again with each token, at most."""
 
+_CHARACTER: Final = 4
+"""Bytes of a character, at most. So many tokens that complete none are not the beginning of one."""
+
 _TAIL: Final = 4
 """Characters at the end that the next token may change: `` n't`` is the longest text from which
 decoders take a space."""
@@ -121,28 +124,56 @@ class WindowDetokenizer(Detokenizer):
         super().__init__((), silent)
         self._decode = decode
         self._ids = [token for token in after[-_SEAM:] if token not in silent]
-        self._said = 0
-        """Characters of their text that have been given out, or are the prompt's."""
+        self._said = self._size = 0
+        """Characters of their text that have been given out, or are the prompt's; and all."""
+        self._broken: list[int] = []
+        """How many tokens there were after each that completed no character, since one did."""
         if self._ids:
-            self._said = len(decode(self._ids).rstrip("\N{REPLACEMENT CHARACTER}"))
+            text = decode(self._ids)
+            self._said = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+            self._size = len(text)
 
     def _add(self, token: int) -> str:
         self._ids.append(token)
         text = self._decode(self._ids)
         ready = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
-        space = text.find(" ", max(0, ready - _TAIL), ready)
-        piece = self._given(text, ready if space < 0 else space)
-        if len(self._ids) > _WINDOW and ready == len(text):
-            self._forget(text)
+        if ready == len(text):
+            self._broken = []
+        elif len(text) > self._size and len(self._broken) < _CHARACTER:
+            self._broken.append(len(self._ids))
+        self._size = len(text)
+        final = ready
+        if len(self._broken) == _CHARACTER:  # only the last bytes may become a character
+            final = max(ready, len(text) - _CHARACTER + 1)
+        space = text.find(" ", max(0, final - _TAIL), final)
+        piece = self._given(text, final if space < 0 else space)
+        if ready == len(text):
+            if len(self._ids) > _WINDOW:
+                self._forget(text)
+        elif self._broken and len(self._ids) > self._broken[-1] + _WINDOW:
+            self._forget_broken(text, ready)
         return piece
 
+    def _forget_broken(self, text: str, ready: int) -> None:
+        """Forget tokens in the middle of those without a character, with which *text* ends from
+        *ready*. The first stay: in some decoders they spoil all bytes after them."""
+        ids = [*self._ids[: self._broken[-1] + _SEAM], *self._ids[-_SEAM:]]
+        less = len(text) - len(last := self._decode(ids))
+        if 0 <= less <= self._said and last == text[:ready] + text[ready + less :]:
+            self._ids, self._said, self._size = ids, self._said - less, len(last)
+        else:  # most of it is characters, but the end of each token is the beginning of one
+            self._forget(text)
+
     def _forget(self, text: str) -> None:
-        """Forget the tokens of *text* but for the last, from where a character begins."""
+        """Forget the tokens of *text* but for the last. Those may begin within a character, which
+        has been given out."""
         for count in range(_SEAM, 2 * _SEAM):
             last = self._decode(self._ids[-count:])
             said = self._said - len(text) + len(last)
-            if said >= 0 and text.endswith(last):
-                self._ids, self._said = self._ids[-count:], said
+            whole = last.lstrip("\N{REPLACEMENT CHARACTER}")
+            if said >= len(last) - len(whole) and text.endswith(whole) and (whole or not last):
+                self._ids, self._said, self._size = self._ids[-count:], said, len(last)
+                self._broken = []
                 return
 
     def _finish(self) -> str:

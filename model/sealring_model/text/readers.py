@@ -12,6 +12,8 @@ to the character that shows it (`Text`); from there it is looked at anew.
 
 A call is one of a function that there is. Once its name is known it is a call, whatever follows:
 arguments are JSON as far as the model wrote them. An answer that ends within a call ends the call.
+A call of another function is read alike, but given back as it was, so that the calls after it are
+calls (`Input.begin`).
 
 Formats whose arguments are JSON are passed on as the model wrote them, but for line breaks within
 strings, which JSON forbids and models write. Formats with one element for each argument say nothing
@@ -24,12 +26,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
 
-from sealring_model.text.argument_types import MAX_VALUE, TEXT, TYPES, Kind, Value, as_json, quoted
+from sealring_model.text.argument_types import MAX_VALUE, TEXT, TYPES, Element, Kind, Value, quoted
 
 MAX_HEADER: Final = 1024
 """Most characters of what comes before a call's arguments, and of an argument's name."""
@@ -101,19 +103,22 @@ class Input:
     What is taken is kept until `begin`, in case it is no call; with *whole* it is not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mark: str) -> None:
         self.whole = False
         self.parts: list[Part] = []
         self.held = ""  # what has come and is not taken
         self.ended = False
         self.thinks = False  # whether what comes next is reasoning
         self.calls = 0  # that have begun
-        self._taken: list[str] | None = []
+        self._plain = False  # whether what is taken is text: a call of no function that there is
+        self._taken: list[str] | None = [mark]
 
     def take(self, size: int) -> str:
         """The next *size* characters, which have come."""
         text, self.held = self.held[:size], self.held[size:]
-        if self._taken is not None:
+        if self._plain:
+            self.parts.append(Text(text))
+        elif self._taken is not None:
             self._taken.append(text)
         return text
 
@@ -123,18 +128,25 @@ class Input:
         return text
 
     def begin(self, name: str, id: str = "") -> None:
-        """A call of *name* begins."""
+        """A call of *name* begins. Without one it is no call, but text, up to `following`."""
+        if not name:
+            if text := self.given_back():
+                self.parts.append(Text(text))
+            self._plain = True
+            return
         self.parts.append(CallStart(name, id))
         self.calls += 1
         self._taken = None
 
     def add(self, text: str) -> None:
         """Pass on *text* of arguments."""
-        if text:
+        if text and not self._plain:
             self.parts.append(CallPart(text))
 
     def finish(self) -> None:
         """The call that began is over. What follows may be no call again."""
+        if self._plain:
+            return
         self.parts.append(CallEnd())
         self._taken = None if self.whole else []
 
@@ -154,7 +166,7 @@ class Input:
         blank = 0
         while True:
             size = len(self.held) - len(self.held.lstrip(_BLANK))
-            if self.calls:
+            if self.calls and not (self._taken or self._plain):
                 self.held = self.held[size:]
             elif size:
                 self.take(min(size, MAX_HEADER - blank))
@@ -165,6 +177,12 @@ class Input:
                 return self.held[:1]
             yield
 
+    def following(self) -> Found:
+        """What `peek` finds after a call, where another may begin."""
+        found = yield from self.peek()
+        self._plain = False
+        return found
+
     def at(self, marks: Sequence[str]) -> Found:
         """Which of *marks* comes next, untaken; empty if none does."""
         while True:
@@ -172,6 +190,29 @@ class Input:
             if self.ended or not any(len(mark) > len(self.held) for mark in longer):
                 return max(filter(self.held.startswith, marks), key=len, default="")
             yield
+
+    def after(self, size: int, marks: Sequence[str]) -> Generator[None, None, int]:
+        """Characters up to the end of that of *marks* which comes after *size* characters and blank
+        space, or of the answer if that ends there; 0 if other text comes. Nothing is taken."""
+        while True:
+            rest = self.held[size:].lstrip(_BLANK)
+            at = len(self.held) - len(rest)
+            if at - size > MAX_HEADER:
+                return 0
+            if found := next(filter(rest.startswith, marks), ""):
+                return at + len(found)
+            if self.ended or not any(mark.startswith(rest) for mark in marks):
+                return len(self.held) if any(mark.startswith(rest) for mark in marks) else 0
+            yield
+
+    def named(self, size: int, mark: str) -> Found:
+        """The text after *size* characters, up to *mark*; empty if that is not near. Nothing is
+        taken."""
+        while (end := self.held.find(mark, size, size + MAX_HEADER)) < 0:
+            if self.ended or len(self.held) >= size + MAX_HEADER:
+                return ""
+            yield
+        return self.held[size:end]
 
     def until(
         self, marks: Sequence[str], form: re.Pattern[str] | None = None
@@ -224,8 +265,7 @@ class Reading:
     """One run of *reader*, after the *mark* that opened it, up to *end*."""
 
     def __init__(self, reader: Reader, functions: Functions, mark: str, end: str = "") -> None:
-        self._input = Input()
-        self._mark = mark
+        self._input = Input(mark)
         self._end = end
         self._steps = self._run(reader(self._input, functions, mark))
         self.done = False
@@ -273,7 +313,7 @@ class Reading:
                 elif given.ended and self._end.startswith(given.held):
                     given.take(len(given.held))  # the beginning of the mark
         except NoCall:
-            if text := ("" if given.calls else self._mark) + given.given_back():
+            if text := given.given_back():
                 given.parts.append(Text(text))
 
 
@@ -385,12 +425,10 @@ def _unquoted(text: str) -> str:
 
 
 def known(name: str, functions: Functions) -> str:
-    """The function that is meant by *name*. Raises `NoCall` if there is none."""
+    """The function that is meant by *name*; empty if there is none."""
     name = name.strip().strip("\"'")
-    for each in (name, name.removeprefix("functions.")):
-        if each in functions:
-            return each
-    raise NoCall
+    names = (name, name.removeprefix("functions."))
+    return next((each for each in names if each in functions), "")
 
 
 def _arguments(given: Input) -> Steps:
@@ -439,14 +477,14 @@ def json_calls(given: Input, functions: Functions, mark: str) -> Steps:
     if listed:
         given.take(1)
     while True:
-        if (yield from given.peek()) != "{":
+        if (yield from given.following()) != "{":
             if not given.calls:
                 raise NoCall
             break
         yield from _json_call(given, functions, bare=not mark)
         while (yield from given.peek()) in ("}", "]", ",", ";") and given.held:
             given.take(1)
-        given.given_back()
+            given.given_back()
 
 
 _NAMES: Final = ("name", "function", "tool_name")
@@ -455,10 +493,10 @@ _GIVEN: Final = ("arguments", "parameters")
 
 @attrs.define
 class _Named:
-    """What an object says of the call that it is: *early* are arguments that came before the name;
-    so many objects are open (*depth*)."""
+    """What an object says of the call that it is: its *name*, empty if there is no such function;
+    *early* are arguments that came before the name; so many objects are open (*depth*)."""
 
-    name: str = ""
+    name: str | None = None
     id: str = ""
     early: list[str] | None = None
     depth: int = 0
@@ -468,12 +506,12 @@ def _json_call(given: Input, functions: Functions, *, bare: bool) -> Steps:
     """One object that names a function and its arguments; of other members nothing is said. A
     *bare* one, which no mark announces, has to have arguments."""
     call = _Named()
-    if (yield from _members(given, functions, call)):
+    if (yield from _members(given, functions, call)) and call.name is not None:
         given.begin(call.name, call.id)
         yield from _arguments(given)
         yield from _further(given, call.depth)
         return
-    if not call.name or (bare and call.early is None):
+    if call.name is None or (bare and call.early is None):
         raise NoCall
     given.begin(call.name, call.id)
     arguments = "".join(call.early or ())
@@ -502,14 +540,17 @@ def _members(given: Input, functions: Functions, call: _Named) -> Generator[None
         first = yield from given.peek()
         if key in _NAMES and first == '"':
             call.name = known((yield from _string(given)), functions)
-        elif key in _GIVEN and call.name:
+            if not call.name:
+                given.begin("")
+        elif key in _GIVEN and call.name is not None:
             return True
-        elif key == "id" and first == '"':
+        elif key == "id" and first == '"' and call.name != "":
             call.id = yield from _string(given)
         elif key != "function" or first != "{":  # which says what is in it, too
             limit = MAX_VALUE if key in _GIVEN else MAX_HEADER
             kept: list[str] = []
-            if not (yield from json_value(given, _kept(kept, limit))):
+            keep = _dropped if call.name == "" else _kept(kept, limit)
+            if not (yield from json_value(given, keep)):
                 raise NoCall
             call.early = kept if key in _GIVEN else call.early
     raise NoCall
@@ -518,6 +559,7 @@ def _members(given: Input, functions: Functions, call: _Named) -> Generator[None
 def _further(given: Input, depth: int) -> Steps:
     """Leave out what an object, of which *depth* are open, has after its arguments."""
     while depth:
+        given.given_back()
         first = yield from given.peek()
         if first == '"':
             yield from json_value(given, _dropped)
@@ -529,7 +571,8 @@ def _further(given: Input, depth: int) -> Steps:
             given.take(1)
             depth -= first == "}"
         else:
-            return
+            break
+    given.given_back()
 
 
 def _dropped(text: str) -> None:
@@ -547,7 +590,7 @@ def mistral(given: Input, functions: Functions, mark: str) -> Steps:
     if (yield from given.peek()) in ("[", "{"):
         yield from json_calls(given, functions, mark)
         return
-    while (yield from given.peek()):
+    while (yield from given.following()):
         head, sign = yield from given.until(("[CALL_ID]", "[ARGS]", "{"), _NAME)
         name = known(head, functions)
         id = ""
@@ -574,7 +617,7 @@ class Sections:
         """Read the calls of a section."""
         begun = mark == self.begin
         while True:
-            yield from given.peek()
+            yield from given.following()
             if not begun:
                 if not (yield from given.at((self.begin,))):
                     if not given.calls:
@@ -603,7 +646,7 @@ _NUMBER: Final = re.compile(r":\d+$")
 
 
 def _numbered(head: str, functions: Functions) -> tuple[str, str]:
-    """The name and the id in *head*; Kimi writes ``functions.name:0``. Raises `NoCall`."""
+    """The name and the id in *head*; Kimi writes ``functions.name:0``."""
     head = head.strip()
     if _NUMBER.search(head):
         return known(_NUMBER.sub("", head), functions), head
@@ -618,7 +661,15 @@ class Elements:
     """Calls with an element for each argument: *call*, a name, *named*; for each argument *key*,
     its name, *keyed*, the value, *value*; and *over*. *last* ends the calls. Where a value has
     lines of its own (*lined*), the line breaks around it are none of it. *valued* comes before a
-    value that is apart from its name."""
+    value that is apart from its name.
+
+    A value ends at *value* where an argument or the end of the call follows. Where that is missing,
+    a number ends at any other mark. A text ends at the name of an argument that the function has
+    and the call has not yet, or where both the call and the calls end; if that is not on a line of
+    its own, and should be, only where the answer ends, too, or other calls begin. Other marks are
+    text. An argument that is given twice is passed on twice: what reads the JSON takes the last, as
+    mlx-lm and vLLM do.
+    """
 
     call: str
     named: str
@@ -636,7 +687,7 @@ class Elements:
             yield from json_calls(given, functions, mark)
             return
         while True:
-            yield from given.peek()
+            yield from given.following()
             if self.call:
                 if not (yield from given.at((self.call,))):
                     if not given.calls:
@@ -646,10 +697,10 @@ class Elements:
                 head, _ = yield from given.until((self.named,))
                 name = known(head, functions)
                 given.take(len(self.named))
-            else:
-                name = known((yield from self._bare(given)), functions)
+            elif not (name := known((yield from self._bare(given)), functions)):
+                raise NoCall
             given.begin(name)
-            if not (yield from self._arguments(given, functions[name])):
+            if not (yield from self._arguments(given, functions.get(name, {}))):
                 return
             given.finish()
             if not self.call:
@@ -670,8 +721,9 @@ class Elements:
     def _arguments(self, given: Input, kinds: Mapping[str, Kind]) -> Generator[None, None, bool]:
         """Pass on the arguments of a call; whether they are whole."""
         sign = "{"
-        marks = tuple(filter(None, (self.key, self.over, self.last)))
+        marks = tuple(filter(None, (self.key, self.over, self.last, self.call, self._opening)))
         ends = (*marks, self.value)
+        left = {*kinds}
         while True:
             found = yield from given.upto(marks, _dropped)
             if found != self.key:
@@ -694,8 +746,9 @@ class Elements:
             key, kind = self._key("".join(parts), kinds)
             given.add(f"{sign}{quoted(key)}: ")
             sign = ", "
+            left.discard(key)
             value = Value(given.add, kind, lined=self.lined)
-            if not (yield from self._value(given, value)):
+            if not (yield from self._value(given, value, left)):
                 value.cut()
                 given.finish()
                 return False
@@ -712,27 +765,40 @@ class Elements:
             kind = {"types": [*TYPES[:-1]]}
         return key, kind
 
-    def _value(self, given: Input, value: Value) -> Generator[None, None, bool]:
-        """Pass on a value, up to the mark that ends it: the one that another argument, or the end
-        of the call, follows. Whether there is one."""
-        after = tuple(filter(None, (self.key, self.over, self.last)))
-        while (yield from given.upto((self.value,), value.add)):
-            size = len(self.value)
-            while True:
-                rest = given.held[size:].lstrip(_BLANK)
-                if any(map(rest.startswith, after)) or (given.ended and not rest):
-                    given.take(size)
+    def _value(
+        self, given: Input, value: Value, left: Container[str]
+    ) -> Generator[None, None, bool]:
+        """Pass on a value, up to the mark that ends it; whether there is one. The call may have the
+        arguments *left* yet."""
+        others = tuple(filter(None, (self.key, self.over, self.last)))
+        after = tuple(filter(None, (*others, self.call)))
+        while found := (yield from given.upto((self.value, *others), value.add)):
+            if found != self.value:
+                if value.bare or (yield from self._unclosed(given, found, value, left)):
                     return True
-                blank = len(given.held) - size - len(rest)
-                begun = any(mark.startswith(rest) for mark in after)
-                if given.ended or not begun or blank > MAX_HEADER:
-                    break
-                yield
-            if given.ended and begun:
-                given.take(size)
+            elif (yield from given.after(len(found), after)):
+                given.take(len(found))
                 return True
-            value.add(given.take(size))
+            value.add(given.take(len(found)))
         return False
+
+    def _unclosed(
+        self, given: Input, found: str, value: Value, left: Container[str]
+    ) -> Generator[None, None, bool]:
+        """Whether *value*, which nothing closes, ends at the mark *found*, which comes next."""
+        size = len(found)
+        if found == self.key:
+            return self._key((yield from given.named(size, self.keyed)), {})[0] in left
+        if found == self.over:
+            size = yield from given.after(size, (self.last, self.call))
+            if not size or not self.lined or value.on_new_line:
+                return size > 0
+        return (yield from given.after(size, (self._opening,))) > 0
+
+    @property
+    def _opening(self) -> str:
+        """The mark that *last* closes."""
+        return self.last.replace("/", "", 1)
 
 
 def _first(parts: list[str]) -> Callable[[str], None]:
@@ -756,7 +822,7 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
     items; a mark of the model's own is before each tag, so what looks like a tag without one is
     text."""
     while True:
-        yield from given.peek()
+        yield from given.following()
         if not (yield from given.at((f'{_SPACE}<invoke name="',))):
             if not given.calls:
                 raise NoCall
@@ -767,6 +833,8 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
         given.take(1)
         given.begin(name)
         sign = "{"
+        kinds = functions.get(name, {})
+        left = {*kinds}
         while True:
             yield from given.upto((_SPACE,), _dropped)
             tag = yield from _tag(given)
@@ -774,7 +842,8 @@ def minimax_m3(given: Input, functions: Functions, mark: str) -> Steps:
                 break
             given.add(f"{sign}{quoted(tag)}: ")
             sign = ", "
-            if not (yield from _element(given, tag, functions[name].get(tag, {}))):
+            left.discard(tag)
+            if not (yield from _element(given, tag, kinds.get(tag, {}), left)):
                 given.finish()
                 return
         given.add("{}" if sign == "{" else "}")
@@ -797,35 +866,11 @@ def _tag(given: Input) -> Found:
     return "".join(parts).strip()
 
 
-@attrs.define
-class _Element:
-    """An element that is open: what it may be, its *text*, and the values within it by tag."""
-
-    tag: str
-    kind: Kind
-    text: list[str] = attrs.field(factory=list)
-    within: list[tuple[str, str]] = attrs.field(factory=list)
-
-    def inner(self, tag: str) -> Kind:
-        """What the element *tag* within it may be."""
-        fields: Mapping[str, Kind] = self.kind.get("fields", {})
-        return fields.get(tag, {} if fields else self.kind.get("items", {}))
-
-    def json(self) -> str:
-        """Its value."""
-        types = self.kind.get("types", TYPES)
-        if not self.within:
-            text = "".join(self.text)
-            if not text.strip() and "string" not in types:
-                return "[]" if "array" in types else "{}" if "object" in types else '""'
-            return as_json(text, self.kind)
-        if "array" in types and all(tag == "item" for tag, _ in self.within):
-            return f"[{', '.join(value for _, value in self.within)}]"
-        return f"{{{', '.join(f'{quoted(tag)}: {value}' for tag, value in self.within)}}}"
-
-
-def _element(given: Input, tag: str, kind: Kind) -> Generator[None, None, bool]:
-    """Pass on the value of the element *tag*, which is open; whether it is closed."""
+def _element(
+    given: Input, tag: str, kind: Kind, left: Container[str]
+) -> Generator[None, None, bool]:
+    """Pass on the value of the element *tag*, which is open; whether it is closed. A text that is
+    not ends where the call does, or one of the elements begins that it has *left*."""
     value = Value(given.add, kind)
     yield from given.upto((_SPACE,), value.add)
     closing = f"{_SPACE}</{tag}>"
@@ -834,19 +879,21 @@ def _element(given: Input, tag: str, kind: Kind) -> Generator[None, None, bool]:
         if value.text_only or "".join(value.kept).strip():
             value.end()
         else:
-            value.replace(_Element(tag, kind).json())
+            value.replace(Element(tag, kind).json())
         return True
     if value.text_only or "string" in kind.get("types", ()):
         value.be_text()
         while (yield from given.upto((_SPACE,), value.add)):
-            if (yield from given.at((closing,))):
-                given.take(len(closing))
-                value.end()
-                return True
+            if (yield from given.at((f"{_SPACE}<",))):
+                name = yield from given.named(len(_SPACE) + 1, ">")
+                if name in ("/invoke", f"/{tag}") or name in left:
+                    given.take(len(closing) if name == f"/{tag}" else 0)
+                    value.end()
+                    return True
             value.add(given.take(len(_SPACE)))
         value.cut()
         return False
-    opened = [_Element(tag, kind)]
+    opened = [Element(tag, kind)]
     size = 0
 
     def keep(text: str) -> None:
@@ -866,7 +913,7 @@ def _element(given: Input, tag: str, kind: Kind) -> Generator[None, None, bool]:
             if len(opened) > MAX_DEPTH or size > MAX_VALUE:
                 value.cut()
                 return False
-            opened.append(_Element(tag, opened[-1].inner(tag)))
+            opened.append(Element(tag, opened[-1].inner(tag)))
             continue
         closed = opened.pop()
         if not opened:

@@ -107,8 +107,8 @@ class ToolFormat:
         return cls(format.start, format.end, format.name, None, format)
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-        """The calls in *text* of functions among *tools*. Raises `ValueError` if there are none, or
-        of others."""
+        """The calls in *text* of functions among *tools*; among them a call of another is one
+        without a name. Raises `ValueError` if there are none."""
         if self.format is not None:
             return _calls_read(self.format, text, tools)
         if self._read is None:
@@ -120,14 +120,15 @@ class ToolFormat:
             # The parsers expect a model to keep to its format.
             raise ValueError(f"no tool call: {error}") from None
         known = {tool["function"]["name"] for tool in tools}
-        if not calls or not all(call.name in known for call in calls):
+        if not any(call.name in known for call in calls):
             raise ValueError("no call of a tool that there is")
-        return calls
+        return [call if call.name in known else _unknown(call) for call in calls]
 
 
 @attrs.frozen
 class ToolCall:
-    """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none."""
+    """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none.
+    Without a name it is no call: *arguments* is a text for the reader."""
 
     name: str
     arguments: str
@@ -156,6 +157,12 @@ def _calls_read(
     if not calls:
         raise ValueError("no call of a tool that there is")
     return calls
+
+
+def _unknown(call: ToolCall) -> ToolCall:
+    """*call*, of a function that there is not, as a text."""
+    text = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
+    return ToolCall("", text)
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:
