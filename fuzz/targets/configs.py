@@ -71,7 +71,7 @@ def check(data: bytes) -> None:
 
 def _check_config(config: Config) -> None:
     assert 0 < config.listen[1] < 1 << 16
-    assert config.memory >= 0
+    assert config.memory is None or config.memory > 0
     assert config.timeout > 0
     assert config.group_timeout > 0
     assert config.tp >= 1

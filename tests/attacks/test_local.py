@@ -334,7 +334,7 @@ def test_bytes_that_are_no_text_and_characters_that_a_terminal_lacks_are_replace
 def test_an_error_that_a_file_brought_gives_a_terminal_no_orders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "a.toml").write_text('"\\u001b[2J" = 1\n')
+    (tmp_path / "a.toml").write_text('key = "a"\n"\\u001b[2J" = 1\n')
     assert run(["status", "--config", str(tmp_path / "a.toml")]) == 2
     told = capsys.readouterr().err
     assert "unknown key" in told

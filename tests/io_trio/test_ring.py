@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "prompt too long": (
         {"prompt": "fox " * 3000},
         UserError,
-        rf"{TINY.context} tokens\. However, you requested \d+",
+        rf"{TINY.context} tokens\. However, your prompt has \d+",
     ),
     "empty": ({"prompt": "", "raw": True}, UserError, "the prompt has no tokens"),
     "unknown field": ({"colour": 1}, UserError, "colour: "),
