@@ -139,7 +139,7 @@ def build_app(asked: str = "") -> cyclopts.App:
 def _version() -> str:
     from importlib.metadata import version  # noqa: PLC0415
 
-    return version("sealring-trio")
+    return version("sealring")
 
 
 def main() -> None:
