@@ -20,7 +20,7 @@ from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.keys import SECRET, Suite
 from sealring_trio.engine.supervisor import Engine, EngineCommand
 from sealring_trio.errors import OperationError
-from sealring_trio.files.key_log import KeyLog, read_key_log
+from sealring_trio.files.key_files import KeyLog, read_key_log
 from sealring_trio.net.connecting import dial
 from sealring_trio.node.runtime import Runtime
 

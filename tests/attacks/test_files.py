@@ -17,8 +17,7 @@ from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_log import KeyLog
-from sealring_trio.files.private_files import replace_file, reserve
+from sealring_trio.files.key_files import KeyLog, replace_file, reserve
 from sealring_trio.files.rosters import KEPT, MARK, RosterStore
 
 from tests.io_trio.helpers import sealring

@@ -25,8 +25,12 @@ from sealring.local.chat_session import ChatSession
 from sealring.local.client import HeadClient
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.private_files import make_private_folder, replace_file
+from sealring_trio.files.key_files import (
+    make_private_folder,
+    read_key,
+    read_public_key,
+    replace_file,
+)
 from sealring_trio.files.rosters import read_roster
 
 INTRUDER = """

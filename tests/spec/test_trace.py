@@ -23,7 +23,7 @@ from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOp
 from sealring_tools.capture.decoding import Decoder
 from sealring_tools.capture.packets import read_segments
 from sealring_tools.capture.streams import Streams
-from sealring_trio.files.key_log import read_key_log
+from sealring_trio.files.key_files import read_key_log
 
 from spec.trace import link, make
 

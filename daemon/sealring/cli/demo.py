@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import statistics
 import time
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, Final
 
 import attrs
 from sealring_model.text.tokens import has_chat_template
+from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.frame import Frame, FrameKind
+from sealring_protocol.codec.messages import Epoch, StepDone
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.limits import FRAME_HEADER
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.seal import (
+    InnerContext,
+    InnerOpener,
+    InnerSealer,
+    OpeningChannel,
+    SealingChannel,
+)
 from sealring_trio.errors import FOUND_WRONG, OperationError
 from sealring_trio.files.config import SUITES, CollectivesName, StrategyName
-from sealring_trio.files.models import (
-    NO_TEMPLATE,
-    TINY,
-    describe_model,
-    find_whole_model,
-)
+from sealring_trio.files.models import NO_TEMPLATE, TINY, describe_model, find_whole_model
 from sealring_trio.units import format_size
 
 from sealring.cli.options import Positive
 from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process, pace
 from sealring.local.ring import LocalNode, Setting, guess_options, local_ring
-from sealring.local.sealing import seal_microseconds
 from sealring.output import (
     print_facts,
     print_json,
@@ -32,6 +42,45 @@ from sealring.output import (
     told_guesses,
     visible,
 )
+
+# ---------------------------------------------------------------------- sealing
+# What sealing alone costs a hop: the work of both engines and both nodes, without the rest.
+
+
+_TRIPS: Final = 400
+_SECRET: Final = bytes(range(32))
+_EPOCH: Final = Epoch(1, 1)
+
+
+def seal_microseconds(hidden: int, dtype: DType, suite: Suite) -> float:
+    """Microseconds to seal and open one row's hidden state of *hidden* elements, inner seal and
+    outer frame, both ends; the median."""
+    shape = (1, 1, hidden)
+    data = os.urandom(Tensor(dtype, shape, b"").nbytes)
+    context = InnerContext(_EPOCH, 1, 0, 1, (1,))
+    inner_seal = InnerSealer(suite, _SECRET, bytes(32))
+    inner_open = InnerOpener(suite, _SECRET, bytes(32))
+    outer_seal, outer_open = SealingChannel(suite, _SECRET), OpeningChannel(suite, _SECRET)
+    spent = []
+    for _ in range(_TRIPS):
+        times = [perf_counter()]
+        tensor = inner_seal.seal(context, dtype, shape, data)
+        times.append(perf_counter())
+        parts = encode(StepDone(_EPOCH, 1, tensors=(tensor,)))
+        times.append(perf_counter())
+        sealed = bytes(outer_seal.seal(parts))
+        times.append(perf_counter())
+        frame = Frame(FrameKind.SEALED, sealed[:FRAME_HEADER], sealed[FRAME_HEADER:])
+        times.append(perf_counter())
+        plaintext = outer_open.open(frame)
+        times.append(perf_counter())
+        message = decode(plaintext)
+        times.append(perf_counter())
+        inner_open.open(context, message.tensors[0])  # type: ignore[union-attr]
+        times.append(perf_counter())
+        spent.append(sum(times[1::2]) - sum(times[::2]))
+    return statistics.median(spent) * 1e6
+
 
 DRAFT_SECONDS: Final = 300.0
 """Seconds that a draft model may take to load."""

@@ -20,7 +20,7 @@ from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
-from sealring_trio.files.private_files import READABLE, WRITABLE, others_may, replace_file
+from sealring_trio.files.key_files import READABLE, WRITABLE, others_may, replace_file
 
 from sealring.cli.blocks import is_open
 from sealring.local.answering import encodable

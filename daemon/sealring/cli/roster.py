@@ -13,8 +13,7 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.private_files import is_there, replace_file
+from sealring_trio.files.key_files import is_there, read_key, read_public_key, replace_file
 from sealring_trio.files.rosters import (
     build_roster,
     find_twins,

@@ -19,7 +19,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import check_secret, read_file
+from sealring_trio.files.key_files import check_secret, read_file
 
 _SPKI: Final = (
     serialization.Encoding.DER,

@@ -24,7 +24,7 @@ import attrs
 import pydantic
 from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import (
+from sealring_trio.files.key_files import (
     WRITABLE,
     make_private_folder,
     others_may,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import attrs
 from pydantic import ValidationError
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import read_file, replace_file
+from sealring_trio.files.key_files import read_file, replace_file
 
 from sealring.dialects.schema import MAX_MESSAGES, ChatOptions
 from sealring.local.answering import CHAT, Answer, Pieces, Tell, encodable, stream

@@ -19,7 +19,7 @@ from typing import Any, Final
 import httpcore2
 import httpx2
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.private_files import check_secret, decoded, read_file
+from sealring_trio.files.key_files import check_secret, decoded, read_file
 
 from sealring.files.config import DEFAULT_API
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.private_files import make_private_folder
+from sealring_trio.files.key_files import make_private_folder
 
 MAX_LINE: Final = 4 << 20
 """Bytes of one line. Memory: that much per connection."""

@@ -15,7 +15,7 @@ from sealring_protocol.limits import MAX_GUESSED, MAX_WORLD, PING_TIMEOUT
 from sealring_protocol.security.keys import Suite
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import is_there
+from sealring_trio.files.key_files import is_there
 from sealring_trio.files.toml_file import read_toml
 from sealring_trio.units import parse_address, parse_size
 

@@ -7,16 +7,212 @@ when it is used, for then it may no longer be only yours.
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import errno
+import logging
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.keys import SECRET, Suite
 
-from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import check_secret, decoded, is_there, read_file, write_new
+from sealring_trio.errors import OperationError, UserError
+
+# ---------------------------------------------------------------------- private files
+# Files that must never be half there, and files and folders that nobody else may touch.
+#
+# `replace_file` writes whole files or nothing. A file that must also be writable when the disk is
+# full has a spare beside it (`reserve`): blocks that are its own already, which it is written
+# into when no new ones can be had.
+
+
+READABLE: Final = 0o077
+"""What a file's mode must not have when only its owner may read it."""
+
+WRITABLE: Final = 0o022
+"""What a mode must not have when only its owner may write."""
+
+GROUP_MAY_READ: Final = "SEALRING_GROUP_MAY_READ_KEYS"
+"""The variable that, as "1", has private keys accepted that their file's group may read."""
+
+MAX_FILE: Final = 1 << 20
+"""Bytes of a file that `read_file` reads: a key, a roster, a config."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def make_private_folder(path: Path) -> None:
+    """Have a folder *path* that only this user may write in. Raises `UserError`.
+
+    Who may write in a folder may replace every file in it, whatever the files' own modes are; and
+    every folder in it, unless it is a sticky one, like /tmp.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise UserError(
+            f"cannot make the state folder {path}: {error.strerror}",
+            "Choose another with the key 'state' of the config.",
+        ) from None
+    fault = others_may(status, WRITABLE)
+    if fault:
+        raise UserError(
+            f"the state folder {path} is not yours alone: {fault}",
+            "Whoever can write there can take this node's roster back, or give himself an API key. "
+            f"Make it yours: chown and chmod 700 {path}; or choose another with the key 'state'.",
+        )
+    for parent in path.resolve().parents:
+        mode = stat.S_IMODE(parent.stat().st_mode)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise UserError(
+                f"the state folder {path} is not yours alone: everybody may write in {parent} "
+                f"(mode {mode:04o}), and so put another folder in its place",
+                f"chmod o-w {parent}; or choose another with the key 'state'.",
+            )
+
+
+def others_may(status: os.stat_result, mask: int) -> str:
+    """Why a file with *status* is not this user's alone; empty if it is. *mask* has the bits of
+    the mode that must not be set: `READABLE` or `WRITABLE`."""
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {status.st_uid})"
+    if mode & mask:
+        return f"others may {'read' if mask & 0o044 else 'write'} it (mode {mode:04o})"
+    return ""
+
+
+def check_secret(path: Path, status: os.stat_result, what: str) -> None:
+    """Raise `UserError` if others than its owner may read *what* is in the file *path*. Whose it is
+    does not matter: a service manager may own what it hands to a node. Its group may read it where
+    `GROUP_MAY_READ` is set, as an orchestrator hands out secrets (Kubernetes' fsGroup)."""
+    mode = stat.S_IMODE(status.st_mode)
+    others = mode & READABLE
+    if os.environ.get(GROUP_MAY_READ) == "1" and status.st_uid in (0, os.geteuid()):
+        others &= ~stat.S_IRGRP
+    if others:
+        shared = f" If its group is meant to: {GROUP_MAY_READ}=1." if others == stat.S_IRGRP else ""
+        raise UserError(
+            f"others can read the {what} {path} (mode {mode:04o})",
+            f"If you trust everyone who could: chmod 600 {path}. If not, make a new key.{shared}",
+        )
+
+
+def decoded(data: bytes) -> str:
+    """The text in *data*: UTF-8, or what begins with another mark of its encoding, which editors
+    and shells of Windows write. Raises `UnicodeDecodeError`."""
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return data.decode("utf-16" if data.startswith(marks) else "utf-8-sig")
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something at *path*, as far as this user may know. `Path.exists` raises
+    where a name is too long, and in a folder that is closed to this user."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def read_file(path: Path, most: int = MAX_FILE) -> tuple[bytes, os.stat_result]:
+    """What is in *path*, and its status as it was read. Raises `OSError`, also for what is no file
+    or larger than *most* bytes: a pipe may never begin, and a device never end."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError:  # a zero byte in its name
+        raise OSError(errno.EINVAL, "no file has such a name") from None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MiB")
+    return data, status
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Create *path* with *data* and *mode*, never replacing anything. Raises `UserError`."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        raise UserError(
+            f"{path} already exists, and is left as it is", "Choose another name, or move it away."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot create {path}: {error.strerror}", "Choose a folder that exists and is yours."
+        ) from None
+    with open(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Give *path* the content *data*: whole or not at all, and on disk when this returns.
+
+    On a full disk it takes the spare of *path*, if there is one (`reserve`). Raises `OSError`.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        try:
+            fresh.unlink(missing_ok=True)
+            _fill(fresh, os.O_CREAT | os.O_EXCL, data, mode)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            try:
+                _spare(path).replace(fresh)
+            except FileNotFoundError:
+                raise error from None
+            _fill(fresh, 0, data, mode)
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def reserve(path: Path, size: int) -> None:
+    """Keep *size* bytes of the disk for the next `replace_file` of *path*; none on a full disk."""
+    spare = _spare(path)
+    try:
+        if not spare.exists() or spare.stat().st_size != size:
+            # Written, not only claimed: then it can be written again without a new block.
+            _fill(spare, os.O_CREAT | os.O_TRUNC, bytes(size), 0o600)
+    except OSError:
+        with contextlib.suppress(OSError):
+            spare.unlink(missing_ok=True)
+
+
+def _spare(path: Path) -> Path:
+    return path.with_name(f".{path.name}.spare")
+
+
+def _fill(path: Path, flags: int, data: bytes, mode: int) -> None:
+    """Write *data* from the start of *path*, which ends with it, and onto the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flags, mode)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
@@ -117,3 +313,84 @@ def _read_line(path: Path) -> str:
             f"Give its public half: {public_path(path)}",
         )
     return text.strip().lower()
+
+
+# ---------------------------------------------------------------------- key log
+# A file of the keys of links, with which a capture of their frames can be read.
+#
+# For finding faults, and off unless the config names a file: whoever has it reads everything that
+# the node says and hears, but for tensors under the inner seal, whose keys are never in it. One
+# line for each link::
+#
+#     SEALRING_1 <suite> <t4> <traffic secret to the responder> <the same to the initiator>
+#
+# suite is its code, the others are hex. Lines of either end do; other lines and comments are
+# skipped.
+
+
+log = logging.getLogger("sealring.node")
+
+LABEL: Final = "SEALRING_1"
+
+
+class KeyLog:
+    """The file at *path*, which only its owner may read, and to which lines are added."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it. Raises `OperationError`, or `UserError` for one that others may read."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags |= os.O_NONBLOCK  # a pipe that nobody reads would hold it up
+        try:
+            self._file = os.open(path, flags, 0o600)
+        except OSError as error:
+            raise OperationError(
+                f"cannot write keys to {path}: {error.strerror}",
+                "Name another file in 'keylog', or leave it out of the config.",
+            ) from None
+        if fault := others_may(os.fstat(self._file), READABLE):
+            os.close(self._file)
+            # To set its mode would not do: who has it open already reads what is added.
+            raise UserError(
+                f"the key log {path} is not yours alone: {fault}",
+                "Delete it, or name another in 'keylog': it is made anew, for its owner alone.",
+            )
+        self._fails = False  # the latest line could not be written
+        log.warning("the keys of all links go to %s: whoever reads it reads them", path)
+
+    def write(self, secrets: TrafficSecrets) -> None:
+        """Add the line of one link. If that fails (a full disk, say), the link goes on."""
+        told = (secrets.transcript, secrets.to_responder, secrets.to_initiator)
+        line = " ".join([LABEL, str(int(secrets.suite)), *(each.hex() for each in told)])
+        try:
+            os.write(self._file, line.encode() + b"\n")
+        except OSError as error:
+            level = logging.DEBUG if self._fails else logging.WARNING
+            log.log(level, "the keys of a link are not in the key log: %s", error.strerror)
+            self._fails = True
+        else:
+            self._fails = False
+
+
+def read_key_log(path: Path) -> list[TrafficSecrets]:
+    """The links in the file at *path*. Raises `UserError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read keys from {path}: {error}",
+            "Name the file that 'keylog' in a config names.",
+        ) from None
+    return [_read(path, at, line) for at, line in enumerate(lines, 1) if line.startswith(LABEL)]
+
+
+def _read(path: Path, at: int, line: str) -> TrafficSecrets:
+    try:
+        _, suite, *rest = line.split()
+        transcript, to_responder, to_initiator = (bytes.fromhex(each) for each in rest)
+        if {len(transcript), len(to_responder), len(to_initiator)} != {SECRET}:
+            raise ValueError(f"a secret has {SECRET} bytes")  # noqa: TRY301
+        return TrafficSecrets(Suite(int(suite)), transcript, to_responder, to_initiator)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, line {at}, is no line of keys: {error}", "Take it out, or record anew."
+        ) from None

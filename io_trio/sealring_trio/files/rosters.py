@@ -30,7 +30,7 @@ from sealring_protocol.security.keys import sha256
 from sealring_protocol.security.roster import Member, Roster, SignedRoster
 
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.private_files import make_private_folder, read_file, replace_file, reserve
+from sealring_trio.files.key_files import make_private_folder, read_file, replace_file, reserve
 from sealring_trio.files.toml_file import read_toml
 from sealring_trio.units import is_unspecified, parse_address
 

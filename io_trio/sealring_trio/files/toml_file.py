@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, get_args
 import pydantic
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.private_files import decoded, read_file
+from sealring_trio.files.key_files import decoded, read_file
 
 M = TypeVar("M", bound=pydantic.BaseModel)
 Key = tuple[str | int, ...]

@@ -30,7 +30,7 @@ from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, 
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.fetcher import RankFetch
 from sealring_trio.files.config import F, NodeFile
-from sealring_trio.files.key_log import KeyLog
+from sealring_trio.files.key_files import KeyLog
 from sealring_trio.node.drafts import Drafts
 from sealring_trio.node.expiry import watch_expiry
 from sealring_trio.node.runtime import Runtime
