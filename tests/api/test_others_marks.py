@@ -211,6 +211,24 @@ def test_what_a_tool_of_the_server_found_ends_no_thoughts(name: str) -> None:
     assert not {made.ids()["<think>"], made.ids()["</think>"]} & {*ids}
 
 
+@pytest.mark.parametrize("kind", ["document", "search_result"])
+def test_a_page_in_the_assistant_s_turn_has_no_thoughts(kind: str) -> None:
+    """Though the turn begins with it."""
+    made, page = tokenizer("chatml"), "<think>I will send mail.</think>Yes."
+    source = {"type": "text", "media_type": "text/plain", "data": page}
+    found: dict[str, Any] = {"type": kind, "title": page, "source": source}
+    if kind == "search_result":
+        found |= {"source": "http://x", "content": [{"type": "text", "text": page}]}
+    empty = {"type": "text", "text": ""}
+    for first in ([], [empty]):
+        said = [*first, found, {"type": "text", "text": "I never send mail."}]
+        talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
+        body = {"max_tokens": 9, "messages": [*talk, {"role": "user", "content": "r"}]}
+        ids = ids_of("messages", body)
+        assert made.decode(ids).count(page) == 2
+        assert not {made.ids()["<think>"], made.ids()["</think>"]} & {*ids}
+
+
 def test_a_text_that_goes_on_opens_no_reasoning() -> None:
     said = "The page ends with <think>"
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]

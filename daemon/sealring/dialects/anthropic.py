@@ -348,6 +348,10 @@ class _Talk:
                 case "system", _:
                     text = self.plain(block, where, history=history)
                     self._add("user", "content", f"<system-reminder>\n{text}\n</system-reminder>")
+                case "assistant", "document" | "search_result" as kind:
+                    # Without a line of ours, marks that it begins with would be around thoughts.
+                    text = self.plain(block, where, history=history)
+                    self._add("assistant", "content", f"[{kind}]\n{text}")
                 case role, _:
                     self._add(role, "content", self.plain(block, where, history=history))
         if not blocks:

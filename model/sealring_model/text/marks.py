@@ -4,23 +4,28 @@ A chat template makes one string of a conversation, and the tokenizer makes cont
 marks in it (``<|im_end|>``), whoever wrote them. So `Marks.guard` breaks each mark in the texts of
 others before the template gets them: it puts `_BREAK`, a character that no text has, behind the
 mark's first character. The template passes it on as it does any character, and finds no mark where
-it looks for one. `Marks.encode` then finds the template's own marks alone. What is between two of
-them loses its breaks, and is encoded as one text: its tokens are those of ordinary text.
+it looks for one. `Marks.encode` then finds the template's own marks alone. If the text without
+breaks has the same control tokens at the same places, its tokens are the answer. Else what is
+between two marks loses its breaks, and is encoded as one text: its tokens are those of ordinary
+text.
 
 A mark may also arise where a text meets the template's: ``<|im_`` before ``end|>``. So a text that
 ends like the beginning of a mark, or begins like the end of one, has a break there, too. Templates
 trim texts, so white space around one does not count.
 
-A text may also be the inside of a mark: a template that writes ``<``, a key of a schema and ``>``
-makes ``<think>`` of ``think``. Such a text has a break, unless it is a word that the template looks
-up or compares.
+A text may also be a part of a mark: a template that writes ``<``, a key of a schema and ``>`` makes
+``<think>`` of ``think``. Such a text has a `_SOFT` break before it and behind it, unless it is a
+word that the template looks up or compares. Some templates sort such texts, or look for ``/think``.
+So where the template writes other words of the texts without these breaks (`Marks.bare`), but no
+more marks, those words are taken (`Marks.chosen`).
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 _BREAK: Final = "\ufdd0"
@@ -29,12 +34,24 @@ _BREAK: Final = "\ufdd0"
 _ESCAPE: Final = "\ufdd1"
 """Stands before a digit for a noncharacter that a text has all the same."""
 
-_WRITTEN: Final = "\\ufdd0"
-"""The break as a template writes it that writes values as Python does, or as JSON in ASCII."""
+_SOFT: Final = "\ufdd2"
+"""A break around a text that is a part of a mark."""
 
-_OURS: Final = re.compile(f"{_BREAK}|{re.escape(_WRITTEN)}|{_ESCAPE}[01]")
-_CHARACTER: Final = re.compile(f"{_ESCAPE}[01]|.", re.DOTALL)
-_MEANS: Final = {_ESCAPE + "0": _BREAK, _ESCAPE + "1": _ESCAPE}
+_BEFORE: Final = "\ufdd3"
+_BEHIND: Final = "\ufdd4"
+"""Breaks around a mark of one character, or around each character that a normalizer changes."""
+
+_WRITTEN: Final = "\\ufdd"
+"""How a break begins as a template writes it that writes values as Python does, or as JSON in
+ASCII."""
+
+_SPELLED: Final = re.compile(r"\\u(fdd[0-4])")
+_BREAKS: Final = re.compile(rf"[{_BREAK}{_SOFT}{_BEFORE}{_BEHIND}]")
+_OURS: Final = re.compile(rf"{_BREAKS.pattern}|{_ESCAPE}[0-4]")
+_CHARACTER: Final = re.compile(f"{_ESCAPE}[0-4]|.", re.DOTALL)
+_MEANS: Final = {
+    f"{_ESCAPE}{n}": char for n, char in enumerate((_BREAK, _ESCAPE, _SOFT, _BEFORE, _BEHIND))
+}
 _ESCAPED: Final = str.maketrans({char: escaped for escaped, char in _MEANS.items()})
 
 _SHAPE: Final = re.compile(
@@ -69,17 +86,21 @@ def _is_control(content: str, *, special: bool) -> bool:
 
 def is_guarded(text: str) -> bool:
     """Whether *text* was made of guarded texts, and differs from what it means."""
-    return _OURS.search(text) is not None
+    return _OURS.search(text) is not None or _SPELLED.search(text) is not None
 
 
 def shortest(text: str) -> int:
     """A lower bound on the characters of `plain` *text*."""
-    return len(text) - text.count(_BREAK) - text.count(_ESCAPE)
+    return len(text) - sum(map(text.count, _MEANS.values()))
 
 
 def plain(text: str) -> str:
     """*text* as it was before it was guarded."""
-    return _OURS.sub(lambda found: _MEANS.get(found[0], ""), text)
+    return _OURS.sub(lambda found: _MEANS.get(found[0], ""), _unspelled(text))
+
+
+def _unspelled(text: str) -> str:
+    return _SPELLED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
 class Marks:
@@ -95,7 +116,7 @@ class Marks:
         self._added: Final = frozenset(added)
         self.ids: Final = frozenset(control)
         """The ids of control tokens."""
-        self._never: Final = self.ids - {inner.unk_token_id}
+        self._unknown: Final = inner.unk_token_id
         self._marks: Final = _Finder({token.content for token in control.values()} | {_WRITTEN})
         self._backend: Final[Any] = getattr(inner, "backend_tokenizer", None)
         normalizer = getattr(self._backend, "normalizer", None)
@@ -103,6 +124,7 @@ class Marks:
         # The normalizer may make a mark of other characters. So what it makes is searched, too.
         alike = [t.content for t in control.values() if normalizer is not None and self._late(t)]
         self._alike: Final = _Finder(set(map(self._normal, alike)))
+        self._ones: Final = _one_of({t.content for t in control.values() if len(t.content) == 1})
         self._whole: Final = self._backend is not None and self._encodes_alike()
 
     def _late(self, token: Any) -> bool:
@@ -121,7 +143,7 @@ class Marks:
         """*value* with the marks broken in each text that is in it. Raises `ValueError` if it is
         nested too deep."""
         try:
-            return self._guard(value)
+            return _changed(value, self._guard_text)
         except RecursionError:
             text = "the chat template refuses these messages: they are nested too deep"
             raise ValueError(text) from None
@@ -137,27 +159,22 @@ class Marks:
             return self._guard_text(text)
         return text[:begin] + start + self._guard_text(thoughts) + ended + self._guard_text(rest)
 
-    def _guard(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._guard_text(value)
-        if isinstance(value, dict):
-            return {self._guard(key): self._guard(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [self._guard(each) for each in value]
-        return value
-
     def _guard_text(self, text: str) -> str:
-        if _BREAK in text or _ESCAPE in text:
+        if shortest(text) < len(text):
             text = text.translate(_ESCAPED)
         if len(text) <= self._marks.most and self._compares(text):
             return text
-        guarded = self._marks.broken(text)
+        if not (body := text.strip()):  # what is around it is left for the template to trim
+            return text
+        if self._ones.search(text):
+            guarded = self._ones.sub(rf"{_BEFORE}\g<0>{_BEHIND}", self._marks.broken(text))
+        elif self._marks.is_part(body):
+            guarded = text.replace(body, f"{_SOFT}{body}{_SOFT}")
+        else:
+            guarded = self._marks.broken(text)
         normal = self._normal(guarded)
-        if self._alike.broken(normal) != normal:
-            body = text.strip()  # what is around it is left for the template to trim
-            begin = text.index(body)
-            body = _CHARACTER.sub(rf"\g<0>{_BREAK}", body)
-            return text[:begin] + body + text[begin + len(text.strip()) :]
+        if self._alike.is_part(normal.strip()) or self._alike.broken(normal) != normal:
+            return text.replace(body, _CHARACTER.sub(rf"{_BEFORE}\g<0>{_BEHIND}", body))
         return guarded
 
     def _compares(self, word: str) -> bool:
@@ -169,14 +186,37 @@ class Marks:
         found = rf"""'{word}'|"{word}"|\.{word}\b"""
         return re.search(found, self._template) is not None
 
+    def bare(self, value: Any) -> Any:
+        """*value*, which is guarded, without the breaks around texts that are parts of marks."""
+        return _changed(value, lambda text: text.replace(_SOFT, ""))
+
+    def chosen(self, guarded: str, bare: str) -> str:
+        """*guarded*, which a template made of guarded values; or *bare*, which it made of the same
+        if they are `bare`, where its words are others and none of them completed a mark."""
+        guarded = _unspelled(guarded)
+        if not self._whole or plain(guarded) == plain(bare):
+            return guarded
+        marks = self._count(guarded)
+        same = marks == self._count(guarded.replace(_SOFT, "")) == self._count(bare)
+        return bare if same else guarded
+
+    def _count(self, text: str) -> Counter[str]:
+        """How often each mark is in *text*."""
+        found = (*self._marks.found(text), *self._alike.found(self._normal(text)))
+        return Counter(mark for _, mark in found)
+
     def encode(self, text: str, *, around: bool) -> list[int]:
         """The ids of *text*, which a template made of guarded texts, with the special tokens that
         the model expects *around* it. Raises `ValueError` if the tokenizer makes a control token
         even of the parts of a mark."""
+        text = _unspelled(text)
         if not self._whole:
-            lead = self._inner.encode("", add_special_tokens=True) if around else []
-            return [*lead, *(token for part in _parts(text) for token in self._encode_part(part))]
+            return self._encode_parts(text, around=around)
+        meant = plain(text)
+        simply = self._backend.encode(meant, add_special_tokens=around)
         encoded = self._backend.encode(text, add_special_tokens=around)
+        if self._places(simply, meant) == self._places(encoded, text):
+            return list(simply.ids)
         tokens = [*zip(encoded.ids, encoded.offsets, encoded.special_tokens_mask, strict=True)]
         lead = next((n for n, (_, _, mask) in enumerate(tokens) if not mask), len(tokens))
         tail = next((n for n, (_, _, mask) in enumerate(tokens[::-1]) if not mask), 0)
@@ -184,30 +224,44 @@ class Marks:
         run: list[int] = []
         end = 0
         for token, (start, after), _ in tokens[lead : len(tokens) - tail]:
-            one = after - start == 1 and text.startswith(_BREAK, after)  # a mark of one character
-            if token in self._added and not one:
+            if self._is_added(token, text, start, after):
                 ids += [*self._between(text, end, start, run), token]
                 run, end = [], after
             else:
                 run.append(token)
         return [*ids, *self._between(text, end, len(text), run), *encoded.ids[len(tokens) - tail :]]
 
-    def among(self, ids: Sequence[int]) -> list[int]:
-        """The control tokens among *ids*, in order, but for that of unknown words."""
-        return [token for token in ids if token in self._never]
+    def _is_added(self, token: int, text: str, start: int, after: int) -> bool:
+        """Whether *token* is an added one, which *text* has from *start* to *after*: no unknown
+        word, nor a mark of one character that others wrote."""
+        if token not in self._added:
+            return False
+        if text.endswith(_BEFORE, 0, start) and text.startswith(_BEHIND, after):
+            return False
+        return token != self._unknown or bool(self._count(text[start:after]))
+
+    def _places(self, encoded: Any, text: str) -> list[tuple[int, int, int]]:
+        """The control tokens of *encoded*, which is *text*: each with its place in what that means,
+        and its length."""
+        places, at, before = [], 0, 0
+        for token, (start, after) in zip(encoded.ids, encoded.offsets, strict=True):
+            if token in self.ids and start < after and self._is_added(token, text, start, after):
+                at, before = at + len(plain(text[before:start])), start
+                places.append((token, at, after - start))
+        return places
 
     def _between(self, text: str, start: int, end: int, ids: list[int]) -> list[int]:
         """The ids of *text* from *start* to *end*, which has no mark; *ids* with the breaks."""
         if not is_guarded(part := text[start:end]):
             return ids
         found = self._ordinary(plain(part), first=not start)
-        if self._never.isdisjoint(found):
+        if self.ids.isdisjoint(found):
             return found
-        # The model of some tokenizers knows marks as words.
+        # The model of some tokenizers knows marks as words. No piece has one: a control token that
+        # is of unknown words is so here.
         found = [token for piece in _parts(part) for token in self._ordinary(piece, first=False)]
-        if made := self._never.intersection(found):
-            name = self._inner.convert_ids_to_tokens(min(made))
-            raise ValueError(f"this model's tokenizer cannot write {name!r} as ordinary text")
+        if made := self.ids.intersection(found) - {self._unknown}:
+            raise _unwritable(self._inner.convert_ids_to_tokens(min(made)))
         return found
 
     def _ordinary(self, text: str, *, first: bool) -> list[int]:
@@ -228,13 +282,36 @@ class Marks:
         model = self._backend.model  # a new object each time
         return [token.id for piece, *_ in cut.get_splits() for token in model.tokenize(piece)]
 
-    def _encode_part(self, text: str) -> list[int]:
-        return [int(token) for token in self._inner.encode(text, add_special_tokens=False)]
+    def _encode_parts(self, text: str, *, around: bool) -> list[int]:
+        """`encode` for a tokenizer that changes texts, or does not say where a token is."""
+        if one := re.search(f"{_BEFORE}({self._ones.pattern}){_BEHIND}", text):
+            raise _unwritable(one[1])
+        parts, meant = [*_parts(text)], plain(text)
+        if self._count(meant) == sum(map(self._count, parts), Counter[str]()):
+            return [int(token) for token in self._inner.encode(meant, add_special_tokens=around)]
+        lead = self._inner.encode("", add_special_tokens=True) if around else []
+        found = (self._inner.encode(part, add_special_tokens=False) for part in parts)
+        return [*lead, *(int(token) for ids in found for token in ids)]
+
+
+def _unwritable(mark: str) -> ValueError:
+    return ValueError(f"this model's tokenizer cannot write {mark!r} as ordinary text")
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """*value* with *change* made in each text that is in it."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_changed(key, change): _changed(each, change) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_changed(each, change) for each in value]
+    return value
 
 
 def _parts(text: str) -> Iterator[str]:
     """What is between the breaks of *text*."""
-    return map(plain, filter(None, re.split(f"{_BREAK}|{re.escape(_WRITTEN)}", text)))
+    return map(plain, filter(None, _BREAKS.split(text)))
 
 
 class _Finder:
@@ -260,24 +337,25 @@ class _Finder:
         self._firsts: Final = _one_of(tails)
         self._lasts: Final = _one_of({mark[-1] for mark in marks})
 
-    def finds(self, text: str) -> bool:
-        """Whether *text* has a mark."""
-        return next(self._starts(text), None) is not None
+    def is_part(self, text: str) -> bool:
+        """Whether *text* is a part of a mark, and has none."""
+        if not 0 < len(text) <= self.most or text not in self._all:
+            return False
+        return next(self.found(text), None) is None
 
-    def _starts(self, text: str) -> Iterator[int]:
-        for found in self._heads.finditer(text):
-            at = found.start()
-            if any(text[at : at + length] in self._marks for length in self._lengths):
-                yield at
+    def found(self, text: str) -> Iterator[tuple[int, str]]:
+        """The marks in *text* and where they begin, also those that overlap."""
+        for head in self._heads.finditer(text):
+            at = head.start()
+            parts = (text[at : at + length] for length in self._lengths)
+            yield from ((at, part) for part in parts if part in self._marks)
 
     def broken(self, text: str) -> str:
         """*text* with a break in each mark, and in what may become one with what is before or after
         it."""
-        cuts = {at + 1 for at in self._starts(text)}
+        cuts = {at + 1 for at, _ in self.found(text)}
         trimmed = len(text) - len(text.lstrip()), len(text.rstrip())
         for begin, end in {(0, len(text)), trimmed} if text.strip() else ():
-            if end - begin <= self.most and text[begin:end] in self._all:
-                cuts.add(begin + 1)
             for found in self._firsts.finditer(text, max(begin, end - self.most), end):
                 if text[found.start() : end] in self._begin:
                     cuts.add(found.start() + 1)

@@ -46,7 +46,7 @@ from sealring_model.text.formats import (
     format_named,
     thought_marks,
 )
-from sealring_model.text.marks import Marks, is_guarded, plain, shortest
+from sealring_model.text.marks import Marks, is_guarded, shortest
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
 from sealring_model.text.token_lengths import decoding_work, longest_token
 
@@ -327,17 +327,20 @@ class Tokenizer:
             return "\n".join(message["content"] or "" for message in messages)
         from jinja2.exceptions import TemplateError  # noqa: PLC0415 - transformers brings it
 
+        write = functools.partial(
+            self._inner.apply_chat_template,
+            add_generation_prompt=begin_answer and not go_on,
+            continue_final_message=go_on,
+            tokenize=False,
+        )
+        given: list[Any] = [
+            list(map(dict, messages)),
+            {"tools": list(map(dict, tools)) or None, **settings},
+        ]
         try:
-            text = str(
-                self._inner.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tools=[dict(tool) for tool in tools] or None,
-                    add_generation_prompt=begin_answer and not go_on,
-                    continue_final_message=go_on,
-                    tokenize=False,
-                    **settings,
-                )
-            )
+            text = str(write(given[0], **given[1]))
+            if (bare := self._marks.bare(given)) != given:
+                text = self._marks.chosen(text, str(write(bare[0], **bare[1])))
             text.encode()  # raises for lone surrogates, which arguments of a call may have
         except (TemplateError, ValueError, *_FAULTS) as error:
             reason = str(error) or type(error).__name__
@@ -349,12 +352,9 @@ class Tokenizer:
         with *around* those of `encode` too. Raises `ValueError` if the tokenizer cannot but make
         control tokens of what others wrote."""
         around = not self.has_chat if around is None else around
-        ids = self.encode(plain(text), around=around)
-        if not is_guarded(text):
-            return ids
-        # Where no mark would arise without the breaks, the tokens are those of the text as it is.
-        guarded = self._marks.encode(text, around=around)
-        return ids if self._marks.among(ids) == self._marks.among(guarded) else guarded
+        if is_guarded(text):
+            return self._marks.encode(text, around=around)
+        return self.encode(text, around=around)
 
     def chat(
         self,
