@@ -123,10 +123,15 @@ def _route(request: Request) -> Any:
 log = logging.getLogger("sealring.api")
 
 
-def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
-    """The ASGI app of *head*."""
+def build_app(
+    head: ApiHead, pages: Sequence[BaseRoute] = (), connections: int = MAX_CONNECTIONS
+) -> Starlette:
+    """The ASGI app of *head*, to which there may be so many *connections*."""
     app = Starlette(
         routes=[
+            Route("/health", health),
+            Route("/livez", livez),
+            Route("/readyz", readyz),
             *routes(),
             Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
             Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
@@ -242,7 +247,7 @@ class ApiServer:
                     nursery.start_soon(self.head.tls.watch)
                 task_status.started()
                 self._tell(*address)
-                app = build_app(self.head, self.pages)
+                app = build_app(self.head, self.pages, book.limit)
                 await serve_connections(app, listeners, book, self._closing, self.head.tls)
                 nursery.cancel_scope.cancel()
         finally:
