@@ -57,6 +57,41 @@ def test_a_source_at_its_cap_loses_its_own() -> None:
     trio.run(main)
 
 
+async def test_short_connections_do_not_pile_up() -> None:
+    """Each client asks once, leaves, and comes again."""
+    clients, most = 20, 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal most
+        most = max(most, len(served.book))
+        await hello(scope, receive, send)
+
+    async def come_again() -> None:
+        for _ in range(30):
+            async with await served.connect(get("/")) as stream:
+                assert await one(stream) == (200, b"GET /")
+
+    async with door(app, limit=40 * clients) as served:
+        async with trio.open_nursery() as nursery:
+            for _ in range(clients):
+                nursery.start_soon(come_again)
+        assert most <= 3 * clients
+
+
+async def test_who_has_asked_is_not_closed_before_it_was_heard() -> None:
+    """More clients than may come are accepted in one pass, and each has asked already."""
+    async with door(limit=8) as served:
+        most = served.book.limit_of_source
+        clients = [socket.create_connection((HOST, served.port)) for _ in range(2 * most)]
+        for client in clients:
+            client.sendall(get("/", "Connection: close"))
+        got = []
+        for client in clients:
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(client)) as stream:
+                got.append((await one(stream))[0])
+        assert got == most * [200] + most * [503]
+
+
 def test_who_is_one_source() -> None:
     assert source_of("127.0.0.1") == source_of("127.9.8.7") == source_of("::1") == "loopback"
     assert source_of("::ffff:127.0.0.1") == "loopback"

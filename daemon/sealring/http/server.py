@@ -41,7 +41,7 @@ from sealring.http.gate import PREFIXES, Gate
 from sealring.http.generate import Generate
 from sealring.http.head import ApiHead
 from sealring.http.health import Tokens, health, livez, model, models, readyz
-from sealring.http.http1 import STUCK_SECONDS, Http1
+from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Http1
 from sealring.http.keys import KEY_FILE, ApiKeys
 from sealring.http.kinds import ChatKind, CompletionKind, MessagesKind, ResponsesKind
 from sealring.http.metrics import metrics
@@ -151,15 +151,12 @@ def build_app(
             Route("/v1/requests", cluster.requests),
             Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
             Route("/v1/requests/{id}/trace", cluster.trace),
-            Route("/health", health),
-            Route("/livez", livez),
-            Route("/readyz", readyz),
             Route("/metrics", metrics),
             Route("/version", cluster.version),
             Route("/openapi.json", openapi),
             *pages,
         ],
-        middleware=[Middleware(Gate, head=head)],
+        middleware=[Middleware(Gate, head=head, connections=connections)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -396,7 +393,10 @@ class _Door:
             except OSError:
                 sock.close()  # it has been cut off already
                 continue
-            place = self.book.admit(source_of(ends.client[0]))
+            sock.setblocking(False)
+            # Of a handshake that has not come whole something is always there to be read.
+            seen = sock if self.tls is None else None
+            place = self.book.admit(source_of(ends.client[0]), seen)
             if place is not None:
                 self.connections.start_soon(self._serve, sock, ends, place)
             elif self.tls is None:
@@ -433,7 +433,7 @@ class _Door:
 
 def _turn_away(sock: socket.socket) -> None:
     """Say that there is no room, and close *sock*."""
-    sock.setblocking(False)
     error = unavailable("The API has as many connections as it may.", "overloaded")
     with sock, contextlib.suppress(OSError):
         sock.send(refusal(error))
+        sock.recv(MAX_HEADER)  # the kernel throws the answer away if something is left unread
