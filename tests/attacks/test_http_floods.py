@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,7 +26,7 @@ from sealring.http.connections import STALL_SECONDS, Connections, source_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.doorway import HOST, door, get, hello, one, read, reply, rest
-from tests.serving import Served
+from tests.serving import Served, serving
 
 
 async def test_idle_connections_give_way_the_oldest_first() -> None:
@@ -351,3 +355,29 @@ def test_large_requests_under_way_are_bounded_and_small_ones_go_on(served: Serve
     assert served.ask("Hello.", max_tokens=1).status_code == 200
     for client in clients:
         client.close()
+
+
+COUNTS = """
+import gc, os, signal
+def tell(*_):
+    with open(os.path.join({folder!r}, str(os.getpid())), "w") as file:
+        file.write(f"{{gc.get_freeze_count()}}.")
+signal.signal(signal.SIGUSR2, tell)
+"""
+
+
+@pytest.mark.long
+def test_full_collections_leave_out_what_was_made_before_the_ring_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took 0.1 s each, in which no link went on."""
+    (tmp_path / "sitecustomize.py").write_text(COUNTS.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with serving() as served:
+        head = served.about["ranks"][0]["pid"]
+        kept, until = "", time.monotonic() + 30
+        while kept in ("", "0.") and time.monotonic() < until:
+            os.kill(head, signal.SIGUSR2)
+            assert served.ask("Hello.", max_tokens=1).status_code == 200
+            kept = (tmp_path / str(head)).read_text()
+        assert int(kept.rstrip(".")) > 50_000
