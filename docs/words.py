@@ -246,7 +246,7 @@ LIMITS: Final = {
     "connections.MAX_CONNECTIONS": "Connections at once, or fewer where the system allows fewer "
     "open files.",
     "connections.PART_OF_SOURCE": "The part of them that one address may have.",
-    "gate.MAX_OF_ONE": "Requests with one key that are answered at once.",
+    "gate.PART_OF_ONE": "How many requests with one key are answered at once, as a part of them.",
     "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
     "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",

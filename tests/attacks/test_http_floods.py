@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -22,7 +26,7 @@ from sealring.http.connections import STALL_SECONDS, Connections, source_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.doorway import HOST, door, get, hello, one, read, reply, rest
-from tests.serving import Served
+from tests.serving import Served, serving
 
 
 async def test_idle_connections_give_way_the_oldest_first() -> None:
@@ -55,6 +59,41 @@ def test_a_source_at_its_cap_loses_its_own() -> None:
         assert len(book) == 8
 
     trio.run(main)
+
+
+async def test_short_connections_do_not_pile_up() -> None:
+    """Each client asks once, leaves, and comes again."""
+    clients, most = 20, 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal most
+        most = max(most, len(served.book))
+        await hello(scope, receive, send)
+
+    async def come_again() -> None:
+        for _ in range(30):
+            async with await served.connect(get("/")) as stream:
+                assert await one(stream) == (200, b"GET /")
+
+    async with door(app, limit=40 * clients) as served:
+        async with trio.open_nursery() as nursery:
+            for _ in range(clients):
+                nursery.start_soon(come_again)
+        assert most <= 3 * clients
+
+
+async def test_who_has_asked_is_not_closed_before_it_was_heard() -> None:
+    """More clients than may come are accepted in one pass, and each has asked already."""
+    async with door(limit=8) as served:
+        most = served.book.limit_of_source
+        clients = [socket.create_connection((HOST, served.port)) for _ in range(2 * most)]
+        for client in clients:
+            client.sendall(get("/", "Connection: close"))
+        got = []
+        for client in clients:
+            async with trio.SocketStream(trio.socket.from_stdlib_socket(client)) as stream:
+                got.append((await one(stream))[0])
+        assert got == most * [200] + most * [503]
 
 
 def test_who_is_one_source() -> None:
@@ -316,3 +355,29 @@ def test_large_requests_under_way_are_bounded_and_small_ones_go_on(served: Serve
     assert served.ask("Hello.", max_tokens=1).status_code == 200
     for client in clients:
         client.close()
+
+
+COUNTS = """
+import gc, os, signal
+def tell(*_):
+    with open(os.path.join({folder!r}, str(os.getpid())), "w") as file:
+        file.write(f"{{gc.get_freeze_count()}}.")
+signal.signal(signal.SIGUSR2, tell)
+"""
+
+
+@pytest.mark.long
+def test_full_collections_leave_out_what_was_made_before_the_ring_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took 0.1 s each, in which no link went on."""
+    (tmp_path / "sitecustomize.py").write_text(COUNTS.format(folder=str(tmp_path)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with serving() as served:
+        head = served.about["ranks"][0]["pid"]
+        kept, until = "", time.monotonic() + 30
+        while kept in ("", "0.") and time.monotonic() < until:
+            os.kill(head, signal.SIGUSR2)
+            assert served.ask("Hello.", max_tokens=1).status_code == 200
+            kept = (tmp_path / str(head)).read_text()
+        assert int(kept.rstrip(".")) > 50_000

@@ -169,6 +169,75 @@ async def test_probes_leave_turns_to_others() -> None:
     assert asked.index("/new") <= 4
 
 
+async def test_who_has_left_waits_for_no_turn() -> None:
+    """One connection after the other would be closed, while others come."""
+    passes = Passes()
+    async with counted(hello, passes) as served:
+        clients = [await served.connect(get("/")) for _ in range(MANY)]
+        for stream in clients:
+            assert await one(stream) == (200, b"GET /")
+        assert len(served.book) == MANY
+        for stream in clients:
+            stream.socket.shutdown(socket.SHUT_WR)
+        before = passes.count
+        while len(served.book):
+            await trio.lowlevel.checkpoint()
+        assert passes.count - before < MANY / 4
+        for stream in clients:
+            await stream.aclose()
+
+
+async def test_new_and_known_connections_share_the_turns() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    async with door(app, limit=4 * MANY) as served:
+        known = await served.connect(get("/"))
+        await one(known)
+        new = [await served.connect() for _ in range(2 * MANY)]
+        await wait_all_tasks_blocked()
+        for stream in [*new, known]:
+            said = MANY * get("/known") if stream is known else get("/new")
+            os.write(stream.socket.fileno(), said)
+        for stream in new:
+            await one(stream)
+            await stream.aclose()
+        assert asked.count("/known") > 0.7 * MANY
+        await known.aclose()
+
+
+@pytest.mark.parametrize("body", [False, True])
+async def test_a_probe_is_the_first_request_of_its_connection(*, body: bool) -> None:
+    """What comes later on one does not go before others, nor what a body carries."""
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "POST":
+            await read(receive)
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    begun = POST + CHUNKED + b"\r\n14\r\n" if body else get("/health")
+    said = b"GET /health HTTP/1.1\r\n0\r\n\r\n" if body else get("/health")
+    async with door(app, limit=2 * MANY) as served:
+        clients = [await served.connect(begun) for _ in range(MANY)]
+        if not body:
+            for stream in clients:
+                await one(stream)
+        probe = await served.connect()
+        await wait_all_tasks_blocked()
+        asked.clear()
+        for stream in [*clients, probe]:
+            os.write(stream.socket.fileno(), get("/livez") if stream is probe else said)
+        for stream in [*clients, probe]:
+            assert (await one(stream))[0] == 200
+            await stream.aclose()
+    assert asked.index("/livez") <= 4
+
+
 async def test_sources_have_turns_by_turns() -> None:
     """Whoever has many connections waits longer, and nobody else does."""
     book, went = Connections(4 * MANY), list[str]()
@@ -417,6 +486,40 @@ async def test_small_chunks_that_carry_something_are_read() -> None:
         assert await one(stream) == (200, b"40000")
         await stream.send_all(POST + CHUNKED + b"\r\n20000\r\n" + bytes(1 << 17) + b"\r\n0\r\n\r\n")
         assert await one(stream) == (200, str(1 << 17).encode())
+
+
+async def test_large_chunks_take_few_turns() -> None:
+    """A turn for every 2 KiB made a body of 4 MiB time out beside a flood."""
+    passes, turns = Passes(), 0
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal turns
+        size, more = 0, True
+        while more:
+            message = await receive()
+            turns += 1
+            passes.did(len(message["body"]))
+            size, more = size + len(message["body"]), message["more_body"]
+        await reply(send, str(size).encode())
+
+    async with counted(app, passes) as served, await served.connect() as stream:
+        chunk = b"4000\r\n" + bytes(1 << 14) + b"\r\n"
+        await stream.send_all(POST + CHUNKED + b"\r\n" + 64 * chunk + b"0\r\n\r\n")
+        assert await one(stream) == (200, str(1 << 20).encode())
+    assert turns < 64
+    assert passes.most <= 4 * MAX_CHUNKS * MAX_READ
+
+
+async def test_trailers_after_large_chunks_are_few() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if await read(receive) is not None:
+            await reply(send, b"whole")
+
+    async with door(app) as served:
+        large = b"8000\r\n" + bytes(1 << 15) + b"\r\n0\r\n"
+        for trailers in (3200 * b"t:\r\n" + b"\r\n", 3200 * b"t:\r\n"):
+            got = await served.answer(POST + CHUNKED + b"\r\n" + large + trailers)
+            assert got.startswith(b"HTTP/1.1 431 "), got
 
 
 async def test_handshakes_take_turns(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def describe(head: ApiHead) -> dict[str, Any]:
     plan = standing.plan if leads else None
     known = node.engine_info
     latest = head.history.samples[-1] if head.history.samples else None
-    told = faults(head)
+    why = head.why()
+    told = faults(head, why)
     strategy = plan.strategy.value if plan else ""
     return {
         "version": VERSION,
@@ -69,7 +70,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "collective": describe_collective(standing),
         "healthy": not told,
         "faults": told,
-        "why": head.why(),
+        "why": why,
         "starved": head.starved(),
         "draining": head.generator.draining,
         "hop_us": hop_quantiles(runtime),

@@ -4,13 +4,14 @@ Anybody who reaches the port may open a connection, and needs no key for it. So 
 all connections together, and a lower one for each source. A source is an IPv4 address, the 64-bit
 prefix of an IPv6 address, or all of loopback.
 
-A connection is idle until a whole request header has come, unless it waits for its turn. It stalls
-while its request waits for the client, to send the body or to take the answer. At a limit, one that
-has its last answer and lingers is closed for the new one; if none does, the oldest idle one; if
-none is idle, the stalled one whose request has waited longest for its client, if that is at least
-`STALL_SECONDS` in all. At a source's limit only its own connections are considered, at the limit of
-all every one is. A connection for which this server works is never closed. If all are such, the new
-one is refused. So a client that keeps connections open, silent or slow, takes nothing from others.
+A connection is idle until a whole request header has come, unless it waits for its turn, or has
+sent something that was not read yet. It stalls while its request waits for the client, to send the
+body or to take the answer. At a limit, one that has its last answer and lingers is closed for the
+new one; if none does, the oldest idle one; if none is idle, the stalled one whose request has
+waited longest for its client, if that is at least `STALL_SECONDS` in all. At a source's limit only
+its own connections are considered, at the limit of all every one is. A connection for which this
+server works is never closed. If all are such, the new one is refused. So a client that keeps
+connections open, silent or slow, takes nothing from others.
 
 HTTP is served by the event loop that also carries the sealed links. So connections take turns
 (`Turns`): one in each pass of the loop, however many have sent something, and the links have theirs
@@ -22,6 +23,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 import logging
+import socket
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -74,10 +76,11 @@ class Turns:
     """Gives connections the event loop in turns: one in each pass, or two once nobody waits.
 
     There are four queues: of probes, of new connections, of known ones, and of those that are over.
-    A connection is new until its first request has come. It is over when it has its last answer,
-    and only reads what its client still sends. Each pass has an order of the queues, and the first
-    one in which somebody waits has the turn. So one turn of two is for probes, one of eight for
-    known connections, and most others are for new ones.
+    A connection is new until its first request has come; only the first request of each may be a
+    probe. It is over when it has its last answer, and only reads what its client still sends. Each
+    pass has an order of the queues, and the first one in which somebody waits has the turn. So
+    three turns of four are for probes, of which each connection has one, and new and known
+    connections share the others equally: a body arrives in time however many new clients come.
     """
 
     def __init__(self) -> None:
@@ -90,19 +93,26 @@ class Turns:
         if not self._taken:
             self._taken = True
             self._giver.unpark()
-        elif probe:
-            await self._probes.wait(place.source)
         elif place.over:
             await self._over.wait(place.source)
+        elif not place.new:
+            await self._known.wait(place.source)
         else:
-            await (self._new if place.new else self._known).wait(place.source)
+            await (self._probes if probe else self._new).wait(place.source)
 
     async def give(self) -> None:
         """Give turns until cancelled."""
-        usual = self._new, self._known, self._probes, self._over
-        probes = self._probes, self._new, self._known, self._over
-        known = self._known, self._new, self._probes, self._over
-        orders = known, probes, usual, probes, usual, probes, usual, probes
+        probes, new, known, over = self._probes, self._new, self._known, self._over
+        orders = (
+            (probes, new, known, over),
+            (probes, known, new, over),
+            (probes, new, known, over),
+            (new, known, probes, over),
+            (probes, known, new, over),
+            (probes, new, known, over),
+            (probes, known, new, over),
+            (known, new, probes, over),
+        )
         for order in itertools.cycle(orders):
             if not self._taken:
                 await self._giver.park()
@@ -114,9 +124,10 @@ class Turns:
 
 class Place:
     """One connection's place. Its *number* is never used again in this process; *scope* is
-    cancelled when the connection has to close."""
+    cancelled when the connection has to close. What is on its way to the server can be seen at
+    *sock*, if it is given."""
 
-    def __init__(self, book: Connections, source: str) -> None:
+    def __init__(self, book: Connections, source: str, sock: socket.socket | None = None) -> None:
         self.number = next(_numbers)
         self.source = source
         self.scope = trio.CancelScope()
@@ -126,6 +137,15 @@ class Place:
         self.over = False  # none will be answered any more
         self.waiting = False  # for its turn
         self._book = book
+        self._sock = sock
+
+    @property
+    def spoke(self) -> bool:
+        """Whether its client has sent something that nobody has looked at."""
+        try:
+            return self._sock is not None and bool(self._sock.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     async def turn(self, *, probe: bool = False) -> None:
         """Wait until it is this connection's turn to do a piece of work. Meanwhile it is not closed
@@ -224,8 +244,8 @@ class Connections:
         """The most connections of one source."""
         return max(1, int(self.limit * PART_OF_SOURCE))
 
-    def admit(self, source: str) -> Place | None:
-        """A place for a new connection from *source*, idle; None if there is none."""
+    def admit(self, source: str, sock: socket.socket | None = None) -> Place | None:
+        """A place for a new connection from *source* on *sock*, idle; None if there is none."""
         while self._of_source[source] >= self.limit_of_source:
             if not self.make_room(source):
                 self._refuse(source)
@@ -234,7 +254,7 @@ class Connections:
             if not self.make_room():
                 self._refuse(source)
                 return None
-        place = Place(self, source)
+        place = Place(self, source, sock)
         self._count += 1
         self._of_source[source] += 1
         self._idle.add(place)
@@ -242,7 +262,7 @@ class Connections:
 
     def make_room(self, source: str | None = None) -> bool:
         """Close the first connection in line, of *source* or of any. True if there was one."""
-        idle = (place for place in self._idle.of(source) if not place.waiting)
+        idle = (place for place in self._idle.of(source) if not (place.waiting or place.spoke))
         place = next(iter(self._over.of(source)), None) or next(idle, None)
         if place is None:
             place = max(self._stalled.of(source), key=_waited, default=None)

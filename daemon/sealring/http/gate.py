@@ -227,9 +227,9 @@ def request_id(headers: Headers) -> str:
 
 log = logging.getLogger("sealring.api")
 
-MAX_OF_ONE: Final = MAX_CONNECTIONS // 2
-"""Requests with one key that are being answered at once: slow bodies with it leave room for
-everybody else's."""
+PART_OF_ONE: Final = 0.5
+"""How many requests with one key may be answered at once, as a part of the connections that there
+may be: slow bodies with it leave room for everybody else's."""
 
 PUBLIC: Final = (*PROBES, "/", "/openapi.json")
 PUBLIC_BELOW: Final = "/dashboard/"
@@ -320,11 +320,12 @@ def _is_page(path: str) -> bool:
 
 
 class Gate:
-    """ASGI middleware in front of *app*."""
+    """ASGI middleware in front of *app*, to which there may be so many *connections*."""
 
-    def __init__(self, app: ASGIApp, head: ApiHead) -> None:
+    def __init__(self, app: ASGIApp, head: ApiHead, connections: int = MAX_CONNECTIONS) -> None:
         self._app = app
         self._head = head
+        self._most = max(1, int(connections * PART_OF_ONE))
         self._of_owner: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -393,7 +394,7 @@ class Gate:
         """Count one more request of its owner until the block ends. Raises `ApiError` if its known
         key has too many; requests without a key are bounded by their connections."""
         owner = caller.owner
-        if caller.keyed and self._of_owner[owner] >= MAX_OF_ONE:
+        if caller.keyed and self._of_owner[owner] >= self._most:
             text = "Too many requests with this key are being answered at once."
             raise unavailable(text, "overloaded")
         self._of_owner[owner] += 1

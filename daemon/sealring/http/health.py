@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -40,9 +41,10 @@ ENGINE_SECONDS: Final = 15.0
 """The head's own engine must have said something within this; a chunk of prefill may come first."""
 
 
-def faults(head: ApiHead) -> list[str]:
-    """The reasons that keep the ring from answering; empty if there are none."""
-    if why := head.why():
+def faults(head: ApiHead, why: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reasons that keep the ring from answering; empty if there are none. *why* are its
+    obstacles."""
+    if why:
         return [obstacle["text"] for obstacle in why]
     try:
         head.check_serving()
@@ -63,14 +65,15 @@ def faults(head: ApiHead) -> list[str]:
 
 def describe(head: ApiHead) -> tuple[int, dict[str, Any]]:
     """The status, and the body, of ``GET /health``."""
-    told = faults(head)
+    why = head.why()
+    told = faults(head, why)
     node = head.generator.runtime.node
     body = {
         "status": "ok" if not told else "unavailable",
         "ranks": node.world,
         "faults": told,
         "roster": left(node.roster.roster, wall_ms()),
-        "why": head.why(),
+        "why": why,
         "starved": head.starved(),
     }
     return (503 if told else 200), body
@@ -87,7 +90,7 @@ async def health(request: Request) -> JSONResponse:
 
 def not_ready(head: ApiHead) -> list[str]:
     """Why a request that came now would not be answered; empty if it would be."""
-    told = faults(head)
+    told = faults(head, head.why())
     if head.generator.draining:
         told.append(head.generator.refusal.replace("this node", "the head"))
     try:

@@ -41,7 +41,7 @@ from sealring.http.gate import PREFIXES, Gate
 from sealring.http.generate import Generate
 from sealring.http.head import ApiHead
 from sealring.http.health import Tokens, health, livez, model, models, readyz
-from sealring.http.http1 import STUCK_SECONDS, Http1
+from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Http1
 from sealring.http.keys import KEY_FILE, ApiKeys
 from sealring.http.kinds import ChatKind, CompletionKind, MessagesKind, ResponsesKind
 from sealring.http.metrics import metrics
@@ -123,10 +123,15 @@ def _route(request: Request) -> Any:
 log = logging.getLogger("sealring.api")
 
 
-def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
-    """The ASGI app of *head*."""
+def build_app(
+    head: ApiHead, pages: Sequence[BaseRoute] = (), connections: int = MAX_CONNECTIONS
+) -> Starlette:
+    """The ASGI app of *head*, to which there may be so many *connections*."""
     app = Starlette(
         routes=[
+            Route("/health", health),
+            Route("/livez", livez),
+            Route("/readyz", readyz),
             *routes(),
             Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
             Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
@@ -146,15 +151,12 @@ def build_app(head: ApiHead, pages: Sequence[BaseRoute] = ()) -> Starlette:
             Route("/v1/requests", cluster.requests),
             Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
             Route("/v1/requests/{id}/trace", cluster.trace),
-            Route("/health", health),
-            Route("/livez", livez),
-            Route("/readyz", readyz),
             Route("/metrics", metrics),
             Route("/version", cluster.version),
             Route("/openapi.json", openapi),
             *pages,
         ],
-        middleware=[Middleware(Gate, head=head)],
+        middleware=[Middleware(Gate, head=head, connections=connections)],
         exception_handlers={
             ApiError: _api_error,
             HTTPException: _http_error,
@@ -242,7 +244,7 @@ class ApiServer:
                     nursery.start_soon(self.head.tls.watch)
                 task_status.started()
                 self._tell(*address)
-                app = build_app(self.head, self.pages)
+                app = build_app(self.head, self.pages, book.limit)
                 await serve_connections(app, listeners, book, self._closing, self.head.tls)
                 nursery.cancel_scope.cancel()
         finally:
@@ -391,7 +393,10 @@ class _Door:
             except OSError:
                 sock.close()  # it has been cut off already
                 continue
-            place = self.book.admit(source_of(ends.client[0]))
+            sock.setblocking(False)
+            # Of a handshake that has not come whole something is always there to be read.
+            seen = sock if self.tls is None else None
+            place = self.book.admit(source_of(ends.client[0]), seen)
             if place is not None:
                 self.connections.start_soon(self._serve, sock, ends, place)
             elif self.tls is None:
@@ -428,7 +433,7 @@ class _Door:
 
 def _turn_away(sock: socket.socket) -> None:
     """Say that there is no room, and close *sock*."""
-    sock.setblocking(False)
     error = unavailable("The API has as many connections as it may.", "overloaded")
     with sock, contextlib.suppress(OSError):
         sock.send(refusal(error))
+        sock.recv(MAX_HEADER)  # the kernel throws the answer away if something is left unread

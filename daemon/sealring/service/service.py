@@ -7,10 +7,12 @@ signals and the lifeline are there for all of them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Final
 
 import trio
 from sealring_trio.errors import UserError
@@ -26,6 +28,8 @@ from sealring.service.control import serve_control
 from sealring.service.head_api import HeadApi
 from sealring.service.model_switch import ModelSwitch
 from sealring.service.setup import prepare, why_not_head
+
+_LOOK: Final = 0.5  # seconds between two looks at whether the ring serves
 
 
 async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
@@ -79,6 +83,7 @@ async def _live(
         await nursery.start(api.run)
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
+            nursery.start_soon(_keep, generator)
             switch.begin(setup, generator)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)
         switch.over()
@@ -94,6 +99,16 @@ async def _serve_texts(generator: Generator) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.texts.serve)
         nursery.start_soon(generator.warm_up)
+
+
+async def _keep(generator: Generator) -> None:
+    """Once the ring serves, keep what has been made until then out of garbage collections. A full
+    one would hold up the links for 0.1 s."""
+    while not generator.serving or generator.obstacles():  # noqa: ASYNC110  nothing tells of all
+        await trio.sleep(_LOOK)
+    gc.unfreeze()  # what the life before this one has left
+    gc.collect()
+    gc.freeze()
 
 
 async def _until_over(
