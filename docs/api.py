@@ -15,21 +15,11 @@ from typing import Any, Final, cast
 
 import attrs
 import pydantic
-import sealring.api
+import sealring
 from sealring.dashboard import events, pages
-from sealring.dialects import anthropic as anthropic_body
-from sealring.dialects import fields, schema
-from sealring.dialects import messages as adapting
-from sealring.dialects import replies as parsing
-from sealring.dialects import responses as responses_body
-from sealring.dialects import schema as token_schema
-from sealring.dialects import schema as values
+from sealring.dialects import anthropic, fields, messages, replies, responses, schema
 from sealring.files import config
-from sealring.http import bodies, connections, gate, head, http1, tls
-from sealring.http import exchange as connection
-from sealring.http import gate as trace_context
-from sealring.http import head as responses_store
-from sealring.http import server as unserved
+from sealring.http import bodies, connections, exchange, gate, head, http1, server, tls
 from sealring.http.head import ApiHead
 from sealring.http.openapi import OPERATIONS
 from sealring.http.server import build_app
@@ -39,7 +29,9 @@ from starlette.routing import Route
 from docs import words, words_shapes
 from docs.schemas import table, told_type
 
-_SOURCE: Final = Path(sealring.api.__file__).parent
+_SOURCE: Final = Path(sealring.__file__).parent
+_ROOMS: Final = ("dashboard", "dialects", "http", "structured", "text", "text_worker.py")
+"""The parts of the daemon that make errors of the API."""
 
 
 def _same(found: set[str], told: set[str], what: str) -> None:
@@ -53,7 +45,7 @@ def _endpoints() -> str:
     app = build_app(cast(ApiHead, None), pages.routes())
     rows, found = [], set()
     for route in app.routes:
-        if isinstance(route, Route) and route.path not in unserved.UNSERVED:
+        if isinstance(route, Route) and route.path not in server.UNSERVED:
             (method,) = (route.methods or {"GET"}) - {"HEAD"}
             place = f"{method} {route.path.replace(':path', '')}"
             found.add(place)
@@ -123,13 +115,13 @@ def _ignored() -> str:
 
 
 def _adapted() -> str:
-    rows = [(f"`{name}`", words.ADAPTED[name]) for name in adapting.CHANGES]
+    rows = [(f"`{name}`", words.ADAPTED[name]) for name in messages.CHANGES]
     return table(("name", "change"), *rows)
 
 
 def _unserved() -> str:
     of: dict[str, list[str]] = {}
-    for path, says in unserved.UNSERVED.items():
+    for path, says in server.UNSERVED.items():
         of.setdefault(says, []).append(f"`{path.replace('{rest:path}', '...')}`")
     return table(
         ("paths", "what is said"), *((", ".join(paths), says) for says, paths in of.items())
@@ -138,7 +130,7 @@ def _unserved() -> str:
 
 def _errors() -> str:
     found: dict[str, set[int]] = {}
-    for path in sorted(_SOURCE.glob("*.py")):
+    for path in sorted(path for room in _ROOMS for path in _modules(_SOURCE / room)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 _note(node, node.func.id, found)
@@ -153,6 +145,10 @@ def _errors() -> str:
                 raise ValueError(f"docs/words.py: {code} is {number}, not {status}")
         rows.append((status, f"`{code}`", meaning))
     return table(("status", "code", "when"), *sorted(rows))
+
+
+def _modules(room: Path) -> list[Path]:
+    return [*room.rglob("*.py")] if room.is_dir() else [room]
 
 
 def _note(call: ast.Call, name: str, found: dict[str, set[int]]) -> None:
@@ -195,8 +191,8 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(bodies, config, connection, connections, events, gate, head, http1, parsing),
-        *(responses_body, responses_store, tls, trace_context, values, workers),
+        *(bodies, config, connections, events, exchange, gate, head, http1, replies),
+        *(responses, schema, tls, workers),
     )
 }
 
@@ -211,11 +207,8 @@ _FAMILIES: Final = {
 }
 
 
-_COUNTING: Final = ("metrics", "gen_ai")
-
-
 def _metrics() -> str:
-    source = "".join((_SOURCE / f"{each}.py").read_text("utf-8") for each in _COUNTING)
+    source = (_SOURCE / "http/metrics.py").read_text("utf-8")
     rows = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -247,12 +240,10 @@ SECTIONS: Final[Mapping[str, Callable[[], str]]] = {
         schema.CompletionRequest, {**words.FIELDS, **words.COMPLETION_FIELDS}
     ),
     "responses": lambda: _body(
-        responses_body.ResponsesRequest, words_shapes.RESPONSES, responses_body.REFUSED
+        responses.ResponsesRequest, words_shapes.RESPONSES, responses.REFUSED
     ),
-    "messages": lambda: _body(
-        anthropic_body.MessagesRequest, words_shapes.MESSAGES, anthropic_body.REFUSED
-    ),
-    "tokenize": lambda: _body(token_schema.TokenizeText, {**words.FIELDS, "prompt": "The text."}),
+    "messages": lambda: _body(anthropic.MessagesRequest, words_shapes.MESSAGES, anthropic.REFUSED),
+    "tokenize": lambda: _body(schema.TokenizeText, {**words.FIELDS, "prompt": "The text."}),
     "refused": _refused,
     "ignored": _ignored,
     "adapted": _adapted,

@@ -233,14 +233,14 @@ ERRORS: Final = {
 """Status and meaning of each code."""
 
 LIMITS: Final = {
-    "trace_context.MAX_REQUEST_ID": "Characters of an `x-request-id` that is taken up.",
-    "trace_context.MAX_STATE": "Characters of a `tracestate` that is taken up.",
+    "gate.MAX_REQUEST_ID": "Characters of an `x-request-id` that is taken up.",
+    "gate.MAX_STATE": "Characters of a `tracestate` that is taken up.",
     "config.MAX_ALLOWED": "Names in `allowed_hosts`, and in `allowed_origins`.",
     "bodies.MAX_BODY": "Bytes of one body.",
     "bodies.MAX_BODIES": "Bytes of all bodies that are being read; one caller has half at most.",
     "bodies.BODY_SECONDS": "Seconds for a body to arrive.",
     "http1.MAX_HEADER": "Bytes of a header.",
-    "connection.HEADER_SECONDS": "Seconds for a header to arrive.",
+    "exchange.HEADER_SECONDS": "Seconds for a header to arrive.",
     "tls.HANDSHAKE_SECONDS": "Seconds for a TLS handshake.",
     "http1.STUCK_SECONDS": "Seconds after which a client that takes no bytes is given up.",
     "connections.MAX_CONNECTIONS": "Connections at once, or fewer where the system allows fewer "
@@ -250,28 +250,28 @@ LIMITS: Final = {
     "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
     "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
-    "values.MAX_CHOICES": "Choices of one request, over all its prompts.",
-    "values.MAX_MESSAGES": "Messages of a conversation.",
-    "values.MAX_PARTS": "Parts of a message, and calls of one.",
-    "values.MAX_TOOLS": "Tools.",
-    "values.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
-    "values.MAX_VALUES": "Values in a body.",
-    "values.MAX_LIKELY": "Log probabilities of an answer that is not streamed, or of a response: "
+    "schema.MAX_CHOICES": "Choices of one request, over all its prompts.",
+    "schema.MAX_MESSAGES": "Messages of a conversation.",
+    "schema.MAX_PARTS": "Parts of a message, and calls of one.",
+    "schema.MAX_TOOLS": "Tools.",
+    "schema.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
+    "schema.MAX_VALUES": "Values in a body.",
+    "schema.MAX_LIKELY": "Log probabilities of an answer that is not streamed, or of a response: "
     "those of its tokens, and of the likeliest ones in their places, for each choice.",
-    "values.MAX_SCORED": "Log probabilities of prompts in one answer: those of the tokens, and of "
+    "schema.MAX_SCORED": "Log probabilities of prompts in one answer: those of the tokens, and of "
     "the likeliest ones in their places, for each choice.",
-    "values.MAX_STOPS": "Stop texts.",
-    "values.MAX_STOP": "Characters of a stop text.",
-    "values.MAX_STOP_TEXT": "Characters of all stop texts of a request.",
-    "responses_body.MAX_METADATA": "Entries of a response's metadata.",
-    "responses_store.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
+    "schema.MAX_STOPS": "Stop texts.",
+    "schema.MAX_STOP": "Characters of a stop text.",
+    "schema.MAX_STOP_TEXT": "Characters of all stop texts of a request.",
+    "responses.MAX_METADATA": "Entries of a response's metadata.",
+    "head.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
     "it; when there are more, the oldest of one of those who have most go.",
-    "responses_store.MAX_KEPT_OF_ONE": "Bytes of those of one caller (without a known key, of one "
+    "head.MAX_KEPT_OF_ONE": "Bytes of those of one caller (without a known key, of one "
     "address); the oldest go first.",
-    "responses_store.MAX_KEPT_COUNT": "How many of one caller are kept.",
-    "responses_store.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
-    "responses_store.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
-    "parsing.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
+    "head.MAX_KEPT_COUNT": "How many of one caller are kept.",
+    "head.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
+    "head.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
+    "replies.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
     "workers.MAX_WAITING": "Bytes of texts that wait for a text worker; one caller has half at "
     "most.",
 }

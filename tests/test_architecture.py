@@ -1,4 +1,5 @@
-"""ARCHITECTURE.md is true to the code: its paths, the names in them, its rooms and its diagrams."""
+"""ARCHITECTURE.md and CONTRIBUTING.md are true to the code: their paths, the names in them, the
+rooms in their order, the state machines and their diagrams."""
 
 from __future__ import annotations
 
@@ -10,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_floors import ROOMS
+
 ROOT = Path(__file__).parent.parent
-DOCUMENT = ROOT / "ARCHITECTURE.md"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+SPECIFICATION = ROOT / "spec/sealring-1.md"
+MOST_WORDS = 2500
 PACKAGES = (
     "protocol/sealring_protocol",
     "model/sealring_model",
@@ -31,8 +37,8 @@ DRAWN = re.compile(r"^ *%% tables: (.*); not drawn: ?(.*)$", re.MULTILINE)
 MOVE = re.compile(r"^ *(\w)_(\w+) --> (\w)_(\w+): (\w+)$", re.MULTILINE)
 
 
-def prose() -> str:
-    return re.sub(r"```.*?```", "", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+def prose(document: Path = ARCHITECTURE) -> str:
+    return re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def looks_like_a_path(token: str) -> bool:
@@ -50,9 +56,9 @@ def found(path: str, base: str) -> list[Path]:
     return [ROOT / folder / path for folder in PACKAGES if (ROOT / folder / path).exists()]
 
 
-def paths_and_names() -> Iterator[tuple[str, list[Path], list[str]]]:
-    """Every path of the document, where it is, and the names that follow it."""
-    for section in re.split(r"^(?=#)", prose(), flags=re.MULTILINE):
+def paths_and_names(document: Path) -> Iterator[tuple[str, list[Path], list[str]]]:
+    """Every path of *document*, where it is, and the names that follow it."""
+    for section in re.split(r"^(?=#)", prose(document), flags=re.MULTILINE):
         heading = TOKEN.search(section.partition("\n")[0])
         base = heading[1] if heading and heading[1] in PACKAGES else "."
         tokens = list(TOKEN.finditer(section))
@@ -95,48 +101,68 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-def test_every_path_is_there_and_is_one():
-    every = list(paths_and_names())
-    assert len(every) > 200
+def test_the_map_can_be_read_at_once():
+    assert len(ARCHITECTURE.read_text(encoding="utf-8").split()) <= MOST_WORDS
+
+
+@pytest.mark.parametrize(("document", "least"), [(ARCHITECTURE, 140), (CONTRIBUTING, 90)])
+def test_every_path_is_there_and_is_one(document, least):
+    every = list(paths_and_names(document))
+    assert len(every) > least
     for path, places, _ in every:
         assert places, f"there is no {path}"
         assert len(places) == 1, f"{path} may be any of {', '.join(map(str, places))}"
 
 
-def test_every_name_is_defined_in_its_file():
+@pytest.mark.parametrize(("document", "least"), [(ARCHITECTURE, 50), (CONTRIBUTING, 40)])
+def test_every_name_is_defined_in_its_file(document, least):
     pairs = 0
-    for path, places, names in paths_and_names():
+    for path, places, names in paths_and_names(document):
         if path.endswith(".py") and places:
             missing = set(names) - defined(places[0])
             assert not missing, f"{path} does not define {', '.join(sorted(missing))}"
             pairs += len(names)
-    assert pairs > 80
+    assert pairs > least
+
+
+def mapped(package: str) -> list[str]:
+    """The rooms of *package* in the order of the map: folders end with a slash."""
+    section = prose().split(f"### `{package}`\n")[1].split("\n###")[0]
+    rows = re.findall(r"^- ((?:`[^`]+`(?:, )?)+): ", section, re.MULTILINE)
+    return [token for row in rows for token in TOKEN.findall(row)]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_room_is_on_the_map(package):
-    text = prose()
-    section = text.split(f"### `{package}`\n")[1].split("\n###")[0]
-    told = {token[1].rstrip("/") for token in TOKEN.finditer(section) if token[1].endswith("/")}
+    told = {room.rstrip("/") for room in mapped(package) if room.endswith("/")}
     folders = (path.parent for path in (ROOT / package).rglob("__init__.py"))
-    rooms = {str(folder.relative_to(ROOT / package)) for folder in folders} - {"."}
-    assert rooms <= told
+    assert told == {str(folder.relative_to(ROOT / package)) for folder in folders} - {"."}
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_map_has_the_rooms_in_the_order_of_their_imports(package):
+    told = [room.removesuffix("/").removesuffix(".py") for room in mapped(package)]
+    assert told == [room for room in ROOMS[package] if room != "__main__"]
+
+
+def listed_tables() -> set[tuple[str, str]]:
+    """Every table of a state machine that the map lists: its file and its name."""
+    section = prose().split("### The state machines\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^- `([^`]+)` `([^`]+)`: ", section, re.MULTILINE)
+    return {(str(found(path, ".")[0].relative_to(ROOT)), name) for path, name in rows}
 
 
 def test_every_table_is_listed():
-    section = prose().split("## 4. The state machines")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section, re.MULTILINE)
-    listed = {(str(found(path, ".")[0].relative_to(ROOT)), name) for path, name in rows}
     tables = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             for name in re.findall(r"^(\w+): Final\[Table\[", path.read_text(), re.MULTILINE):
                 tables.add((str(path.relative_to(ROOT)), name))
-    assert listed == tables
+    assert listed_tables() == tables
 
 
 def test_the_state_diagrams_are_the_tables():
-    diagrams = DIAGRAM.findall(DOCUMENT.read_text(encoding="utf-8"))
+    diagrams = DIAGRAM.findall(SPECIFICATION.read_text(encoding="utf-8"))
     assert len(diagrams) == 2
     for diagram in diagrams:
         header = DRAWN.search(diagram)

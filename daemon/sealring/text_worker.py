@@ -569,17 +569,6 @@ def _check_room(length: int, limit: int | None, context: int, param: str) -> Non
 
 
 # ---------------------------------------------------------------------- process
-# A text worker: a process that does the work for which a hostile text could take much time or
-# memory.
-#
-# Templates come with a model and parsers of tool calls from mlx-lm, and either may take minutes
-# over a short text; the JSON of a large body and its tokens take seconds of the interpreter. In a
-# process of its own that holds up nobody: the node bounds the time of each stage, and kills a
-# process that exceeds it.
-#
-# The process knows the tokenizer, does one job at a time and keeps nothing between two. Its
-# memory is limited where the platform can; the node looks as well. It ends with the node's end of
-# the socket.
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -11,14 +10,14 @@ import pytest
 from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 
+from tests.test_architecture import listed_tables
 from tools import forked, lines, reach, ring, rows
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 def test_every_row_of_every_listed_table_is_tried() -> None:
-    section = (ROOT / "ARCHITECTURE.md").read_text().split("## 4. The state machines")[1]
-    listed = re.findall(r"^\| `[^`]+` \| `([^`]+)` \|", section.split("\n## ")[0], re.MULTILINE)
+    listed = [name for _, name in listed_tables()]
     found = list(rows.rows())
     by_table = {(row.module, row.table) for row in found}
     assert sorted(table for _, table in by_table) == sorted(listed)

@@ -1,4 +1,4 @@
-"""`sealring apikey`."""
+"""`sealring keygen` and `sealring apikey`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What answers of OpenAI's responses and Anthropic's messages look like, as `answer_schema` says it
-of the others.
-"""
+"""What the answers of every API look like, for ``/openapi.json`` and for tests."""
 
 from __future__ import annotations
 
@@ -394,8 +392,7 @@ class Cancelled(Told):
 
 
 # ---------------------------------------------------------------------- shape answers
-# What answers of OpenAI's responses and Anthropic's messages look like, as `answer_schema` says
-# it of the others.
+# What answers of OpenAI's responses and Anthropic's messages look like, in the same way.
 
 
 class Event(pydantic.BaseModel):

@@ -1,6 +1,4 @@
-"""Answers as Anthropic's messages: a list of blocks (thinking, text, tool use), whole and as typed
-events.
-"""
+"""Anthropic's messages: the body, the inner request that it becomes, and the answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""``POST /v1/completions``: answers as OpenAI's text completions, which are text and nothing
-else.
-"""
+"""Answers as OpenAI's chat and text completions, and the scores of their prompts."""
 
 from __future__ import annotations
 

@@ -133,14 +133,6 @@ def _said(why: str) -> tuple[_Said, str]:
 
 
 # ---------------------------------------------------------------------- errors
-# Every error of the API, in OpenAI's or Anthropic's shape and with the status that clients act
-# on.
-#
-# A client of OpenAI's retries what is 408, 409, 429 or 500 and above, and gives everything else
-# to its caller. So a request that can never succeed gets 400; one that may succeed later gets 429
-# or 503 with `Retry-After`; a cancelled one gets 499, which nobody retries. Some agents retry
-# what is 401, too, for minutes: what need not be sent again says so in `x-should-retry`, which
-# they look at.
 
 
 log = logging.getLogger("sealring.api")

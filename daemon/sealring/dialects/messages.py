@@ -428,13 +428,6 @@ def _both(one: Plain, other: Plain) -> Plain:
 
 
 # ---------------------------------------------------------------------- messages
-# A conversation as the model's chat template takes it, and as the text of a prompt.
-#
-# A template gets plain values: each content one text, a tool call's arguments as an object rather
-# than the text that the API carries (a text that is no JSON stays one), and only the fields that
-# a message has. A developer is the system to models here. A tool call that must be made is begun
-# for the model, by the mark that opens a call in its format; `holding` holds what follows to its
-# form.
 
 
 @attrs.frozen

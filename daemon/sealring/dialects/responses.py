@@ -222,15 +222,6 @@ are left out, and a header says so."""
 
 
 # ---------------------------------------------------------------------- responses input
-# From the body of ``POST /v1/responses`` to the inner request, for the text workers.
-#
-# Items become messages: what the model said in one turn (reasoning, text, calls) is one message
-# of the assistant's, and the instructions are one system message with the system's and
-# developer's messages that come first, since many templates take only one.
-#
-# A custom tool, whose input is free text, becomes a function with one text argument. A
-# namespace's tools become functions with the namespace in their names. `Names` says what each
-# was.
 
 
 _SAME: Final = (

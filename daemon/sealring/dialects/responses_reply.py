@@ -57,7 +57,7 @@ _FAILED: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 @attrs.frozen
 class Wanted:
     """How a client wants a response: *echo* are fields that it repeats, as a JSON object; *names*
-    says which tools the functions are (`responses_input.Names`); with *summary* reasoning is told
+    says which tools the functions are (`responses.Names`); with *summary* reasoning is told
     as its summary."""
 
     echo: bytes

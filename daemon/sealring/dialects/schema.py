@@ -1,4 +1,4 @@
-"""The bodies of ``/tokenize`` and ``/detokenize``, which are vLLM's."""
+"""The bodies of requests: their fields, their checks, and what a fault in one is called."""
 
 from __future__ import annotations
 

@@ -49,7 +49,6 @@ def told_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
 
 
 # ---------------------------------------------------------------------- status
-# What a node tells of itself: the answer to `sealring status`.
 
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:

@@ -181,15 +181,6 @@ def _reason(status: int) -> bytes:
 
 
 # ---------------------------------------------------------------------- connection
-# One client's connection: its requests one after the other, until either side ends it.
-#
-# A request that is not HTTP/1.1 gets an error in the shape of the API's other errors, and ends
-# the connection. An offer to upgrade to HTTP/2 or to a websocket is ignored, as HTTP/1.1 asks of
-# a server that speaks neither, and the request is answered. An error here ends this connection
-# alone.
-#
-# A client that closes its sending side while it waits looks like one that has gone. Its request
-# may be given up, and it is told so in case it still listens.
 
 
 HEADER_SECONDS: Final = 20.0

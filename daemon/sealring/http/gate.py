@@ -9,7 +9,7 @@ Any web page can make a browser on the head's machine send requests to loopback.
 listens on loopback without keys, a request must name loopback as its host, or one of the config's
 `allowed_hosts`, which an attack by DNS rebinding does not. A request that names an origin, as those
 of web pages do, must come from this server's own page, or from one of `allowed_origins`. Only the
-latter get CORS headers (`cors`): other origins get no answer to read. The page's files tell nothing
+latter get CORS headers: other origins get no answer to read. The page's files tell nothing
 of this head, and are served under every name, as a proxy may give it another. `PROBES` are answered
 under every name too, for a load balancer's check may name no host; under another name than the
 server's the answer says only whether, and not why.
@@ -202,27 +202,6 @@ def request_id(headers: Headers) -> str:
 
 
 # ---------------------------------------------------------------------- gate
-# The checks before a request is read: it gets an id, its caller is found, and the caller's
-# requests are counted. A fault in what comes after is answered here too, so that every answer has
-# the headers that this adds.
-#
-# Once an API key has been made, each request needs one, except for `PUBLIC` paths, which tell no
-# secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
-#
-# Any web page can make a browser on the head's machine send requests to loopback. So while the
-# API listens on loopback without keys, a request must name loopback as its host, or one of the
-# config's `allowed_hosts`, which an attack by DNS rebinding does not. A request that names an
-# origin, as those of web pages do, must come from this server's own page, or from one of
-# `allowed_origins`. Only the latter get CORS headers (`cors`): other origins get no answer to
-# read. The page's files tell nothing of this head, and are served under every name, as a proxy
-# may give it another. `PROBES` are answered under every name too, for a load balancer's check may
-# name no host; under another name than the server's the answer says only whether, and not why.
-#
-# The time that a prompt takes, and how much of it was cached, would reveal what others asked
-# before. So a request shares cached prefixes with requests of the same known key only; without a
-# key, with those of its own connection. The config's `prefix_sharing` may say otherwise. Each
-# connection has an id that is never used again (``scope["state"]["connection"]``), since the next
-# client may get the same address and port.
 
 
 log = logging.getLogger("sealring.api")

@@ -145,12 +145,6 @@ def _bias(asked: Sampled, vocabulary: int) -> tuple[tuple[int, float], ...]:
 
 
 # ---------------------------------------------------------------------- generate
-# The endpoints that generate: from the body of a request to its answers, whole or streamed.
-#
-# What differs between kinds of request is in `kinds`. The rest is here: read and check the body,
-# make token ids, open a row for each choice, and send the tokens until the answer ends, the
-# client leaves or its time is up. An error before the first byte of the answer has a status of
-# its own; a later one is the last event of the stream.
 
 
 Pair = tuple[Answer, Choice]

@@ -191,8 +191,6 @@ def id_of(item: bytes) -> bytes:
 
 
 # ---------------------------------------------------------------------- head
-# What the API's modules share on one head: the generator, the model's name, the keys, and the
-# state.
 
 
 MAX_HELD: Final = 256 << 20

@@ -1,6 +1,4 @@
-"""``POST /tokenize`` and ``/detokenize``, and how many tokens a prompt has (``count_tokens``,
-``input_tokens``): a text worker does them, within its limits.
-"""
+"""Whether the head serves, which models it has, and how many tokens a text has."""
 
 from __future__ import annotations
 

@@ -152,11 +152,6 @@ def _gen_ai(
 
 
 # ---------------------------------------------------------------------- metrics
-# ``GET /metrics``: counters, histograms and gauges for Prometheus.
-#
-# The traces feed counters and histograms as requests go on. Gauges, and counters that the node
-# keeps itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules:
-# base units, and ``_total`` for counters. `gen_ai` has those of OpenTelemetry's names.
 
 
 PAGE_SECONDS: Final = 1.0

@@ -1,6 +1,6 @@
 """Listening for HTTP, in the event loop of the node, and ending in good order.
 
-The node's event loop serves the app, so that an answer costs no change of threads; `connection` has
+The node's event loop serves the app, so that an answer costs no change of threads; `exchange` has
 what each client gets. Neither a client nor a lack of descriptors ends the listening: connections
 that wait for their clients are closed first (`connections`). The generator closes the server once
 the requests under way have finished.
@@ -190,12 +190,6 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 # ---------------------------------------------------------------------- server
-# Listening for HTTP, in the event loop of the node, and ending in good order.
-#
-# The node's event loop serves the app, so that an answer costs no change of threads; `connection`
-# has what each client gets. Neither a client nor a lack of descriptors ends the listening:
-# connections that wait for their clients are closed first (`connections`). The generator closes
-# the server once the requests under way have finished.
 
 
 BACKLOG: Final = 1024

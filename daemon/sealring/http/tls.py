@@ -155,22 +155,6 @@ class TlsSocket:
 
 
 # ---------------------------------------------------------------------- tls
-# TLS of the API's server: the handshake of each connection, and certificates that are renewed.
-#
-# A `TlsSocket` has what `Http1` needs of a socket, and keeps half-sent records itself: whoever is
-# cancelled while it waits has lost nothing. (`trio.SSLStream` cannot go on after a send was
-# cancelled.)
-#
-# A handshake costs a signature, which takes milliseconds with a long RSA key; so its steps are
-# done in threads, few at once and one of each source, and the event loop goes on. Of one source,
-# a handshake that has begun ends before others begin, and the newest begins next: a client does
-# not wait for all that came before it. Until it is over the connection is idle in the book of
-# `connections`, like one that has sent no request: the oldest is the first to be closed for
-# another. After `HANDSHAKE_SECONDS` it is closed anyway.
-#
-# The two files are looked at every few seconds. When they have changed, connections that come
-# from then on get the new pair. A pair that is wrong changes nothing, and is told once: a program
-# that renews a certificate may replace one file after the other.
 
 
 log = logging.getLogger("sealring.api")

@@ -1,6 +1,6 @@
 """One streamed answer of the HTTP API: its pieces as they come, and what is known of it afterwards.
 
-While nothing has come yet, the head breaks its silence with comments (`api.streaming`). Then, and
+While nothing has come yet, the head breaks its silence with comments (`http.streaming`). Then, and
 when the head itself falls silent, it is asked what it does, so that a person is told.
 """
 

@@ -89,19 +89,6 @@ class Waiting:
 
 
 # ---------------------------------------------------------------------- verification
-# The control socket's request `verify`: has the ring run given rows, and tells what it computed.
-#
-# A row is a prompt of token ids that the ring continues greedily, past any end mark. Rows begin
-# when another row has come so far, and may be withdrawn, so that they join and leave a batch at
-# different steps. If the request asks for a *checked* epoch, the ring begins one, and the
-# fingerprints of every rank are told as they come, each as the claim of that rank. The epoch ends
-# when the last row is over and its numbers have come, or the request has ended in any other way:
-# it does not wait for a client to read. One verification runs at a time.
-#
-# Events, each a line: ``waiting`` with the reason whenever the ring does not serve; ``ring``
-# once; ``row`` with a row's number and uid; ``cached`` with the tokens that came from a snapshot;
-# ``token``; ``left`` when a row is over, with how many of its guesses were wrong; ``step`` and
-# ``numbers`` of a checked epoch; and ``done``. Rows of others are null in a ``step``.
 
 
 MAX_ROWS: Final = 64

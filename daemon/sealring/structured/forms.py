@@ -113,12 +113,6 @@ def _names_what_it_requires(schema: dict[str, Any]) -> bool:
 
 
 # ---------------------------------------------------------------------- forms
-# The form that a request wants its answer to have, as a grammar that engines hold it to.
-#
-# A grammar is llguidance's JSON: a list of grammars, of which the first is the answer, and names
-# the others. What a model writes before its answer (its reasoning) is free, up to the mark that
-# closes it; marks that are tokens of their own are written as such. A text worker makes the
-# grammar, and tries whether it can be held: `sealring_model.text.grammars.fault`.
 
 
 Grammar = dict[str, Any]

@@ -10,7 +10,7 @@ What cannot be held of a strict function's schema is left free, and named in `To
 In a format that is not in the table nothing is held but the marks.
 
 A model whose template has no tools can be made to answer with a call all the same: the answer is
-then JSON that names a function and its arguments (`told_tools.PLAIN`).
+then JSON that names a function and its arguments (`dialects.messages.PLAIN`).
 """
 
 from __future__ import annotations

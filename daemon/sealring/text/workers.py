@@ -1,17 +1,17 @@
 """The node's text workers: processes that render, tokenise and parse, within limits.
 
-`process` is what one of them runs. `run` gives a worker a job, and returns its result. A job that
-exceeds its memory or the time of its stage is killed with its worker, and its caller is told the
-stage; another worker starts. A job whose caller leaves has `GRACE` seconds to finish, so that not
-every client that leaves costs a worker. A worker that ends while it has no job is replaced, and no
-job is lost.
+`text_worker` is what one of them runs. `run` gives a worker a job, and returns its result. A job
+that exceeds its memory or the time of its stage is killed with its worker, and its caller is told
+the stage; another worker starts. A job whose caller leaves has `GRACE` seconds to finish, so that
+not every client that leaves costs a worker. A worker that ends while it has no job is replaced, and
+no job is lost.
 
 There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. At
 most one of them works on large texts, so short ones always get through. Each owner has one job done
 at a time: an owner whose texts take a worker to its limits delays only its own.
 
 Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
-and some 200 MB with a vocabulary of 150,000), and `text_frames.MEMORY` for a job.
+and some 200 MB with a vocabulary of 150,000), and `frames.MEMORY` for a job.
 """
 
 from __future__ import annotations

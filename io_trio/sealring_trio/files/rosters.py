@@ -1,14 +1,4 @@
-"""Which roster a node begins with: the newest that it has ever used, or none.
-
-Two files in the state folder hold what a restart must not lose. ``adopted.roster`` is the newest
-roster that the node has used, whether a peer brought it or the config named it. ``roster.mark``
-holds the serial and digest of that roster, for each cluster and coordinator. Both are on disk
-before a roster is used. So a node that finds only older rosters knows it, and refuses to start: an
-older roster may name members that have been put out since.
-
-The mark comes second. A crash between the two leaves a roster that is above the mark, which is
-right; the other way round it would leave a mark that no file can meet.
-"""
+"""Rosters on disk: drafts and signed files, and which roster a node begins with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a node needs before it runs: every file that its config names, read and checked.
 
 `prepare` finds everything that is wrong with them before the first socket is opened.
-`roster_store` decides which roster the node begins with: never an older one than it has used.
+`files.rosters` decides which roster the node begins with: never an older one than it has used.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ of `answers` waits for the device, seals and sends. So a step is launched as soo
 the device works on the one before, and an answer leaves as soon as it is ready, whatever is being
 launched. Meanwhile the likely next graph is built, and launched where the device can wait for its
 input (see `lookahead`). The channel's thread then gives the device that input, and another thread
-builds during launches (see `graph_builder`).
+builds during launches (see `lookahead`).
 
 An error in a step or in loading is answered with a `Failure`. The process ends when its channel
 closes, and ignores SIGINT, which is for the node.

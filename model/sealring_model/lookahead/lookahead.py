@@ -43,7 +43,7 @@ taken back. It has as many tokens as any decode of this epoch so far, and takes 
 dropped, it has written behind the last token of its row, and nothing is to be undone.
 
 Launching takes most of the time that a rank needs for a step. Another thread builds the next graph
-meanwhile (`graph_builder`).
+meanwhile (`GraphBuilder`).
 
 A rank alone needs none of this: it launches a step while the device works on the one before. And it
 works only for models whose forwards are *blind*: their graphs depend on shapes alone. A forward

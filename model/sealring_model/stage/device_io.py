@@ -2,7 +2,7 @@
 
 A graph begins at an `Inlet`: an array to build on before its contents have come. It ends at an
 `Outlet`, whose bytes can be read once the device is done. `DeviceIO` makes both, for any device.
-`pinned_io` makes inlets at which the device itself waits for the contents, so that a whole graph
+`PinnedIO` makes inlets at which the device itself waits for the contents, so that a whole graph
 can be launched before they come.
 """
 

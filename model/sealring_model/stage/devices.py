@@ -20,7 +20,7 @@ _RELEASE_THRESHOLD: Final = 4  # cuda.h
 _GRAPHS: Final = 6
 """CUDA graphs that a stage may take. MLX launches CUDA graphs of so many operations, and lets ten
 of them wait. All of a stage has to fit into those, because it may be launched before the device can
-begin (see `pinned_io`)."""
+begin (see `device_io`)."""
 _OPERATIONS: Final = 40
 """Operations of a layer, at most. A guess."""
 _DEFAULT: Final = 100

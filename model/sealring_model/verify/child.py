@@ -5,9 +5,9 @@
 It reads one JSON value, the rows, from standard input, and answers with lines: ``progress``, and
 for each row ``row`` with the fingerprints at each cut, of the logits of each token drawn, and the
 scores of the tokens. Each row is read twice, the second time in other pieces: how far that differs
-is what rounding alone does (*noise*). By default mlx-lm runs the whole model (`watched`). With
+is what rounding alone does (*noise*). By default mlx-lm runs the whole model (`WatchedModel`). With
 ``--by-stage``, or if memory does not hold it, only the layers between two bounds are in memory at a
-time (`stages`).
+time (`by_stage`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Every message in a sealed frame, as a frozen value.
 
-Each module here has the messages of one subject; import them from this package. The bytes of each
-are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames, are in
-`security.handshake_messages`. The messages between a node and its engine are in
+The bytes of each are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames,
+are in `security.handshake_messages`. The messages between a node and its engine are in
 `codec.local_messages`.
 """
 

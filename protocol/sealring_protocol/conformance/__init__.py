@@ -1,10 +1,10 @@
 """Runs the conformance vectors of sealring/1, against this implementation or any other.
 
-``python -m sealring_protocol.conformance`` is the command. `files` finds and reads the vectors.
-`kinds` and `security_kinds` run each kind of vector; `ends` drives one end of a link, and `brains`
-the control machines. `streams` cuts inputs, and `answers` compares results. `codec.encoding` makes
-JSON of messages, and messages of it.
+``python -m sealring_protocol.conformance`` is the command. `result` finds and reads the
+vectors, drives one end of a link, and compares results. `kinds` runs each kind of vector, `streams`
+cuts inputs, and `report` counts by family. `codec.encoding` makes JSON of messages, and messages of
+it.
 
-Only `files` and the command read files, and only the command prints. Nothing outside of this
+Only `result` and the command read files, and only the command prints. Nothing outside of this
 package imports it. ``tests/test_floors.py`` says what each module may import.
 """

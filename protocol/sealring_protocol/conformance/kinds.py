@@ -2,7 +2,6 @@
 
 If the input can also be made from the output (sealing a frame, encoding a message), that is done as
 well, and must give the same bytes; otherwise it is a `Mismatch`. `streams` cuts inputs.
-`security_kinds` has the kinds for `sealring_protocol.security` alone.
 
 Two kinds test the tokens that an engine draws, so an engine has to run them (`ENGINE_KINDS`). A
 caller with an engine adds them to `KINDS`.

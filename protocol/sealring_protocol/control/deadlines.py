@@ -85,15 +85,6 @@ class Starvation:
 
 
 # ---------------------------------------------------------------------- deadlines
-# Deadlines for answers, learnt from the times that earlier answers took.
-#
-# A daemon answers PING even when its engine hangs, so a hung engine, or a rank that swallows
-# steps, shows only in the steps themselves. The deadline of a step is a multiple of the slowest
-# step so far. It is generous until the first steps are known, because a first step compiles and
-# pages in. Loading has its own deadline, set by the caller that orders it.
-#
-# Deadlines exclude starvation (`starvation`): while an engine starves, its deadline is extended,
-# by at most `LONGEST_EXTENSION` for each answer, so that no wait is endless.
 
 
 _WARM_UP: Final = 4

@@ -1,9 +1,4 @@
-"""Rate limit for log lines about refused connections.
-
-Otherwise anyone who can open connections could fill the log, from one address or from thousands. So
-a source is logged at most once a minute, and only a few sources each minute. The others go to DEBUG
-and are counted; one line at the end of the minute has their number.
-"""
+"""Rate limits for log lines: about one thing again and again, and about refused connections."""
 
 from __future__ import annotations
 

@@ -72,28 +72,6 @@ def cheapest_group(
 
 
 # ---------------------------------------------------------------------- group tuner
-# Chooses the number of groups in flight from the times that their decodes take.
-#
-# A group's decode occupies one rank at a time. So as many groups as stages keep every stage busy,
-# and that is the number to begin with. While decodes travel further groups may use the ranks. But
-# more groups are smaller ones, and each decode has costs that do not depend on its rows. And
-# decodes of several groups wait for each other where ranks share processors, or where one does
-# most of the work.
-#
-# So the time of a decode is averaged, by the number of groups and the rows of its own. If it
-# takes t while R rows are in groups, the ring gives R / t tokens a second with so many groups. Of
-# the numbers that are known the fastest is taken; the number to begin with is left only for one
-# that is more than a twentieth faster. While there are no more rows than stages, each has a group
-# of its own, so that it may decode on guesses.
-#
-# A group's time counts only if it has as many rows as if all were spread evenly. So while a row
-# of another length has a group of its own, little is learnt.
-#
-# Rows stay in their group until they end, so to try a number that is not known may cost much. One
-# less than the best is tried if it promises to be faster: its time with few rows is known from
-# when there were few, and is taken to rise with further rows as that of the best number does. And
-# unless fewer than the number to begin with are best, more are tried, the most first, as far as
-# decodes travel for so long that it may pay.
 
 
 _WEIGHT: Final = 1 / 16

@@ -8,7 +8,7 @@ and its tokens so far are prefilled anew. This module only notes what leaves (`l
 
 Of one sharer's rows with equal prompts only one, the leader, reads the prompt. The others wait for
 the snapshot made of it. A row that ends also leaves a snapshot, for requests that continue it; so
-does one that is read up to where others may go another way (`prefixes.stops`).
+does one that is read up to where others may go another way (`stops`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The scheduler, on the head alone: it chooses the next step and interprets its answer.
 
-Requests become rows and wait (`waiting`). As far as the ranks have room for their caches
+Requests become rows and wait (`running_rows`). As far as the ranks have room for their caches
 (`cache_room`), rows are prefilled chunk by chunk (`chunks`) into private caches, join a group, and
 get one token for each DECODE step of their group. Every change of the set of rows is one of two:
 open and prefill, or leave (evict, drop). Cancelling, preempting and recovering from a lost epoch
 therefore share one path: the row leaves, and if it goes on, its prompt and its tokens so far are
-prefilled again. A row that ends leaves a snapshot (`prefixes`), from which a later row with the
+prefilled again. A row that ends leaves a snapshot (`running_rows`), from which a later row with the
 same beginning is opened.
 
 Steps are executed in order, so a step may name rows whose earlier steps are still under way. An
@@ -24,8 +24,7 @@ The rank that draws the token has it on the device at once, so the next decode c
 head knows the token. With one rank, or in tensor parallelism, two may therefore be in flight
 (*window* 2).
 
-`results` says what an answer brings its rows, and `losses` what becomes of them when a forward
-fails.
+`Losses` says what becomes of rows when a forward fails.
 """
 
 from __future__ import annotations
