@@ -162,7 +162,7 @@ class TextWorkers:
         owner: str = "",
         check: Check = lambda _: None,
     ) -> tuple[dict[str, Any], bytes]:
-        """The result of *job* with *about* and *data*, for *owner*, which passes `parsed.checked`
+        """The result of *job* with *about* and *data*, for *owner*, which passes `frames.checked`
         and *check*. Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if
         no worker starts."""
         if not self._waiting.take(owner, len(data)):
