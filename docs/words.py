@@ -250,6 +250,8 @@ LIMITS: Final = {
     "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
     "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
+    "events.MAX_LISTENERS_OF_ONE": "Those of one caller.",
+    "cluster.MAX_LIVE": "Requests under way in `/v1/cluster` and its events; `/v1/requests` has all.",
     "values.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "values.MAX_MESSAGES": "Messages of a conversation.",
     "values.MAX_PARTS": "Parts of a message, and calls of one.",
