@@ -25,7 +25,7 @@ from sealring.dialects import responses as responses_body
 from sealring.dialects import schema as token_schema
 from sealring.dialects import schema as values
 from sealring.files import config
-from sealring.http import bodies, connections, gate, head, http1, tls
+from sealring.http import bodies, cluster, connections, gate, head, http1, tls
 from sealring.http import exchange as connection
 from sealring.http import gate as trace_context
 from sealring.http import head as responses_store
@@ -195,7 +195,7 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(bodies, config, connection, connections, events, gate, head, http1, parsing),
+        *(bodies, cluster, config, connection, connections, events, gate, head, http1, parsing),
         *(responses_body, responses_store, tls, trace_context, values, workers),
     )
 }

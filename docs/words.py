@@ -251,7 +251,7 @@ LIMITS: Final = {
     "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
     "events.MAX_LISTENERS_OF_ONE": "Those of one caller.",
-    "cluster.MAX_LIVE": "Requests under way in `/v1/cluster` and its events; `/v1/requests` has all.",
+    "cluster.MAX_LIVE": "Requests under way in `/v1/cluster` and its events.",
     "values.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "values.MAX_MESSAGES": "Messages of a conversation.",
     "values.MAX_PARTS": "Parts of a message, and calls of one.",
