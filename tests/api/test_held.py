@@ -471,7 +471,7 @@ async def test_what_comes_before_a_request_is_held(
             keep(api, "alice", size * LARGE)
             asking.start_soon(api.ask, "/v1/responses", "alice", got, json.dumps(asked).encode())
             while not got:
-                await trio.lowlevel.checkpoint()
+                await wait_all_tasks_blocked(0.05)
             codes.append(json.loads(got[0][1])["error"]["code"])
         assert codes[1] == "overloaded" != codes[0]
 
