@@ -45,6 +45,7 @@ from sealring.dialects.errors import (
     renamed,
     unsupported,
 )
+from sealring.dialects.fields import MAX_IGNORED
 from sealring.dialects.messages import PLAIN, Conversation, branches, render, tokenise
 from sealring.dialects.replies import json_bytes
 from sealring.dialects.responses import ResponsesRequest
@@ -76,6 +77,10 @@ from sealring.text.frames import CALL, HOLD, ID, MEMORY, READ, RENDER, SIZES, TO
 MAX_TOLD: Final = 64 << 20
 """Bytes of an answer; a body has 8 MiB at most, and each of its bytes may be a token."""
 
+COUNTED: Final = 8
+"""Contexts up to which the tokens of a conversation are counted: who counts wants to know whether
+it fits."""
+
 Enter = Callable[[str], None]
 Done = tuple[dict[str, Any], bytes]
 
@@ -91,7 +96,8 @@ def tokenize(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter:
         _check_model(request.model, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
-        told = {"ignored": [*talk.ignored], "adapted": [*talk.adapted]}
+        _check_length(tokenizer, talk.text, asked["context"], "messages", COUNTED)
+        told = {"ignored": [*request.ignored, *talk.ignored], "adapted": [*talk.adapted]}
         enter(TOKENISE)
         ids = tokenise(tokenizer, talk, request.add_special_tokens).ids
     else:
@@ -252,6 +258,7 @@ def _count(
         _check_known_model(request, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
+        _check_length(tokenizer, talk.text, asked["context"], "messages", COUNTED)
         enter(TOKENISE)
         ignored = [renamed(name, params) for name in (*request.ignored, *talk.ignored)]
         told = {"ignored": ignored, "adapted": [*talk.adapted]}
@@ -500,9 +507,12 @@ def _packed(prompts: Iterable[list[int]]) -> bytes:
     return ids.tobytes()
 
 
-def _check_length(tokenizer: Tokenizer, text: str, context: int, param: str) -> None:
-    """Refuse a prompt that cannot fit into *context* (0: not known), before it is tokenised."""
-    if context and (least := tokenizer.least(text)) > context:
+def _check_length(
+    tokenizer: Tokenizer, text: str, context: int, param: str, contexts: int = 1
+) -> None:
+    """Refuse a prompt that cannot fit into so many *contexts* of *context* tokens (0: not known),
+    before it is tokenised."""
+    if context and (least := tokenizer.least(text)) > contexts * context:
         raise invalid(
             f"This model's maximum context length is {context} tokens. However, the "
             f"{len(text)} characters of '{param}' are at least {least} tokens, as none stands "
@@ -601,6 +611,8 @@ def _answer(node: socket.socket, tokenizer: Tokenizer, asked: Any, data: bytes) 
         return pack({"refused": error.fields()})
     except (MemoryError, RecursionError):
         return pack({"refused": invalid("The text is too large or too deep.").fields()})
+    # A header shows no more of them, and a body may have a hundred thousand.
+    told |= {name: told[name][: MAX_IGNORED + 1] for name in ("ignored", "adapted") if name in told}
     return pack({"done": told}, given)
 
 

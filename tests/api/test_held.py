@@ -7,33 +7,43 @@ import json
 import tracemalloc
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
+import attrs
 import pytest
 import trio
+from sealring.dashboard import pages
+from sealring.dashboard.events import MAX_LISTENERS_OF_ONE, News, Seen
 from sealring.dialects.anthropic import MessageShape
 from sealring.dialects.chat import ChatShape, TextShape
 from sealring.dialects.errors import ApiError
 from sealring.dialects.replies import About, Content, Delta, Envelope, Finish, Shape
 from sealring.dialects.responses_reply import ResponseShape, Wanted
 from sealring.dialects.schema import ChatOptions, CompletionOptions
+from sealring.files.origins import AllowedHosts, AllowedOrigins
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
 from sealring.http import head
+from sealring.http.cluster import MAX_LIVE
 from sealring.http.gate import Caller
 from sealring.http.generate import Call, Generate
-from sealring.http.head import LARGE, MAX_HELD, ApiHead, Holding
+from sealring.http.head import LARGE, MAX_HELD, ApiHead, Holding, Kept
+from sealring.http.keys import KEY_FILE, ApiKeys, digest, new_key
 from sealring.http.kinds import CompletionKind
+from sealring.http.server import build_app
 from sealring.http.streaming import EventStream
 from sealring.text.frames import ID, ParsedRequest
-from sealring.text.workers import SharedBudget
+from sealring.text.workers import PART, SharedBudget
 from sealring_model import tiny
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.control.requests import TokenOut
 from sealring_trio.node.runtime import AT_ONCE, Stream, size_of
-from starlette.types import Message, Send
+from starlette.types import ASGIApp, Message, Send
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.api.conftest import Served
 from tests.attacks.test_floods import at_work
@@ -337,3 +347,229 @@ def test_log_probabilities_that_cannot_fit_are_refused_at_once(
     # A stream keeps none.
     with ring.http.stream("POST", path, json={**asked, "stream": True}) as streamed:
         assert streamed.status_code == 200
+
+
+# ------------------------------------------------------------------- answers that wait
+
+
+@attrs.define
+class Api:
+    """The app of one head, whose clients take nothing more once they have a body."""
+
+    head: ApiHead
+    app: ASGIApp
+    keys: dict[str, str]
+
+    async def ask(
+        self, path: str, name: str, got: list[tuple[int, bytes]], body: bytes | None = None
+    ) -> None:
+        """*name* asks at *path*, with *body* if it is given, and stops reading; what began to come
+        is added to *got*."""
+        status, parts = 0, [] if body is None else [{"type": "http.request", "body": body}]
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif body := message.get("body"):
+                got.append((status, body))
+                await trio.sleep_forever()
+
+        async def receive() -> Message:
+            return parts.pop() if parts else await trio.sleep_forever()
+
+        headers = [
+            (b"host", b"localhost"),
+            (b"authorization", b"Bearer " + self.keys[name].encode()),
+            (b"content-type", b"application/json"),
+        ]
+        path, _, query = path.partition("?")
+        method = "GET" if body is None else "POST"
+        scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
+        more = {"headers": headers, "client": ("127.0.0.1", 1), "app": self.app, "root_path": ""}
+        await self.app(scope | more, receive, send)
+
+    def run(self, asking: trio.Nursery, path: str, name: str) -> list[tuple[int, bytes]]:
+        """Have *name* ask at *path*; what comes, once it has."""
+        got: list[tuple[int, bytes]] = []
+        asking.start_soon(self.ask, path, name, got)
+        return got
+
+
+@asynccontextmanager
+async def api_of(folder: Path) -> AsyncIterator[tuple[Api, trio.Nursery]]:
+    """The API of a head without an engine, for alice and bob, and where clients may ask."""
+    config = Mock(timeout=30.0, api=None, aliases=(), api_keys="everywhere")
+    config.hosts, config.origins = AllowedHosts(["*"]), AllowedOrigins([])
+    keys = {name: new_key(folder / KEY_FILE, name) for name in ("alice", "bob")}
+    async with at_work() as node:
+        generator = Generator(node.runtime, tiny.path())
+        head = ApiHead(generator, config, "m", ApiKeys(folder / KEY_FILE))
+        async with trio.open_nursery() as asking:
+            yield Api(head, build_app(head, pages.routes()), keys), asking
+            asking.cancel_scope.cancel()
+
+
+def keep(api: Api, name: str, size: int) -> None:
+    """Keep a response of *size* bytes, of an input as large, as *name*'s own."""
+    (owner,) = (f"known {digest(api.keys[name])}",)
+    item = b'{"id":"msg_1","x":"' + b"x" * size + b'"}'
+    api.head.responses.keep(owner, "resp_1", Kept(item, (), (item,), (), owner))
+
+
+UNREAD = ["/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/v1/requests"]
+
+
+@pytest.mark.parametrize("path", UNREAD)
+async def test_answers_that_nobody_takes_are_held(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "MAX_HELD", 16 * LARGE)
+    async with api_of(tmp_path) as (api, asking):
+        for name in ("alice", "bob"):
+            keep(api, name, 2 * LARGE)
+        for at in range(300):  # what /v1/requests has is as large
+            api.head.generator.tracer.begin(Trace(f"req-{at}", "chat", ""))
+        got: list[tuple[int, bytes]] = []
+        for _ in range(20):
+            one = api.run(asking, path, "alice")
+            await wait_all_tasks_blocked()
+            got += one
+        assert sum(len(body) for _, body in got) < 16 * LARGE * PART + 20 * 1000
+        statuses = [status for status, _ in got]
+        assert statuses == sorted(statuses)
+        assert {*statuses} == {200, 503}
+        assert json.loads(got[-1][1])["error"]["code"] == "overloaded"
+        other = api.run(asking, path, "bob")
+        await wait_all_tasks_blocked()
+        assert other[0][0] == 200
+
+
+async def test_what_is_the_same_for_all_is_not_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "MAX_HELD", LARGE)
+    path = "/dashboard/vendor/highlight.js"
+    async with api_of(tmp_path) as (api, asking):
+        got = [api.run(asking, path, "alice") for _ in range(4)]
+        await wait_all_tasks_blocked()
+        assert {len(body) > LARGE for ((_, body),) in got} == {True}
+        assert len({id(body) for ((_, body),) in got}) == 1
+
+
+async def test_what_comes_before_a_request_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head, "MAX_HELD", 16 * LARGE)
+    monkeypatch.setattr(ApiHead, "check_serving", lambda _: None)
+    asked = {"model": "m", "previous_response_id": "resp_1", "input": "Go on."}
+    async with api_of(tmp_path) as (api, asking):
+        asking.start_soon(api.head.generator.texts.serve)
+        codes = []
+        for size in (5, 9):
+            got: list[tuple[int, bytes]] = []
+            keep(api, "alice", size * LARGE)
+            asking.start_soon(api.ask, "/v1/responses", "alice", got, json.dumps(asked).encode())
+            while not got:
+                await wait_all_tasks_blocked(0.05)
+            codes.append(json.loads(got[0][1])["error"]["code"])
+        assert codes[1] == "overloaded" != codes[0]
+
+
+def test_a_grammar_is_held_with_the_ids() -> None:
+    told = {"lengths": [2], "grammar": 1000}
+    ids = array(ID, [5, 6]).tobytes()
+    without = ParsedRequest.of({"lengths": [2]}, ids)
+    assert ParsedRequest.of(told, ids + b"x" * 1000).size >= without.size + 1000
+
+
+# ------------------------------------------------------------------- who watches
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How often a request has been described since the last time this was asked."""
+    count, describe = 0, Trace.describe
+
+    def counted(trace: Trace) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        return describe(trace)
+
+    def since() -> int:
+        nonlocal count
+        before, count = count, 0
+        return before
+
+    monkeypatch.setattr(Trace, "describe", counted)
+    return since
+
+
+EVENTS = "/v1/cluster/events"
+
+
+async def test_all_who_listen_share_an_event_of_few_requests(
+    tmp_path: Path, described: Callable[[], int]
+) -> None:
+    async with api_of(tmp_path) as (api, asking):
+        begin = api.head.generator.tracer.begin
+        for at in range(600):
+            begin(Trace(f"req-{at}", "chat", ""))
+        begin(Trace("served", "chat", "", submitted=0.0))
+        got = [api.run(asking, EVENTS, name) for name in ("alice", "bob") for _ in range(8)]
+        await wait_all_tasks_blocked()
+        assert described() <= MAX_LIVE
+        events = [body for ((_, body),) in got]
+        assert len({id(event) for event in events}) == 1
+        assert len(events[0]) < LARGE
+        told = json.loads(events[0].removeprefix(b"data: "))["cluster"]["requests"]
+        assert told[0]["id"] == "served"  # before those that are still being read
+        assert len(told) == MAX_LIVE
+
+
+async def test_one_account_s_listeners_leave_room_for_others(tmp_path: Path) -> None:
+    async with api_of(tmp_path) as (api, asking):
+        got = [api.run(asking, EVENTS, "alice") for _ in range(40)]
+        await wait_all_tasks_blocked()
+        statuses = Counter(status for ((status, _),) in got)
+        assert statuses == {200: MAX_LISTENERS_OF_ONE, 503: 40 - MAX_LISTENERS_OF_ONE}
+        (told,) = [api.run(asking, EVENTS, "bob")]
+        await wait_all_tasks_blocked()
+        assert told[0][0] == 200
+
+
+async def test_who_listens_gets_each_second_once(tmp_path: Path, mock_clock: MockClock) -> None:
+    head, news, seen = Mock(), News(), [Seen(), Seen()]
+    got: list[list[int]] = [[], []]
+    async with api_of(tmp_path) as (api, _):
+        head = api.head
+        for at in range(1, 20):
+            head.history.sample(head.generator.tracer, at)
+            for who in range(2):
+                if at % (who + 2):  # neither asks each time, nor do both ask together
+                    told, seen[who] = news.since(seen[who], head)
+                    got[who] += json.loads(told.removeprefix(b"data: "))["samples"]["at_ms"]
+            mock_clock.jump(0.4)
+        mock_clock.jump(1.0)
+        for who in range(2):
+            told, _ = news.since(seen[who], head)
+            got[who] += json.loads(told.removeprefix(b"data: "))["samples"]["at_ms"]
+    assert got == [[*range(1, 20)]] * 2
+
+
+async def test_all_requests_are_told_once_for_all_who_ask_together(
+    tmp_path: Path, described: Callable[[], int]
+) -> None:
+    async with api_of(tmp_path) as (api, asking):
+        begin = api.head.generator.tracer.begin
+        for at in range(200):
+            begin(Trace(f"req-{at}", "chat", ""))
+        first = api.run(asking, "/v1/requests", "alice")
+        while not described():
+            await trio.lowlevel.checkpoint()
+        begin(Trace("late", "chat", ""))
+        got = [api.run(asking, "/v1/requests", "alice") for _ in range(50)]
+        await wait_all_tasks_blocked()
+        assert described() <= 2 * 201
+        assert b'"late"' not in first[0][1]
+        assert {b'"late"' in body for ((_, body),) in got} == {True}  # as it was when they asked

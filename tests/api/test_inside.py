@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import trio
@@ -130,7 +130,7 @@ async def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) 
 async def test_one_key_leaves_room_for_others(tmp_path: Path) -> None:
     """However few connections the system allows."""
     keys = {name: new_key(tmp_path / KEY_FILE, name) for name in ("alice", "bob")}
-    head = Mock(keys_needed=True, keys=ApiKeys(tmp_path / KEY_FILE))
+    head = MagicMock(keys_needed=True, keys=ApiKeys(tmp_path / KEY_FILE))
     head.generator.draining = False
     held = trio.Event()
     statuses: list[tuple[str, int]] = []
@@ -138,6 +138,7 @@ async def test_one_key_leaves_room_for_others(tmp_path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await held.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
 
     passed = gate.Gate(app, head, connections=4)
 

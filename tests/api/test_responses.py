@@ -337,6 +337,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a template's own": ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     "much metadata": ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
+    "long metadata": ({"metadata": {"x": "x" * 513}}, "metadata.x"),
 }
 
 

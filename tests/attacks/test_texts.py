@@ -22,6 +22,7 @@ import psutil
 import pytest
 import trio
 from sealring.dialects.errors import ApiError, invalid, text_errors
+from sealring.dialects.fields import MAX_IGNORED
 from sealring.dialects.replies import MAX_CALL
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
@@ -417,6 +418,45 @@ async def test_a_prompt_that_cannot_fit_is_refused_by_its_length() -> None:
             assert re.search("context length is 2048 .* at least 525...? tokens", told), told
         (worker,) = [one for one in texts._idle if one.memory()][:1]
         assert worker.memory() - worker.loaded < 200 << 20
+
+
+async def test_tokens_are_counted_of_what_might_fit_a_few_times() -> None:
+    async def told(job: str, text: str) -> str:
+        sent: dict[str, Any] = json.loads(ask(text))
+        body = {"model": "m", "input": text} if job == "count_input" else sent
+        return await outcome(texts, job, json.dumps(body).encode())
+
+    async with workers(tiny.path()) as texts:
+        for job in ("count", "count_input", "tokenize"):
+            assert "ignored" in await told(job, "fox " * 20_000)  # and does not fit
+            assert "context length is 2048" in await told(job, "fox " * 200_000)
+
+
+IMAGE: dict[str, Any] = {"type": "image"}
+SAID = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("job", ["count", "count_input", "tokenize"])
+async def test_parts_that_are_left_out_make_one_text(job: str) -> None:
+    """Each has 17 bytes, and its text has three times as many."""
+    async with workers(tiny.path()) as texts:
+
+        async def tokens(*parts: dict[str, Any]) -> tuple[int, list[str]]:
+            talk = [{"role": "user", "content": parts}, *SAID]
+            field = "input" if job == "count_input" else "messages"
+            body = json.dumps({"model": "m", field: talk}).encode()
+            told, data = await texts.run(job, ABOUT, body)
+            counted: dict[str, int] = json.loads(data)
+            assert len(told["ignored"]) <= MAX_IGNORED + 1
+            return counted.get("count") or counted["input_tokens"], told["ignored"]
+
+        one, named = await tokens(IMAGE)
+        many, several = await tokens(*[IMAGE] * 1000)
+        assert (len(named), len(several)) == (1, MAX_IGNORED + 1)
+        assert many == one
+        text = {"type": "text", "text": "and"}
+        again, _ = await tokens(IMAGE, text, IMAGE)
+        assert again > 1.5 * one
 
 
 async def test_a_caller_who_leaves_frees_the_worker(

@@ -2,12 +2,14 @@
 
 Each server-sent event has the ring as ``/v1/cluster`` has it, the samples since the last event, and
 the requests that have ended since, latest first. The first event has the last minutes, and the
-latest few requests. Nothing is repeated, so an event costs one second's worth of data.
+latest few requests. Nothing is repeated, so an event costs one second's worth of data. It is made
+once for all who listen.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from functools import partial
 from itertools import islice
 from typing import Any, Final
@@ -18,16 +20,21 @@ from starlette.types import Receive, Scope, Send
 
 from sealring.dialects.errors import unavailable
 from sealring.dialects.replies import event
+from sealring.generation.trace import Trace
 from sealring.http import cluster
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
+from sealring.http.history import Sample, columns
 from sealring.http.streaming import ClientGone, EventStream, attended
 
 PERIOD: Final = 1.0
 """Seconds between two events."""
 
-MAX_LISTENERS: Final = 32
-"""Most streams at once; each costs the head's event loop about a millisecond a second."""
+MAX_LISTENERS: Final = 128
+"""Most streams at once."""
+
+MAX_LISTENERS_OF_ONE: Final = 16
+"""Most streams of one account."""
 
 PAST: Final = 12
 """Requests that are over in one event at most."""
@@ -37,12 +44,11 @@ class Events:
     """The ASGI endpoint."""
 
     def __init__(self) -> None:
-        self._listeners = 0
+        self._listeners: Counter[str] = Counter()
+        self._news = News()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell one listener."""
-        if self._listeners >= MAX_LISTENERS:
-            raise unavailable(f"{MAX_LISTENERS} pages are being fed already.", "overloaded")
+        """Tell one listener. Raises `ApiError` if there are too many."""
         head: ApiHead = scope["app"].state.head
         caller: Caller = scope["state"]["visitor"]
         stream = EventStream(send)
@@ -50,50 +56,81 @@ class Events:
             await stream.open()
             await stream.close()
             return
-        self._listeners += 1
+        account = caller.account
+        if self._listeners[account] >= MAX_LISTENERS_OF_ONE:
+            text = f"{MAX_LISTENERS_OF_ONE} pages of yours are being fed already: close some."
+            raise unavailable(text, "overloaded")
+        if self._listeners.total() >= MAX_LISTENERS:
+            raise unavailable(f"{MAX_LISTENERS} pages are being fed already.", "overloaded")
+        self._listeners[account] += 1
         try:
-            await attended(receive, partial(_tell, head, caller, stream))
+            await attended(receive, partial(self._tell, head, caller, stream))
         except ClientGone:
             pass
         finally:
-            self._listeners -= 1
+            self._listeners[account] -= 1
+            if not self._listeners[account]:
+                del self._listeners[account]
+
+    async def _tell(self, head: ApiHead, caller: Caller, stream: EventStream) -> None:
+        """Feed *stream* until *head* stops, or *caller* may not stay."""
+        has = Seen()
+        await stream.open()
+        while caller.may_stay(head):
+            told, has = self._news.since(has, head)
+            await stream.write(told)
+            if head.generator.draining:
+                break
+            await trio.sleep(PERIOD)
+        await stream.close()
 
 
-async def _tell(head: ApiHead, caller: Caller, stream: EventStream) -> None:
-    """Feed *stream* until the head stops, or *caller* may not stay."""
-    subscription = Subscription(head)
-    await stream.open()
-    while caller.may_stay(head):
-        await stream.write(event(subscription.take()))
-        if head.generator.draining:
-            break
-        await trio.sleep(PERIOD)
-    await stream.close()
+@attrs.frozen
+class Seen:
+    """What a listener has been sent: the samples until one, and the requests that had ended by
+    then."""
+
+    sampled_ms: int = 0
+    ended: float = -math.inf
 
 
 @attrs.define
-class Subscription:
-    """What one listener has not been sent yet."""
+class News:
+    """What there is to tell, as it was at one moment of the last second, and the events that were
+    made of it: one for all who have seen the same."""
 
-    _head: ApiHead
-    _sampled_ms: int = 0
-    _ended: float = -math.inf
+    _taken: float = -math.inf
+    _cluster: dict[str, Any] = attrs.field(factory=dict)
+    _samples: list[Sample] = attrs.field(factory=list)
+    _over: list[Trace] = attrs.field(factory=list)
+    _latest: Seen = Seen()
+    _events: dict[Seen, bytes] = attrs.field(factory=dict)
 
-    def take(self) -> dict[str, Any]:
-        """The ring now, and what is new."""
-        history, tracer = self._head.history, self._head.generator.tracer
-        samples = history.columns(self._sampled_ms)
-        over = [
-            trace
-            for trace in islice(tracer.latest, PAST)
-            if trace.ended is not None and trace.ended > self._ended
-        ]
-        if history.samples:
-            self._sampled_ms = history.samples[-1].at_ms
-        if over and over[0].ended is not None:
-            self._ended = over[0].ended
-        return {
-            "cluster": cluster.describe(self._head),
-            "samples": samples,
-            "over": [trace.describe() for trace in over],
-        }
+    def since(self, has: Seen, head: ApiHead) -> tuple[bytes, Seen]:
+        """The event for a listener who *has* seen so much, and what he has seen with it."""
+        if trio.current_time() >= self._taken + PERIOD:
+            self._take(head)
+        if has not in self._events:
+            samples = [each for each in self._samples if each.at_ms > has.sampled_ms]
+            over = [each for each in self._over if (each.ended or 0.0) > has.ended]
+            self._events[has] = event(
+                {
+                    "cluster": self._cluster,
+                    "samples": columns(samples),
+                    "over": [trace.describe() for trace in over],
+                }
+            )
+        return self._events[has], self._latest
+
+    def _take(self, head: ApiHead) -> None:
+        """Take down how the ring is now."""
+        self._taken = trio.current_time()
+        self._events.clear()
+        self._cluster = cluster.describe(head)
+        self._samples = list(head.history.samples)
+        latest = islice(head.generator.tracer.latest, PAST)
+        self._over = [trace for trace in latest if trace.ended is not None]
+        self._latest = Seen(
+            self._samples[-1].at_ms if self._samples else 0,
+            (self._over[0].ended or 0.0) if self._over else -math.inf,
+        )

@@ -290,6 +290,7 @@ class _Talk:
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
+        self._out: set[str] = set()  # texts for the blocks that were left out right before
         self.left_out: list[str] = []
 
     @property
@@ -314,17 +315,17 @@ class _Talk:
         for message in self._messages:
             for field in ("content", "reasoning_content"):
                 if field in message:
-                    message[field] = _BETWEEN.join(message[field])
+                    message[field] = _BETWEEN.join(filter(None, message[field]))
         return self._messages
 
     def plain(self, block: Block, place: str, *, history: bool) -> str:
         """The text of *block*. Raises `ApiError` for one that has none, unless it is of the
         *history*."""
-        if block.type == "text":
-            return block.text or ""
-        if (text := _as_text(block)) is not None:
+        text = (block.text or "") if block.type == "text" else _as_text(block)
+        if text is not None:
+            self._out.clear()
             return text
-        text = left_out(block.type, place, history=history)
+        text = left_out(block.type, place, self._out, history=history)
         self.left_out.append(place)
         return text
 
@@ -332,6 +333,7 @@ class _Talk:
         """Add the messages of *turn*, whose content is at *place*, maybe of the *history*. Raises
         `ApiError`."""
         blocks = _blocks(turn.content)
+        self._out.clear()
         for at, block in enumerate(blocks):
             where = place if isinstance(turn.content, str) else f"{place}.{at}"
             match turn.role, block.type:
@@ -345,7 +347,9 @@ class _Talk:
                     self._result(block, where, history=history)
                 case "system", _:
                     text = self.plain(block, where, history=history)
-                    self._add("user", "content", f"<system-reminder>\n{text}\n</system-reminder>")
+                    if text:
+                        text = f"<system-reminder>\n{text}\n</system-reminder>"
+                    self._add("user", "content", text)
                 case "assistant", "document" | "search_result" as kind:
                     # Without a line of ours, marks that it begins with would be around thoughts.
                     text = self.plain(block, where, history=history)
@@ -373,9 +377,11 @@ class _Talk:
 
     def _result(self, block: Block, place: str, *, history: bool) -> None:
         parts = _blocks(block.content or "")
+        self._out.clear()
         texts = [self.plain(part, place, history=history) for part in parts]
         if block.is_error:
             texts[:1] = [f"Error: {text}" for text in texts[:1] or [""]]
+        self._out.clear()
         self.open({"role": "tool", "tool_call_id": block.tool_use_id, "content": texts})
 
 

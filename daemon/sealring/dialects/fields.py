@@ -214,9 +214,10 @@ def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
         names = told.get(field)
         if isinstance(names, list) and names:
             # What is no name may not go into a header.
-            shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in names]
-            dots = ["..."] * (len(shown) > MAX_IGNORED)
-            headers[header] = ", ".join(shown[:MAX_IGNORED] + dots)
+            first = names[:MAX_IGNORED]
+            shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in first]
+            dots = ["..."] * (len(names) > MAX_IGNORED)
+            headers[header] = ", ".join(shown + dots)
     if told.get("in_words") is True:
         headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
     return headers
@@ -253,14 +254,20 @@ def past(said: Sequence[bool]) -> int:
     return next((at for at in range(end, 0, -1) if said[at - 1]), 0)
 
 
-def left_out(kind: str, place: str, *, history: bool) -> str:
-    """The text that stands for a part of *kind* at *place*, which is no text. Raises `ApiError`
-    unless the part is of the *history*: of what is asked now it cannot be left out."""
+def left_out(kind: str, place: str, before: set[str], *, history: bool) -> str:
+    """The text that stands for a part of *kind* at *place*, which is no text. It is empty if a
+    part right *before* it has that text, which is added there: parts are short, and their texts
+    are not. Raises `ApiError` unless the part is of the *history*: of what is asked now it cannot
+    be left out."""
     if not history or kind not in UNSERVED_PARTS:
         says = UNSERVED_PARTS.get(kind, "The model reads text alone.")
         raise unsupported(place, f"{place} is of type '{kind}'. {says}")
     noun = re.sub("input_|_url|_embeds|_upload|computer_", "", kind)
-    return f"[{noun} left out: this model reads text alone]"
+    text = f"[{noun} left out: this model reads text alone]"
+    if text in before:
+        return ""
+    before.add(text)
+    return text
 
 
 def text_of_file(data: Any, name: Any = None) -> str | None:
@@ -320,6 +327,7 @@ def with_text_alone(messages: Any) -> tuple[Any, list[str]]:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
             parts = list(content)
+            out: set[str] = set()
             for number, part in enumerate(content):
                 kind = part.get("type") if isinstance(part, dict) else None
                 if isinstance(kind, str) and kind in UNSERVED_PARTS:
@@ -328,9 +336,13 @@ def with_text_alone(messages: Any) -> tuple[Any, list[str]]:
                     given = file if isinstance(file, dict) else part
                     text = text_of_file(given.get("file_data"), given.get("filename"))
                     if text is None:
-                        text = left_out(kind, place, history=at < history)
+                        text = left_out(kind, place, out, history=at < history)
                         places.append(place)
+                    else:
+                        out.clear()
                     parts[number] = {"type": "text", "text": text}
+                else:
+                    out.clear()
             made[at] = {**message, "content": parts}
     return made, places
 

@@ -52,7 +52,10 @@ from sealring.dialects.schema import (
 
 
 MAX_METADATA: Final = 16
-"""Entries of ``metadata``, as OpenAI has it."""
+"""Entries of ``metadata``, with keys of 64 characters and values of 512, as OpenAI has it."""
+
+_Key = Annotated[str, pydantic.StringConstraints(max_length=64)]
+_Value = Annotated[str, pydantic.StringConstraints(max_length=512)]
 
 
 class Part(Model):
@@ -195,7 +198,7 @@ class ResponsesRequest(Body):
     chat_template_kwargs: dict[str, Any] | None = None
     top_logprobs: Annotated[int, Number(ge=0, le=MAX_LOGPROBS)] | None = None
     include: Annotated[list[str], Several(max_length=MAX_PARTS)] | None = None
-    metadata: Annotated[dict[str, str], Number(max_length=MAX_METADATA)] | None = None
+    metadata: Annotated[dict[_Key, _Value], Number(max_length=MAX_METADATA)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     background: bool | None = None
     user: str | None = None
@@ -562,19 +565,18 @@ class _Talk:
         if content is None or isinstance(content, str):
             return content or ""
         texts = []
+        out: set[str] = set()
         for at, part in enumerate(content):
-            if part.type == "refusal":
-                texts.append(part.refusal or "")
-            elif part.type in _TEXTS:
-                texts.append(part.text or "")
-            elif (text := text_of_file(part.file_data, part.filename)) is not None:
-                texts.append(text)
+            text = _text_of(part)
+            if text is not None:
+                out.clear()
             else:
                 place = self._place(number)
                 if number >= self._before:
                     place += f".{field}.{at}"
-                texts.append(left_out(part.type, place, history=number < self._history))
+                text = left_out(part.type, place, out, history=number < self._history)
                 self.left_out.append(place)
+            texts.append(text)
         return "".join(texts)
 
     def _said(self, field: str, text: str) -> None:
@@ -600,6 +602,15 @@ class _Talk:
         if not self._messages or self._messages[-1]["role"] != "assistant":
             self._messages.append({"role": "assistant"})
         return self._messages[-1]
+
+
+def _text_of(part: Part) -> str | None:
+    """The text of *part*; None if it has none."""
+    if part.type == "refusal":
+        return part.refusal or ""
+    if part.type in _TEXTS:
+        return part.text or ""
+    return text_of_file(part.file_data, part.filename)
 
 
 def _is_said(item: Item) -> bool:

@@ -6,8 +6,12 @@ They hold names, layers, sizes and times, and never a prompt or an answer.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any, Final
 
+import attrs
 import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
@@ -30,7 +34,7 @@ from sealring.generation.status import (
     span,
     told_seals,
 )
-from sealring.generation.trace import Trace
+from sealring.generation.trace import Trace, Tracer
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
 from sealring.http.health import faults
@@ -38,6 +42,9 @@ from sealring.http.history import count_rows
 
 _NOTHING: Final = Progress()
 _AT_ONCE: Final = 16  # traces that are told before others have their turn
+
+MAX_LIVE: Final = 64
+"""Requests under way that the state of the ring has at most."""
 
 
 def describe(head: ApiHead) -> dict[str, Any]:
@@ -83,8 +90,13 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "link_bytes": {"sent": runtime.bytes_sent, "received": runtime.bytes_received},
         "key_updates": head.key_updates(),
         "ranks": _ranks(head),
-        "requests": [trace.describe() for trace in head.generator.tracer.live],
+        "requests": [trace.describe() for trace in _first(head.generator.tracer.live)],
     }
+
+
+def _first(live: Iterable[Trace]) -> Iterable[Trace]:
+    """`MAX_LIVE` of *live*, those that are still being read after all others."""
+    return islice(sorted(live, key=lambda trace: trace.submitted is None), MAX_LIVE)
 
 
 def _ranks(head: ApiHead) -> list[dict[str, Any]]:
@@ -152,16 +164,34 @@ async def version(request: Request) -> JSONResponse:
     return JSONResponse({"version": VERSION})
 
 
-async def requests(request: Request) -> Response:
-    """``GET /v1/requests``: those under way, then the latest that are over."""
-    tracer = request.app.state.head.generator.tracer
+@attrs.define
+class Requests:
+    """``GET /v1/requests``: those under way, then the latest that are over. There may be a
+    thousand, so the list is made once for all who ask at the same time."""
+
+    _began: float = -math.inf
+    _list: bytes = b""
+    _making: trio.Lock = attrs.field(factory=trio.Lock)
+
+    async def answer(self, request: Request) -> Response:
+        """The list as it is now, or later."""
+        asked = trio.current_time()
+        async with self._making:
+            if self._began < asked:
+                began = trio.current_time()
+                self._list = await _listed(request.app.state.head.generator.tracer)
+                self._began = began
+            return Response(self._list, media_type="application/json")
+
+
+async def _listed(tracer: Tracer) -> bytes:
+    """All requests of *tracer* as JSON; others have their turn after some."""
     told = []
     for number, each in enumerate([*tracer.live, *tracer.latest]):
         if number % _AT_ONCE == 0:
-            await trio.lowlevel.checkpoint()  # there may be a thousand, and hops to move
+            await trio.lowlevel.checkpoint()
         told.append(json.dumps(each.describe()).encode())
-    body = b'{"object":"list","data":[' + b",".join(told) + b"]}"
-    return Response(body, media_type="application/json")
+    return b'{"object":"list","data":[' + b",".join(told) + b"]}"
 
 
 async def trace(request: Request) -> JSONResponse:

@@ -316,27 +316,26 @@ class Gate:
         name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
         status = 499  # of a client that has gone before its answer began
         begun = False
+        start: Message | None = None  # goes with the first part of the body
         headers = Headers(scope=scope)
         asked, context = request_id(headers), TraceContext.of(headers)
         shared = shared_with(headers, self._head.config.origins)
 
         async def answer(message: Message) -> None:
-            nonlocal status, begun
+            nonlocal status, begun, start
             if message["type"] == "http.response.start":
-                status, begun = message["status"], True
+                status, start = message["status"], message
                 told = MutableHeaders(scope=message)
-                told["x-request-id"] = asked or name
-                if is_anthropic(path):
-                    told["request-id"] = asked or name
-                told["traceparent"] = context.parent
-                if context.state:
-                    told["tracestate"] = context.state
-                for header, value in _HEADERS.items():
-                    told[header] = value
+                told.update(_HEADERS | _names(path, asked or name, context))
                 if (caller := scope.get("state", {}).get("visitor")) is not None:
                     told.update(caller.told)
                 share(told, shared)
-            await send(message)
+                return
+            first, start, begun = start, None, True
+            try:
+                await self._pass_on(scope, first, message, send)
+            except ApiError as error:
+                await error.response(path)(scope, receive, answer)
 
         try:
             needed = self._keys_needed()
@@ -367,6 +366,23 @@ class Gate:
                 status,
                 named(asked, context.trace_id),
             )
+
+    async def _pass_on(
+        self, scope: Scope, start: Message | None, message: Message, send: Send
+    ) -> None:
+        """Send *start*, if there is one, and *message*. An answer in one piece counts to its
+        caller's account until the client has taken it. Raises `ApiError`, before anything is sent,
+        if that is too much. A stream counts what it writes itself, and what is `PUBLIC` has the
+        same bytes for all."""
+        if start is None:
+            await send(message)
+            return
+        caller: Caller | None = scope.get("state", {}).get("visitor")
+        counted = not (caller is None or message.get("more_body") or is_public(scope["path"]))
+        account = caller.account if caller is not None else ""
+        with self._head.holding(account, len(message.get("body", b"")) if counted else 0):
+            await send(start)
+            await send(message)
 
     @contextmanager
     def _counted(self, caller: Caller) -> Iterator[None]:
@@ -468,6 +484,15 @@ class Gate:
                 "and add its origin to the head's config: allowed_origins = [...]."
             )
             raise ApiError(403, message, "wrong_site", kind=INVALID, param="sec-fetch-site")
+
+
+def _names(path: str, name: str, context: TraceContext) -> dict[str, str]:
+    """The headers that tell the client what its request for *path* is called: *name*, and in
+    *context*."""
+    told = {"x-request-id": name, "traceparent": context.parent}
+    if is_anthropic(path):
+        told["request-id"] = name
+    return told | ({"tracestate": context.state} if context.state else {})
 
 
 def named(asked: str, trace_id: str) -> str:

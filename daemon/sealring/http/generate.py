@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -310,7 +311,7 @@ class Generate(Generic[A]):
             return Response()
         body = await _joined(shape.whole(trace))
         call.shape = None
-        call.holding.grow(len(body) - shape.kept)
+        call.holding.grow(-shape.kept)
         return Response(body, headers=_timing(trace), media_type="application/json")
 
     async def _tokenizer(self) -> Tokenizer:
@@ -331,6 +332,7 @@ class Generate(Generic[A]):
         if "references" not in parsed.told:
             return parsed, context
         before, referred = earlier(context.responses, context.owner, parsed.told)
+        call.holding.grow(sum(map(sys.getsizeof, before)))  # they may be kept no more
         data, sizes = with_items(body, before, referred)
         parsed = await self._read(data, sizes, call)
         return parsed, attrs.evolve(context, before=before)

@@ -193,8 +193,7 @@ class Tokens:
             data = await attended(receive, partial(self._ask, body, caller))
         except (ClientDisconnect, ClientGone):
             return
-        with self._head.holding(caller.account, len(data)):
-            await Response(data, media_type="application/json")(scope, receive, send)
+        await Response(data, media_type="application/json")(scope, receive, send)
 
     async def _ask(self, body: bytes, caller: Caller) -> bytes:
         head, generator = self._head, self._head.generator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import takewhile
+from collections.abc import Iterable
 from typing import Any, Final
 
 import attrs
@@ -80,12 +80,16 @@ class History:
         self._tokens = self._prompt_tokens = 0
         self._away.clear()
 
-    def columns(self, after_ms: int = 0) -> dict[str, list[Any]]:
-        """The samples *after_ms* by column, the oldest first."""
-        newer = list(takewhile(lambda each: each.at_ms > after_ms, reversed(self.samples)))
-        newer.reverse()
-        names = [field.name for field in attrs.fields(Sample)]
-        return {name: [getattr(sample, name) for sample in newer] for name in names}
+    def columns(self) -> dict[str, list[Any]]:
+        """The samples by column, the oldest first."""
+        return columns(self.samples)
+
+
+def columns(samples: Iterable[Sample]) -> dict[str, list[Any]]:
+    """*samples* by column."""
+    told = list(samples)
+    names = [field.name for field in attrs.fields(Sample)]
+    return {name: [getattr(sample, name) for sample in told] for name in names}
 
 
 def count_rows(tracer: Tracer) -> dict[str, int]:

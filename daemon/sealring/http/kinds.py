@@ -136,8 +136,11 @@ class ResponsesKind(ChatKind):
         return "max_output_tokens"
 
     def held(self, parsed: ParsedRequest) -> int:
-        """The tools, the items, and the fields that are repeated, in all `_TOLD` responses too."""
-        return len(parsed.rest) + _TOLD * int(parsed.told["echo"])
+        """The tools, the items, also one by one, and the fields that are repeated, in all `_TOLD`
+        responses too."""
+        echo = int(parsed.told["echo"])
+        items = len(parsed.rest) - int(parsed.told["tools"]) - echo
+        return len(parsed.rest) + items + _TOLD * echo
 
     def shape(
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from sealring.dialects.errors import ApiError, invalid, unsupported
 from sealring.dialects.replies import json_bytes
@@ -131,17 +130,4 @@ async def input_items(request: Request) -> Response:
     body = b'{"object":"list","data":[%b],"first_id":%b,"last_id":%b,"has_more":%b}'
     more = b"true" if end < len(items) else b"false"
     shown = b",".join(items[begin:end])
-    return _Answer(request, body % (shown, first, last, more))
-
-
-class _Answer(Response):
-    """The JSON *body* as the answer to *request*, which counts as held until it is sent."""
-
-    def __init__(self, request: Request, body: bytes) -> None:
-        super().__init__(body, media_type="application/json")
-        caller: Caller = request.scope["state"]["visitor"]
-        self._holding = request.app.state.head.holding(caller.account, len(body))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._holding:
-            await super().__call__(scope, receive, send)
+    return Response(body % (shown, first, last, more), media_type="application/json")

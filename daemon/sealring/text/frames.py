@@ -167,8 +167,9 @@ class ParsedRequest:
 
     @property
     def size(self) -> int:
-        """Bytes that its token ids take."""
-        return _SIZE * sum(map(len, (*self.prompts, self.prediction)))
+        """Bytes that its token ids take, and its grammar, which the rows have again."""
+        ids = sum(map(len, (*self.prompts, self.prediction)))
+        return _SIZE * ids + 2 * len(self.grammar)
 
     @classmethod
     def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:

@@ -8,7 +8,8 @@ no job is lost.
 
 There are at most `WORKERS`. The second starts when a job finds the first one busy, and stays. At
 most one of them works on large texts, so short ones always get through. Each owner has one job done
-at a time: an owner whose texts take a worker to its limits delays only its own.
+at a time: an owner whose texts take a worker to its limits delays its own, and large ones of
+others by one job.
 
 Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
 and some 200 MB with a vocabulary of 150,000), and `frames.MEMORY` for a job.
