@@ -19,15 +19,7 @@ import sealring
 from sealring.dashboard import events, pages
 from sealring.dialects import anthropic, fields, messages, replies, responses, schema
 from sealring.files import config
-<<<<<<< HEAD
-from sealring.http import bodies, connections, exchange, gate, head, http1, server, tls
-=======
-from sealring.http import bodies, cluster, connections, gate, head, http1, tls
-from sealring.http import exchange as connection
-from sealring.http import gate as trace_context
-from sealring.http import head as responses_store
-from sealring.http import server as unserved
->>>>>>> 79e2b4e6e705f24d0fac4d81785a31c5727db6bf
+from sealring.http import bodies, cluster, connections, exchange, gate, head, http1, server, tls
 from sealring.http.head import ApiHead
 from sealring.http.openapi import OPERATIONS
 from sealring.http.server import build_app
@@ -199,13 +191,8 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-<<<<<<< HEAD
-        *(bodies, config, connections, events, exchange, gate, head, http1, replies),
-        *(responses, schema, tls, workers),
-=======
-        *(bodies, cluster, config, connection, connections, events, gate, head, http1, parsing),
-        *(responses_body, responses_store, tls, trace_context, values, workers),
->>>>>>> 79e2b4e6e705f24d0fac4d81785a31c5727db6bf
+        *(bodies, cluster, config, connections, events, exchange, gate, head, http1),
+        *(replies, responses, schema, tls, workers),
     )
 }
 

@@ -250,7 +250,8 @@ LIMITS: Final = {
     "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
     "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
-<<<<<<< HEAD
+    "events.MAX_LISTENERS_OF_ONE": "Those of one caller.",
+    "cluster.MAX_LIVE": "Requests under way in `/v1/cluster` and its events.",
     "schema.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "schema.MAX_MESSAGES": "Messages of a conversation.",
     "schema.MAX_PARTS": "Parts of a message, and calls of one.",
@@ -258,17 +259,6 @@ LIMITS: Final = {
     "schema.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
     "schema.MAX_VALUES": "Values in a body.",
     "schema.MAX_LIKELY": "Log probabilities of an answer that is not streamed, or of a response: "
-=======
-    "events.MAX_LISTENERS_OF_ONE": "Those of one caller.",
-    "cluster.MAX_LIVE": "Requests under way in `/v1/cluster` and its events.",
-    "values.MAX_CHOICES": "Choices of one request, over all its prompts.",
-    "values.MAX_MESSAGES": "Messages of a conversation.",
-    "values.MAX_PARTS": "Parts of a message, and calls of one.",
-    "values.MAX_TOOLS": "Tools.",
-    "values.MAX_PROMPT_IDS": "Ids of a prompt that is given so.",
-    "values.MAX_VALUES": "Values in a body.",
-    "values.MAX_LIKELY": "Log probabilities of an answer that is not streamed, or of a response: "
->>>>>>> 79e2b4e6e705f24d0fac4d81785a31c5727db6bf
     "those of its tokens, and of the likeliest ones in their places, for each choice.",
     "schema.MAX_SCORED": "Log probabilities of prompts in one answer: those of the tokens, and of "
     "the likeliest ones in their places, for each choice.",
