@@ -93,12 +93,13 @@ class Ledger:
     epoch.
     """
 
-    __slots__ = ("_groups", "_guessed", "_lengths", "_private", "_scored", "_snaps")
+    __slots__ = ("_guessed", "_lengths", "_private", "_scored", "_snaps", "groups")
 
     def __init__(self) -> None:
         self._private: dict[int, int] = {}
         self._snaps: dict[int, int] = {}
-        self._groups: dict[int, list[int]] = {}
+        self.groups: dict[int, tuple[int, ...]] = {}
+        """The rows of every group that has any, in order. To be read only."""
         self._lengths: dict[int, int] = {}
         self._guessed: dict[int, int] = {}  # of rows in groups: tokens at their ends
         self._scored = 0  # tokens that the last step scored
@@ -114,18 +115,13 @@ class Ledger:
         return dict(self._snaps)
 
     @property
-    def groups(self) -> dict[int, tuple[int, ...]]:
-        """The rows of every group that has any, in order."""
-        return {group: tuple(rows) for group, rows in self._groups.items()}
-
-    @property
     def empty(self) -> bool:
         """True if it has no rows and no snapshots."""
-        return not (self._private or self._snaps or self._groups)
+        return not (self._private or self._snaps or self.groups)
 
     def rows(self, group: int) -> tuple[int, ...]:
         """The rows of *group*, in order."""
-        return tuple(self._groups.get(group, ()))
+        return self.groups.get(group, ())
 
     def length(self, uid: int) -> int:
         """Tokens in the cache of row *uid*."""
@@ -146,7 +142,7 @@ class Ledger:
         self._scored = 0
         match step.work:
             case Decode(group, guessed, ahead) as work:
-                rows = self._groups.get(group)
+                rows = self.groups.get(group)
                 if not rows:
                     raise RemoteProtocolError(
                         f"step {step.n} decodes group {group}, which is empty"
@@ -173,7 +169,7 @@ class Ledger:
             raise RemoteProtocolError(f"step {n} makes a row longer than {MAX_TOKENS} tokens")
         return length + count
 
-    def _guess(self, n: int, rows: list[int], work: Decode) -> None:
+    def _guess(self, n: int, rows: tuple[int, ...], work: Decode) -> None:
         """Of the only one of *rows* the last tokens are guesses now, those that *work* reads
         included; those before are none any more."""
         guessed = work.guessed
@@ -188,7 +184,7 @@ class Ledger:
     def _compose(self, step: Step) -> Change:
         taken_back = tuple(self._take_back(step.n, back) for back in step.back)
         saved = tuple(self._save(step.n, save) for save in step.save)
-        before = {group: list(rows) for group, rows in self._groups.items()}
+        before = dict(self.groups)
         touched: set[int] = set()
         for uid in step.evict:
             touched.add(self._evict(step.n, uid))
@@ -199,17 +195,17 @@ class Ledger:
             if join.uid not in self._private:
                 raise RemoteProtocolError(f"step {step.n} joins row {join.uid}, which is not open")
             self._lengths[join.uid] = self._private.pop(join.uid)
-            self._groups.setdefault(join.group, []).append(join.uid)
+            self.groups[join.group] = *self.groups.get(join.group, ()), join.uid
             joined.setdefault(join.group, []).append(join.uid)
         regroup = {
-            group: self._regroup(before.get(group, []), set(step.evict), joined.get(group, []))
+            group: self._regroup(before.get(group, ()), set(step.evict), joined.get(group, []))
             for group in sorted(touched | joined.keys())
         }
         if self._guessed:
-            for uid in [uid for group in regroup for uid in self._groups[group]]:
+            for uid in [uid for group in regroup for uid in self.groups[group]]:
                 self._guessed.pop(uid, None)
-        for group in [group for group, left in self._groups.items() if not left]:
-            del self._groups[group]
+        for group in [group for group, left in self.groups.items() if not left]:
+            del self.groups[group]
         return Change(taken_back, saved, rows, snaps, step.open, regroup)
 
     def _take_back(self, n: int, back: TakeBack) -> TakenBack:
@@ -222,7 +218,7 @@ class Ledger:
         self._guessed[uid] -= count
         if not self._guessed[uid]:
             del self._guessed[uid]
-        group = next(group for group, rows in self._groups.items() if uid in rows)
+        group = next(group for group, rows in self.groups.items() if uid in rows)
         return TakenBack(uid, group, count, self._lengths[uid])
 
     def _save(self, n: int, save: Save) -> Saved:
@@ -234,13 +230,13 @@ class Ledger:
         length = self._snaps[save.handle] = self.length(save.uid)
         if save.uid in self._private:
             return Saved(save.uid, save.handle, length)
-        group, rows = next(item for item in self._groups.items() if save.uid in item[1])
+        group, rows = next(item for item in self.groups.items() if save.uid in item[1])
         return Saved(save.uid, save.handle, length, group, rows.index(save.uid))
 
     def _evict(self, n: int, uid: int) -> int:
-        for group, rows in self._groups.items():
+        for group, rows in self.groups.items():
             if uid in rows:
-                rows.remove(uid)
+                self.groups[group] = tuple(other for other in rows if other != uid)
                 del self._lengths[uid]
                 self._guessed.pop(uid, None)
                 return group
@@ -278,22 +274,23 @@ class Ledger:
         )
 
     @staticmethod
-    def _regroup(before: list[int], evicted: set[int], joined: list[int]) -> Regroup:
+    def _regroup(before: tuple[int, ...], evicted: set[int], joined: list[int]) -> Regroup:
         # A row evicted and joined in one step counts as a joiner: its cache is a new one.
         stay = tuple(i for i, uid in enumerate(before) if uid not in evicted)
         return Regroup(len(before), stay, tuple(joined))
 
     def digest(self, n: int) -> bytes:
         """16 bytes that two ledgers share exactly when they hold the same after step *n*."""
-        counts = len(self._private), len(self._snaps), len(self._groups)
+        counts = len(self._private), len(self._snaps), len(self.groups)
         parts = [_COUNTS.pack(n, self._scored, *counts)]
-        parts += [_PAIR.pack(*item) for item in sorted(self._private.items())]
-        parts += [_PAIR.pack(*item) for item in sorted(self._snaps.items())]
-        lengths, guessed = self._lengths, self._guessed.get
-        for group in sorted(self._groups):
-            rows = self._groups[group]
+        for cache in (self._private, self._snaps):
+            for number in sorted(cache):
+                parts.append(_PAIR.pack(number, cache[number]))
+        for group in sorted(self.groups):
+            rows = self.groups[group]
             parts.append(_GROUP.pack(group, len(rows)))
-            parts += [_ROW.pack(uid, lengths[uid], guessed(uid, 0)) for uid in rows]
+            for uid in rows:
+                parts.append(_ROW.pack(uid, self._lengths[uid], self._guessed.get(uid, 0)))
         context = Hash(SHA256())
         context.update(b"".join(parts))
         return context.finalize()[:DIGEST_SIZE]

@@ -299,21 +299,14 @@ class Steps:
 
     def engine_answered(self, message: Step | StepDone, now: float) -> list[Effect]:
         """The head's engine returned *message* of this epoch."""
-        done = isinstance(message, StepDone) and not message.failed
-        if done and (lack := self._lack(message.n, message.ids)):
+        done = isinstance(message, StepDone) and not message.failed and message.n in self._flights
+        if done and (
+            lack := self._scheduler.lack(message.n, message.ids, self._scores.get(message.n, ()))
+        ):
             text = f"the engine answered step {message.n} with {lack}"
             failed = Failure(0, FailureKind.ENGINE_ERROR, text)
             message = StepDone(message.epoch, message.n, failed=failed)
         return self._act(self._machine.output(message), now)
-
-    def _lack(self, n: int, ids: tuple[int, ...]) -> str:
-        """What the engine's answer to step *n* lacks if it gives *ids*, in words; empty if it is
-        right."""
-        if not self._scheduler.gives(n, ids):
-            return f"{len(ids)} of {self._scheduler.expects(n)} tokens"
-        scored = sum(len(some.chosen) for some in self._scores.get(n, ()))
-        wanted = self._scheduler.scores(n)
-        return f"the scores of {scored} of {wanted} tokens" if scored != wanted else ""
 
     def rank_answered(
         self, rank: int, purpose: Purpose, message: StepDone, now: float
@@ -335,7 +328,7 @@ class Steps:
         self.progressed = True
         effects = self._timing(action, now)
         told, over = _taken(self._logprobs, action.n), _taken(self._over, action.n)
-        reasons = {uid: message.reason for uid, message in over.items()}
+        reasons = {uid: message.reason for uid, message in over.items()} if over else {}
         scores = self._scores.pop(action.n, ())
         effects += self._scheduler.answered(action.n, action.ids, now, told, scores, reasons)
         return effects + self.plan(now)

@@ -117,6 +117,7 @@ class GuessCosts:
 
     def __init__(self) -> None:
         self._times: Times[tuple[After, int]] = Times()  # and guesses ahead
+        self._known = self._times.known
         self._guessed = 0  # intervals since the last one after no guess
         self._unlike = 0  # intervals since the last one that was alike
 
@@ -141,7 +142,7 @@ class GuessCosts:
     def seconds(self, after: After, ahead: int = 0) -> float | None:
         """The mean seconds of steps that read so many guesses *ahead*, *after* that; None before it
         is known."""
-        return self._times.seconds((after, ahead))
+        return self._known.get((after, ahead))
 
     @property
     def told(self) -> dict[str, float]:
@@ -149,10 +150,9 @@ class GuessCosts:
         `right` and `wrong`. Of those that read four: `ahead 4`, with none behind; `right 4` and
         `wrong 4`."""
         told = {}
-        known = self._times.known
-        for after, ahead in sorted(known, key=lambda key: (key[1], key[0].value)):
+        for after, ahead in sorted(self._known, key=lambda key: (key[1], key[0].value)):
             name = "ahead" if ahead and after is After.PLAIN else after.value
-            told[f"{name} {ahead}" if ahead else name] = known[after, ahead]
+            told[f"{name} {ahead}" if ahead else name] = self._known[after, ahead]
         return told
 
     def break_even(self, ways: Ways) -> float:
@@ -176,16 +176,17 @@ class GuessCosts:
     def break_even_piped(self) -> float:
         """The share of right guesses at which one for each idle stage begins to pay. Where stages
         are idle that takes no margin: both times are compared at the same size."""
-        plain, right, wrong = map(self.seconds, After)
+        known = self._known.get
+        plain, right = known((After.PLAIN, 0)), known((After.RIGHT, 0))
         if plain is None or right is None:
             return _UNKNOWN
         if right >= plain:
             return 2.0
-        wrong = max(plain, wrong or 0.0)
+        wrong = max(plain, known((After.WRONG, 0)) or 0.0)
         return max(FREE, (wrong - plain) / (wrong - right))
 
     def _break_even(self, way: Way, *, known: bool = True) -> float:
-        plain = self.seconds(After.PLAIN)
+        plain = self._known.get((After.PLAIN, 0))
         if plain is None:
             return _UNKNOWN
         wanted = (_GAIN if known else _GAIN * _GAIN) / max(plain, _LEAST)
@@ -201,8 +202,8 @@ class GuessCosts:
         """How a row with these *ways* is to guess, if so large a *share* of its guesses is right,
         and it may read *most* ahead with one step."""
         best = Way(ways.piped and share >= self.break_even_piped)
-        plain = self.seconds(After.PLAIN)
-        if plain is None:
+        plain = self._known.get((After.PLAIN, 0))
+        if plain is None or not ways.sizes:
             return best
         pace = _GAIN / max(plain, _LEAST)
         if ways.piped:
@@ -221,13 +222,17 @@ class GuessCosts:
         return best
 
     def _is_known(self, way: Way) -> bool:
-        kinds = (After.RIGHT, After.WRONG) if way.piped else (After.PLAIN,)
-        return any(self.seconds(after, way.ahead) is not None for after in kinds)
+        if not way.piped:
+            return (After.PLAIN, way.ahead) in self._known
+        return (After.RIGHT, way.ahead) in self._known or (After.WRONG, way.ahead) in self._known
 
     def _pace(self, way: Way, share: float) -> float:
         """Tokens a second. Infinite for a piped way while no time after a right guess is known, so
         that single guesses are tried first."""
-        tokens = sum(share**right for right in range(way.ahead + 1))
+        tokens = useful = 1.0  # the share of steps whose guesses so far are all right
+        for _ in range(way.ahead):
+            useful *= share
+            tokens += useful
         plain = self._expected(After.PLAIN, way.ahead)
         if not way.piped:
             return tokens / max(_LEAST, plain or 0.0)
@@ -235,7 +240,7 @@ class GuessCosts:
         if right is None:
             return float("inf")
         wrong = self._expected(After.WRONG, way.ahead) or max(right, plain or 0.0)
-        useful = share ** (way.ahead + 1)
+        useful *= share
         return tokens / max(_LEAST, useful * right + (1 - useful) * wrong)
 
     def _expected(self, after: After, ahead: int) -> float | None:
@@ -244,7 +249,7 @@ class GuessCosts:
         of these is 0. None if they are known for none."""
         known: list[tuple[int, float]] = []
         for fewer in range(ahead, -1, -1):
-            seconds = self.seconds(after, fewer)
+            seconds = self._known.get((after, fewer))
             if seconds is not None:
                 known.append((fewer, seconds))
                 if fewer == ahead or len(known) == 2:
@@ -301,7 +306,8 @@ class Lookup:
 
     def after(self, guesses: Sequence[int]) -> int | None:
         """What is likely to follow the text and then *guesses*; None if nothing is."""
-        self.index(_CATCH_UP)
+        if self._read != [len(self._before), len(self._tokens)]:
+            self.index(_CATCH_UP)
         end = (*self._tokens[-_LONG:], *guesses)[-_LONG:]
         for count in (_LONG, _SHORT):
             found = self._next.get(end[-count:])
@@ -322,8 +328,12 @@ class Lookup:
 
 def right_ones(guesses: Sequence[int], drawn: Sequence[int]) -> int:
     """How many of *guesses*, from the first on, were right, if *drawn* came in their places."""
-    same = (one == other for one, other in zip(guesses, drawn, strict=False))
-    return sum(itertools.takewhile(bool, same))
+    right = 0
+    for guess, token in zip(guesses, drawn, strict=False):
+        if guess != token:
+            break
+        right += 1
+    return right
 
 
 @attrs.frozen
@@ -377,7 +387,7 @@ class RowGuesses:
         """All that are under way: of the tokens after those that are known."""
         if not self.fed:
             return self.ahead
-        return self.ahead + tuple(token for fed in self.fed for token in fed.tokens)
+        return tuple(itertools.chain(self.ahead, *[fed.tokens for fed in self.fed]))
 
     def next(self, costs: GuessCosts, most: int) -> tuple[int, ...]:
         """The guesses that the next step is to read, *most* at most, after those under way; none if
@@ -429,8 +439,7 @@ class RowGuesses:
 
     def _after(self, guesses: Sequence[int]) -> int | None:
         """What is likely to follow the tokens so far and then *guesses*; None if nothing is."""
-        given = self._from_given(guesses)
-        if given is not None:
+        if self._given[1] and (given := self._from_given(guesses)) is not None:
             return given
         expected = self._request.guesses
         if expected is None:

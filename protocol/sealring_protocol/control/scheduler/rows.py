@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Row, Step, Work
+from sealring_protocol.codec.messages import Decode, Prefill, Row, Step, Work
 from sealring_protocol.control.epoch.pipeline import weight
-from sealring_protocol.control.requests import Request, RowOpened
-from sealring_protocol.control.scheduler.guesses import RowGuesses
-from sealring_protocol.limits import HISTORY_WEIGHT
+from sealring_protocol.control.requests import Request, RowOpened, SchedulerConfig
+from sealring_protocol.control.scheduler.guesses import Fed, RowGuesses, right_ones
+from sealring_protocol.limits import (
+    ENTRY_WEIGHT,
+    HISTORY_WEIGHT,
+    MAX_ROW_WEIGHT,
+    MAX_ROWS,
+    MAX_SEALED_BODY,
+    MAX_STEPS_WAITING,
+    MAX_WEIGHT_WAITING,
+)
 from sealring_protocol.table import Machine, Table
 
 
@@ -127,7 +136,7 @@ class LiveRow:
     @property
     def reach(self) -> int:
         """The number of its tokens after the steps in flight, if all guesses are right."""
-        reach, guesses = len(self.tokens) + self.coming, self.guesses
+        reach, guesses = len(self.tokens) + self.flying - self.wasted, self.guesses
         if guesses.ahead or guesses.fed:
             reach += len(guesses.under_way) - len(guesses.fed)
         return reach
@@ -169,6 +178,28 @@ _BEFORE_READY = (RowState.QUEUED, RowState.PREFILL, RowState.PREEMPTED)
 
 
 @attrs.frozen
+class Planned:
+    """The next *step*, the sampling of the *rows* that it opens, and what to report of them
+    (*opened*)."""
+
+    step: Step
+    rows: tuple[Row, ...]
+    opened: tuple[RowOpened, ...]
+
+
+# ---------------------------------------------------------------------- flights
+# The steps that wait for their answers, by number.
+#
+# A decode that has *returned* from the ring waits only for the head's own engine. One that is
+# *wasted* begins with a wrong guess, or follows one, and gives no token. Neither keeps its group
+# from going on.
+
+
+_LISTS: Final = 7 * MAX_ROWS * ENTRY_WEIGHT
+"""The most that the lists of a step weigh, with one token id for each join."""
+
+
+@attrs.define(eq=False)
 class Flight:
     """A step that waits for its answer.
 
@@ -189,19 +220,108 @@ class Flight:
     wasted: bool = False
     guesses: tuple[int, ...] = ()
 
-    def tokens(self, ids: Sequence[int]) -> Iterator[tuple[int, int, Sequence[int]]]:
+    @property
+    def expects(self) -> int:
+        """The number of tokens in its answer, at most."""
+        if self.wasted or not isinstance(self.work, Decode):
+            return 0
+        return len(self.uids) + len(self.guesses)
+
+    def lack(self, ids: Sequence[int], scored: int) -> str:
+        """What an answer with *ids*, and the scores of *scored* tokens, lacks, in words; empty if
+        it is right. A step that reads ahead gives the tokens up to the first that is not the guess
+        in its place."""
+        expected, to_score = self.expects, 0
+        right = 1 + right_ones(self.guesses, ids) if expected and self.guesses else expected
+        if len(ids) != right:
+            return f"{len(ids)} of {expected} tokens"
+        if isinstance(self.work, Prefill) and self.work.scored:
+            to_score = self.work.count
+        return f"the scores of {scored} of {to_score} tokens" if scored != to_score else ""
+
+    def tokens(self, ids: Sequence[int]) -> list[tuple[int, int, Sequence[int]]]:
         """*ids*, which it is answered with, as (row, position of the first, its tokens)."""
         if self.guesses:
-            return iter([(self.uids[0], self.positions[0], ids)] if ids else [])
-        each = zip(self.uids, self.positions, ids, strict=False)
-        return ((uid, position, (token,)) for uid, position, token in each)
+            return [(self.uids[0], self.positions[0], ids)] if ids else []
+        return [*zip(self.uids, self.positions, zip(ids, strict=False), strict=False)]
 
 
-@attrs.frozen
-class Planned:
-    """The next *step*, the sampling of the *rows* that it opens, and what to report of them
-    (*opened*)."""
+class Flights:
+    """The steps under way."""
 
-    step: Step
-    rows: tuple[Row, ...]
-    opened: tuple[RowOpened, ...]
+    def __init__(self) -> None:
+        self.by_number: dict[int, Flight] = {}
+        """Every step under way. To be read only."""
+        self.chunks = 0
+        """How many of them are prefills."""
+        self._weight = 0
+        self._decided: list[tuple[int, bool]] = []
+
+    def clear(self) -> None:
+        """The epoch is over."""
+        self.by_number.clear()
+        self._decided.clear()
+        self._weight = self.chunks = 0
+
+    def add(self, n: int, flight: Flight) -> None:
+        """Step *n* begins."""
+        self.by_number[n] = flight
+        self._weight += flight.weight
+        self.chunks += isinstance(flight.work, Prefill)
+
+    def pop(self, n: int) -> Flight | None:
+        """Step *n* is over; None if it was not under way."""
+        flight = self.by_number.pop(n, None)
+        if flight is not None:
+            self._weight -= flight.weight
+            self.chunks -= isinstance(flight.work, Prefill)
+        return flight
+
+    def waste(self, wrong: list[Fed]) -> None:
+        """The steps *wrong* give no token: mark them, and empty that list."""
+        for fed in wrong:
+            self.by_number[fed.n].wasted = True
+            self._decided.append((fed.n, False))
+        wrong.clear()
+
+    def confirm(self, right: Fed) -> None:
+        """The step *right* begins with the token that was drawn."""
+        self._decided.append((right.n, True))
+
+    def decided(self) -> list[tuple[int, bool]]:
+        """Each step that begins with a guess which has been judged since the last call, and whether
+        it was right."""
+        decided, self._decided = self._decided, []
+        return decided
+
+    def is_full(self, config: SchedulerConfig) -> bool:
+        """True if no rank may be sent a further step, even of the greatest weight."""
+        if not self.by_number:
+            return False
+        tokens = max(config.chunk, config.rows, 1 + (config.ahead or 0))
+        hidden = min(tokens * config.hidden_bytes, MAX_SEALED_BODY)
+        heaviest = hidden + tokens * ENTRY_WEIGHT + _LISTS + MAX_ROW_WEIGHT
+        full = len(self.by_number) >= MAX_STEPS_WAITING
+        return full or self._weight + heaviest > MAX_WEIGHT_WAITING
+
+    def decodes(self) -> Counter[int]:
+        """How many decodes of each group have not come back."""
+        flying = Counter[int]()
+        for flight in self.by_number.values():
+            if isinstance(flight.work, Decode) and not (flight.returned or flight.wasted):
+                flying[flight.work.group] += 1
+        return flying
+
+    @property
+    def guesses(self) -> bool:
+        """Whether a decode that reads guesses is under way."""
+        for flight in self.by_number.values():
+            if isinstance(flight.work, Decode) and flight.work.guessed:
+                return True
+        return False
+
+    @property
+    def busy(self) -> int:
+        """How many stages have something useful to do, at most. A decode that has returned counts:
+        the first stage has its closing pass, which a guess that is fed meanwhile would delay."""
+        return len([flight for flight in self.by_number.values() if not flight.wasted])

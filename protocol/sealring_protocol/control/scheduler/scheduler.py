@@ -1,7 +1,7 @@
 """The scheduler, on the head alone: it chooses the next step and interprets its answer.
 
 Requests become rows and wait (`running_rows`). As far as the ranks have room for their caches
-(`cache_room`), rows are prefilled chunk by chunk (`chunks`) into private caches, join a group, and
+(`CacheRoom`), rows are prefilled chunk by chunk (`chunks`) into private caches, join a group, and
 get one token for each DECODE step of their group. Every change of the set of rows is one of two:
 open and prefill, or leave (evict, drop). Cancelling, preempting and recovering from a lost epoch
 therefore share one path: the row leaves, and if it goes on, its prompt and its tokens so far are
@@ -30,6 +30,7 @@ head knows the token. With one rank, or in tensor parallelism, two may therefore
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -37,6 +38,7 @@ import attrs
 
 from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.codec.messages import (
+    NO_LOGPROBS,
     NO_WORK,
     Decode,
     Epoch,
@@ -64,13 +66,149 @@ from sealring_protocol.control.requests import (
     TokenOut,
 )
 from sealring_protocol.control.scheduler.chunks import Chunks
-from sealring_protocol.control.scheduler.flights import Flights
 from sealring_protocol.control.scheduler.groups import GroupTuner
-from sealring_protocol.control.scheduler.guesses import Fed
-from sealring_protocol.control.scheduler.guessing import Guessing
-from sealring_protocol.control.scheduler.rows import Flight, LiveRow, Planned
+from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD, Fed, GuessCosts, Ways
+from sealring_protocol.control.scheduler.rows import Flight, Flights, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.limits import MAX_GUESSED
+
+# ---------------------------------------------------------------------- guessing
+# Which row decodes on guesses next, and what comes of them when tokens are drawn.
+
+
+@attrs.frozen
+class Guess:
+    """*row*, alone in its group, is likely to go on with *tokens*."""
+
+    row: LiveRow
+    tokens: tuple[int, ...]
+
+
+class Guessing:
+    """Guesses of the rows *running*, whose steps are *flights*.
+
+    A row has its guesses in two ways. Steps that begin with a guess follow the one that reads its
+    last token, so that idle stages have work. And a step may read several *ahead*; then the next
+    one that begins with no guess waits until the tokens are known.
+    """
+
+    def __init__(self, running: RunningRows, flights: Flights) -> None:
+        self._running = running
+        self._flights = flights
+        self.costs = GuessCosts()
+        self._stages = 0
+        self._sizes: tuple[int, ...] = ()
+
+    def shape(self, stages: int) -> None:
+        """A step passes so many *stages*, which guesses may keep at work; 0: there are no
+        guesses."""
+        self._stages = stages
+        most = (self._running.config.ahead or 0) if stages else 0
+        most = min(most, MAX_GUESSED)
+        self._sizes = tuple(sorted({*(n for n in GUESSES_AHEAD if n < most), most} - {0}))
+        self._running.room.ahead = most
+
+    def prompt_read(self, row: LiveRow, count: int) -> None:
+        """Ranks have read so many further tokens of the prompt of *row*. It may guess, unless there
+        are more rows than stages: those keep the stages at work."""
+        able = self._sizes or self._stages > 1
+        if able and len(self._running.live) <= self._stages:
+            row.guesses.prompt_read(count)
+
+    def next(self) -> Guess | None:
+        """What to guess now, if stages are idle and there is a guess."""
+        if not 0 < self._flights.busy < self._stages or self._reading:
+            return None
+        rows = list(filter(None, map(self._alone, self._running.ledger.groups)))
+        if len(rows) > 1:
+            rows.sort(key=lambda row: len(row.guesses.fed))
+        for row in rows:
+            if self._may_guess(row):
+                self._find_ways(row)
+                most = min(MAX_GUESSED - len(row.guesses.under_way), self._left(row))
+                if tokens := row.guesses.next(self.costs, most):
+                    return Guess(row, tokens)
+        return None
+
+    def waits(self, group: int) -> bool:
+        """Whether the next decode of *group* waits for the tokens of the one in flight: that has
+        read guesses ahead, or the next one is to read some after it."""
+        for uid in self._running.ledger.groups.get(group, ()):
+            if (each := self._running.rows.get(uid)) is not None and each.guesses.ahead:
+                return True
+        row = self._alone(group)
+        return row is not None and row.coming > 0 and bool(self._after_last(row))
+
+    def ahead(self, group: int) -> tuple[int, ...]:
+        """The guesses that the row of *group* reads ahead with its next decode, if it is alone."""
+        row = self._alone(group)
+        return () if row is None or row.coming else self._after_last(row)
+
+    def drawn(self, row: LiveRow, flight: Flight, tokens: Sequence[int], now: float) -> None:
+        """*row* goes on with *tokens*, which *flight* gave: its guesses are confirmed, or have the
+        next step take them back."""
+        alone = self._is_only(row)
+        right = row.guesses.drawn(flight.guesses, tokens, now, self.costs, alone=alone)
+        if right is None:
+            self._running.waste(row)
+        else:
+            self._flights.confirm(right)
+
+    @property
+    def _reading(self) -> bool:
+        """Whether prompts are read."""
+        return bool(self._flights.chunks or self._running.unread())
+
+    def _is_only(self, row: LiveRow) -> bool:
+        """Whether nothing but *row* is at work."""
+        return len(self._running.live) == 1 and row.uid in self._running.live
+
+    def _alone(self, group: int) -> LiveRow | None:
+        """The row that is alone in *group*, if there is one, and nobody is about to join it."""
+        rows = self._running.ledger.groups.get(group, ())
+        single = len(rows) == 1 and not self._running.joiners(group)
+        return self._running.rows.get(rows[0]) if single else None
+
+    def _after_last(self, row: LiveRow) -> tuple[int, ...]:
+        """The guesses that *row*, alone in its group, is to read ahead with the step that reads its
+        last token, once those in flight are known."""
+        self._find_ways(row)
+        sizes = row.guesses.ways.sizes
+        if not sizes or self._reading or not self._running.stays(row):
+            return ()
+        most = min(sizes[-1], self._left(row) - 1)
+        return row.guesses.after_last(self.costs, row.coming, most) if most > 0 else ()
+
+    def _find_ways(self, row: LiveRow) -> None:
+        """Tell *row*, alone in its group, in which ways it may guess."""
+        running = self._running
+        able = running.prefixes.cuttable and row.request.sampling.logprobs == NO_LOGPROBS
+        sizes = self._sizes if able else ()
+        row.guesses.ways = Ways(len(running.live) < self._stages, sizes, self._is_only(row))
+
+    def _left(self, row: LiveRow) -> int:
+        """How many tokens *row* may read beyond those in flight, so that one is drawn after
+        each."""
+        return min(row.end, self._running.room.longest) - row.reach
+
+    def _may_guess(self, row: LiveRow) -> bool:
+        """Whether *row*, alone in its group, may decode on a guess now: each of its steps in flight
+        but the first begins with a guess."""
+        settled = row.uid not in self._running.backs and self._running.stays(row)
+        return settled and row.coming == len(row.guesses.fed) + 1 and self._fits(row)
+
+    def _fits(self, row: LiveRow) -> bool:
+        """Whether each rank has room to keep what takes one more guess of *row* back: a state, if
+        its caches cannot be cut, which is no larger than a snapshot. For the first one there is the
+        room of a copy (`CacheRoom`)."""
+        running = self._running
+        if running.prefixes.cuttable:
+            return True
+        kept = sum(len(other.guesses.fed) for other in running.live.values())
+        held = [*running.prefixes.lengths, *[len(row.tokens)] * kept]
+        return running.room.shortage(running.live.values(), held) <= 0
+
 
 # ---------------------------------------------------------------------- results
 # What the answer to a step brings its rows: tokens, scores, and perhaps their end.
@@ -286,29 +424,22 @@ class StepMaker:
     def __init__(self, running: RunningRows, flights: Flights) -> None:
         self._running = running
         self._flights = flights
-        self._epoch: Epoch | None = None
-        self._decoded: dict[int, int] = {}  # the number of each group's latest decode step
+        self.decoded: Counter[int] = Counter()
+        """The number of each group's latest decode step; 0 before the first."""
+        self.epoch: Epoch | None = None
+        """The epoch; None between two."""
         self.n = 0
         """The number of the latest step."""
 
-    @property
-    def epoch(self) -> Epoch | None:
-        """The epoch; None between two."""
-        return self._epoch
-
     def begin(self, epoch: Epoch) -> None:
         """Number the steps of *epoch* from 1."""
-        self._epoch = epoch
+        self.epoch = epoch
         self.n = 0
-        self._decoded.clear()
+        self.decoded.clear()
 
     def end(self) -> None:
         """The epoch is over."""
-        self._epoch = None
-
-    def decoded(self, group: int) -> int:
-        """The number of *group*'s latest decode step; 0 before the first."""
-        return self._decoded.get(group, 0)
+        self.epoch = None
 
     def make(
         self,
@@ -321,24 +452,29 @@ class StepMaker:
     ) -> Planned:
         """The next step: with *work*, which reads *guesses*, and all that comes and goes before."""
         running = self._running
-        ids = [*(row.tokens[-1] for row in joining), *guesses]
+        ids, joins, opens = list[int](), list[Join](), list[Open]()
         for row in joining:
+            ids.append(row.tokens[-1])
+            joins.append(Join(row.uid, row.group))
             running.join(row)
+        for row in opened:
+            opens.append(Open(row.uid, row.handle, row.kept))
+        ids += guesses
         if isinstance(work, Prefill):
             end = work.position + work.count + work.scored  # the token after them is scored, too
             ids += running.rows[work.uid].tokens[work.position : end]
-        assert self._epoch is not None  # noqa: S101  the caller has checked it
+        assert self.epoch is not None  # noqa: S101  the caller has checked it
         self.n += 1
         step = Step(
-            self._epoch,
+            self.epoch,
             self.n,
             bytes(DIGEST_SIZE),
             back=running.taken_back,
             save=tuple(saves),
             evict=tuple(running.leaving),
             drop=tuple(running.dropping),
-            open=tuple(Open(row.uid, row.handle, row.kept) for row in opened),
-            join=tuple(Join(row.uid, row.group) for row in joining),
+            open=tuple(opens),
+            join=tuple(joins),
             work=work,
             ids=tuple(ids),
         )
@@ -347,28 +483,31 @@ class StepMaker:
             row.unready += row.held
         flight = self._flight(work, now, guesses)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
-        heavy = weight(step) + sum(row.row_weight for row in opened)
-        heavy += tokens * running.config.hidden_bytes
-        self._flights.add(self.n, attrs.evolve(flight, weight=heavy))
-        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
+        flight.weight = weight(step) + tokens * running.config.hidden_bytes
+        for row in opened:
+            flight.weight += row.row_weight
+        self._flights.add(self.n, flight)
         step = attrs.evolve(step, digest=running.ledger.digest(self.n))
+        if not opened:
+            return Planned(step, (), ())
+        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
         return Planned(step, tuple(row.sampling for row in opened), told)
 
     def _flight(self, work: Work, now: float, guesses: tuple[int, ...]) -> Flight:
         running = self._running
         match work:
             case Decode(group, _, ahead) as decode:
-                uids = running.ledger.rows(group)
-                self._decoded[group] = self.n
+                uids, drawn = running.ledger.rows(group), list[int]()
+                self.decoded[group] = self.n
                 for uid in uids:
                     row = running.rows[uid]
                     row.position += 1 + ahead
                     row.flying += 1
+                    drawn.append(running.ledger.length(uid) - ahead)
                 read_ahead = guesses[len(guesses) - ahead :]
                 if ahead and not decode.on_guess:
                     running.rows[uids[0]].guesses.ahead = read_ahead
-                drawn = tuple(running.ledger.length(uid) - ahead for uid in uids)
-                return Flight(work, uids, drawn, now, guesses=read_ahead)
+                return Flight(work, uids, tuple(drawn), now, guesses=read_ahead)
             case Prefill(uid, _, count):
                 row = running.rows[uid]
                 row.position += count
@@ -417,7 +556,7 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Steps that wait for their answer."""
-        return len(self._flights)
+        return len(self._flights.by_number)
 
     @property
     def snapshots(self) -> int:
@@ -554,7 +693,7 @@ class Scheduler:
         saves = self._running.saves()
         if self._running.waiting:
             self._spread()
-        self._running.open_rows()
+            self._running.open_rows()
         opened = self._running.new()
         group = self._next_group()
         row = self._next_chunk()
@@ -569,7 +708,8 @@ class Scheduler:
             ahead = self._guessing.ahead(group)
             work = Decode(group, len(ahead), len(ahead))
             return self._maker.make(saves, opened, joining, work, now, ahead)
-        held = any(row.held for row in opened)  # their grammars can be prepared meanwhile
+        # Grammars of rows that are opened can be prepared meanwhile.
+        held = bool(opened) and any(row.held for row in opened)
         changes = held or saves or self._running.leaving or self._running.dropping
         return self._maker.make(saves, opened, (), NO_WORK, now) if changes else self._guess(now)
 
@@ -597,22 +737,27 @@ class Scheduler:
     def _next_group(self) -> int | None:
         """Of the groups with rows and credit, the one that has waited longest; None if there is
         none."""
-        running, decodes = self._running, self._flights.decodes(max(1, self.config.groups))
-        credit = [group for group, steps in enumerate(decodes) if steps < self._window]
-        ready = [group for group in credit if running.staying(group) or running.joiners(group)]
-        ready = [group for group in ready if not self._guessing.waits(group)]
-        return min(ready, key=self._maker.decoded, default=None)
+        running, flying, ready = self._running, self._flights.decodes(), list[int]()
+        for group in {*running.ledger.groups, *[row.group for row in running.reading.values()]}:
+            credit = flying[group] < self._window
+            has_rows = credit and (running.staying(group) or running.joiners(group))
+            if has_rows and not self._guessing.waits(group):
+                ready.append(group)
+        return min(ready, key=lambda group: (self._maker.decoded[group], group), default=None)
 
     def _next_chunk(self) -> LiveRow | None:
         """The row to prefill next; None if there is none, or no credit for it."""
-        if not self._chunks.has_room(self._flights.by_number.values(), decoding=self._decoding):
+        rows = self._running.unread()
+        flights = self._flights.by_number.values()
+        if not rows or not self._chunks.has_room(flights, decoding=self._decoding):
             return None
-        return self._chunks.next(self._running.unread())
+        return self._chunks.next(rows)
 
     @property
     def _decoding(self) -> bool:
         """Whether rows wait for tokens."""
-        return bool(self.ledger.groups) or self._flights.decoding
+        flights = self._flights.by_number.values()
+        return bool(self.ledger.groups) or any(isinstance(each.work, Decode) for each in flights)
 
     def uids(self, n: int) -> tuple[int, ...]:
         """The rows that step *n* works on; it must be in flight."""
@@ -626,7 +771,7 @@ class Scheduler:
 
     def passed_on(self, n: int) -> None:
         """The head's engine has passed step *n* on to the next rank."""
-        self._flights.passed_on(n)
+        self._flights.by_number[n].passed = True
 
     @property
     def slow_links(self) -> str:
@@ -643,25 +788,27 @@ class Scheduler:
         self._chunks.took(timing)
         if not isinstance(timing.work, Decode) or timing.work.guessed or timing.parallel:
             return
-        if not (self._flights.guesses or self._flights.chunks or self._running.unread()):
+        if not (self._flights.chunks or self._running.unread() or self._flights.guesses):
             self._tuner.took([len(rows) for rows in self.ledger.groups.values()], timing)
 
     def returned(self, n: int) -> None:
         """Step *n* has come back from the ring. Only the head's engine still works on it, and it
         can start the next step without waiting for the tokens."""
-        self._flights.returned(n)
+        self._flights.by_number[n].returned = True
 
     def expects(self, n: int) -> int:
         """The number of tokens in the answer to step *n*, at most; 0 if it is not in flight."""
-        return self._flights.expects(n)
+        flight = self._flights.by_number.get(n)
+        return 0 if flight is None else flight.expects
+
+    def lack(self, n: int, ids: Sequence[int], scores: Sequence[Scores] = ()) -> str:
+        """What an answer to step *n*, which is in flight, with *ids* and *scores* lacks, in words;
+        empty if it is right. See `Flight.lack`."""
+        return self._flights.by_number[n].lack(ids, sum([len(some.chosen) for some in scores]))
 
     def gives(self, n: int, ids: Sequence[int]) -> bool:
-        """See `Flights.gives`."""
-        return self._flights.gives(n, ids)
-
-    def scores(self, n: int) -> int:
-        """See `Flights.scores`."""
-        return self._flights.scores(n)
+        """Whether step *n*, which scores nothing, may be answered with *ids*."""
+        return n in self._flights.by_number and not self.lack(n, ids)
 
     def answered(
         self,
@@ -680,15 +827,12 @@ class Scheduler:
         Raises `RemoteProtocolError` for a step that is not in flight, or for a wrong number of
         tokens or scores.
         """
-        right, expected = self.gives(n, ids), self.expects(n)
-        scored, to_score = sum(len(some.chosen) for some in scores), self.scores(n)
+        lack = self.lack(n, ids, scores) if n in self._flights.by_number else ""
         flight = self._flights.pop(n)
         if flight is None:
             raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
-        if not right:
-            raise RemoteProtocolError(f"step {n} was answered with {len(ids)} of {expected} tokens")
-        if scored != to_score:
-            raise RemoteProtocolError(f"step {n} gave the scores of {scored} of {to_score} tokens")
+        if lack:
+            raise RemoteProtocolError(f"step {n} was answered with {lack}")
         self._running.landed(flight)
         if isinstance(flight.work, Prefill):
             return self._results.of_prefill(flight.work, scores)

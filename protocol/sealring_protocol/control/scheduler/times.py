@@ -42,30 +42,28 @@ class Times(Generic[Kind]):
     """The mean times of intervals, by their kind."""
 
     def __init__(self) -> None:
-        self._means: dict[Kind, _Mean] = {}
+        self._means: dict[Kind, _Mean] = {}  # the kind first that was not measured for longest
         self._tick = 0  # intervals so far
+        self.known: dict[Kind, float] = {}
+        """The mean seconds that are known, by kind. To be read only."""
 
     def add(self, kind: Kind, seconds: float) -> None:
         """An interval of *kind* took so many *seconds*."""
         self._tick += 1
-        self._means.setdefault(kind, _Mean()).add(seconds, self._tick)
+        mean = self._means.pop(kind, None) or _Mean()
+        self._means[kind] = mean
+        mean.add(seconds, self._tick)
+        if mean.count >= _TRIES:
+            self.known[kind] = mean.seconds
+        oldest = next(iter(self._means))
+        if self._tick - self._means[oldest].latest > _FORGOTTEN:
+            self.forget(oldest)
 
     def seconds(self, kind: Kind) -> float | None:
         """The mean seconds of intervals of *kind*; None if they are not known."""
-        found = self._means.get(kind)
-        if found is None:
-            return None
-        if self._tick - found.latest > _FORGOTTEN:
-            del self._means[kind]
-            return None
-        return found.seconds if found.count >= _TRIES else None
+        return self.known.get(kind)
 
     def forget(self, kind: Kind) -> None:
         """The seconds of *kind* are not known any more."""
         self._means.pop(kind, None)
-
-    @property
-    def known(self) -> dict[Kind, float]:
-        """The mean seconds that are known, by kind."""
-        found = ((kind, self.seconds(kind)) for kind in tuple(self._means))
-        return {kind: seconds for kind, seconds in found if seconds is not None}
+        self.known.pop(kind, None)
