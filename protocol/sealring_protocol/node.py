@@ -657,7 +657,9 @@ class Node:
         """Give the link manager's news to the brain."""
         while self._links.news:
             self._hear(self._links.news.popleft(), now)
-        self._report.obstacle_log.turn(now, serving=self._brain.serving or self._links.closed)
+        serving, log = self._brain.serving, self._report.obstacle_log
+        if not serving or log.due is not None:
+            log.turn(now, serving=serving or self._links.closed)
 
     def _hear(self, told: news.News, now: float) -> None:
         match told:

@@ -215,7 +215,7 @@ class EngineCommand:
 def pack(message: LocalMessage) -> bytes:
     """The frame of *message*."""
     parts = encode(message)
-    size = sum(len(part) for part in parts)
+    size = sum(map(len, parts))
     return b"".join([frame_header(FrameKind.LOCAL, size), *parts])
 
 
@@ -283,9 +283,9 @@ class EngineProcess:
             return
         if isinstance(message, Step | StepDone | Bootstrap):
             self._asked = (message.epoch, 0 if isinstance(message, Bootstrap) else message.n)
-            if self.state in (EngineState.READY, EngineState.BUSY):
+            if self._machine.state in (EngineState.READY, EngineState.BUSY):
                 self._machine.fire(EngineEvent.ASKED)
-        if self.state is not EngineState.DEAD:
+        if self._machine.state is not EngineState.DEAD:
             try:
                 self._wire.send(data)
             except OSError:
@@ -306,8 +306,7 @@ class EngineProcess:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
                     nursery.start_soon(self._look)
-                    await self._read()
-                    nursery.cancel_scope.cancel()
+                    nursery.start_soon(self._read, nursery.cancel_scope)
         finally:
             self._machine.fire(EngineEvent.ENDED)
             self._wire.close()
@@ -346,22 +345,24 @@ class EngineProcess:
         has starved."""
         now = trio.current_time()
         more = self.starvation.look(usage.threads, usage.faults, now)
-        if self.state is EngineState.SPAWNED and self._starts.at is not None:
+        if self._machine.state is EngineState.SPAWNED and self._starts.at is not None:
             self._starts.starved(more, now)
             self._starting.deadline = self._starts.at
         self._looked()
 
-    async def _read(self) -> None:
+    async def _read(self, others: trio.CancelScope) -> None:
+        """Take the messages of the process until its stream ends; then cancel the *others*."""
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
         self._starts.set(trio.current_time(), START_TIMEOUT)
         with trio.move_on_after(START_TIMEOUT) as self._starting:
             with contextlib.suppress(OSError):
                 while data := await self._wire.receive():
                     self._take(decoder, data)
-                    if self.state is not EngineState.SPAWNED:
+                    if self._machine.state is not EngineState.SPAWNED:
                         self._starting.deadline = math.inf
-        if self._starting.cancelled_caught and self.state is EngineState.SPAWNED:
+        if self._starting.cancelled_caught and self._machine.state is EngineState.SPAWNED:
             self._reason = f"it said nothing for {START_TIMEOUT:.0f} s{self._starts.extended}"
+        others.cancel()
 
     def _take(self, decoder: FrameDecoder, data: bytes) -> None:
         """Handle the received *data*."""
@@ -373,12 +374,12 @@ class EngineProcess:
             self.end(f"it broke the local protocol ({error})")
 
     def _hear(self, message: LocalMessage) -> None:
-        if self.state is EngineState.SPAWNED:
+        if self._machine.state is EngineState.SPAWNED:
             self._machine.fire(EngineEvent.SPOKE)
         elif isinstance(message, Step | StepDone | CannotServe | Ready):
             answered = (message.epoch, message.n if isinstance(message, Step | StepDone) else 0)
             # Answers come in order, so the one to the latest question is the last.
-            if answered == self._asked and self.state is EngineState.BUSY:
+            if answered == self._asked and self._machine.state is EngineState.BUSY:
                 self._machine.fire(EngineEvent.ANSWERED)
         self._heard(message)
 

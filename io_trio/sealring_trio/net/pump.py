@@ -143,11 +143,10 @@ class Wire(DirectSocket):
         self._drained = drained
         self._wake = trio.Event()
 
-    def send(self, data: Buffer) -> None:
-        """As `DirectSocket.send`; `write` sends the rest."""
-        super().send(data)
-        if self._waiting:
-            self._wake.set()
+    def _keep(self, rest: memoryview) -> None:
+        """As of `DirectSocket`; `write` sends it."""
+        super()._keep(rest)
+        self._wake.set()
 
     async def receive(self) -> bytes:
         """Wait for the next bytes; none at the end of the stream. Raises `OSError`."""
@@ -300,8 +299,7 @@ class Pump:
             with self._open:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
-                    await self._read()
-                    nursery.cancel_scope.cancel()
+                    nursery.start_soon(self._read)
             if self._machine.state is PumpState.PARTING:
                 await self._wire.hang_up()
         finally:
@@ -316,7 +314,8 @@ class Pump:
             while data := await self._wire.receive():
                 self._owner.received(self._link, data)
         except OSError:
-            return
+            pass
+        self._open.cancel()
 
     async def _write(self) -> None:
         try:

@@ -387,18 +387,18 @@ class Runtime:
 
     def carry_out_and_flush(self) -> None:
         """Carry out what the node wants, flush what has bytes, and set the clock."""
-        self._carry_out_events()
-        while self.node.plan_steps(trio.current_time()):
-            self._carry_out_events()
-        self._sockets.flush()
+        node = self.node
+        while True:
+            while (event := node.next_event()) is not None:
+                self._carry_out(event)
+            if not node.plan_steps(trio.current_time()):
+                break
+        if links := node.links_to_flush():
+            self._sockets.flush(links)
         deadline = self.node.next_timeout()
         if deadline is not None and deadline < self._armed:
             self._armed = deadline
             self._rearm.set()
-
-    def _carry_out_events(self) -> None:
-        while (event := self.node.next_event()) is not None:
-            self._carry_out(event)
 
     def _carry_out(self, event: NodeEvent) -> None:
         match event:

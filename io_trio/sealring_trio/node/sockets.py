@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Final, Protocol, TypeVarTuple
 
@@ -129,9 +129,9 @@ class NodeSockets:
             case PrepareCollective() | EndCollective():
                 self._tunnels.carry_out(event, self._owner.node)
 
-    def flush(self) -> None:
-        """Send what links have to send."""
-        for link in self._owner.node.links_to_flush():
+    def flush(self, links: Iterable[int]) -> None:
+        """Send what *links* have to send."""
+        for link in links:
             if pump := self._pumps.get(link):
                 pump.flush()
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Final, get_args
 
@@ -441,7 +442,7 @@ class Codec:
         """The message whose fields have *values*."""
         found = {name: values[at] for name, at in self._plain}
         for name, places, _, join in self._folded:
-            found[name] = join(*(values[at] for at in places))
+            found[name] = join(*[values[at] for at in places])
         for names, at in self._spread:
             found.update(zip(names, values[at], strict=True))
         return self.kind(**found)
@@ -548,7 +549,7 @@ def encode_step(m: Step) -> list[Buffer]:
     if m.changes:  # most steps of a running ring change no row
         lists = (m.back, m.save, m.evict, m.drop, m.open, m.join)
         for field, value in zip(_CHANGES, lists, strict=True):
-            parts += field.parts(value)
+            parts += field.counted(value)[1]
     _add_tail(parts, m)
     return parts
 
@@ -573,16 +574,16 @@ def encode_done(m: StepDone) -> list[Buffer]:
 
 def _add_tail(parts: list[Buffer], m: Step | StepDone) -> None:
     if m.spent:
-        parts += _SPENT.parts(m.spent)
+        parts += _SPENT.counted(m.spent)[1]
     if m.ids:
-        parts += _IDS.parts(m.ids)
+        parts += _IDS.counted(m.ids)[1]
     if m.tensors:
         if len(m.tensors) > MAX_TENSORS:
             raise LocalProtocolError(f"{len(m.tensors)} tensors; the limit is {MAX_TENSORS}")
         for tensor in m.tensors:
             parts += encode_tensor(tensor)
     if m.failed is not None:
-        parts += _FAILED.parts(m.failed)
+        parts += _FAILED.counted(m.failed)[1]
 
 
 def decode_step(reader: Reader) -> Step:
@@ -649,22 +650,21 @@ def decode_done(reader: Reader) -> StepDone:
 
 
 def _read_tail(reader: Reader, spent: int, ids: int, tensors: int, failed: int) -> Any:
-    """The values of the tail, each checked on its declared count before it is read."""
+    """The values of the tail. All declared counts are checked before any is read."""
     times: Any = ()
     drawn: Any = ()
     data: Any = ()
     failure: Any = None
+    if spent > MAX_SPENT or ids > MAX_IDS or tensors > MAX_TENSORS or failed > 1:
+        for (_, field), count in zip(_TAIL, (spent, ids, tensors, failed), strict=True):
+            field.check(count)
     if spent:
-        _SPENT.check(spent)
         times = _SPENT.read(reader, spent)
     if ids:
-        _IDS.check(ids)
         drawn = _IDS.read(reader, ids)
     if tensors:
-        _TENSORS.check(tensors)
-        data = tuple([decode_tensor(reader) for _ in range(tensors)])
+        data = tuple(map(decode_tensor, repeat(reader, tensors)))
     if failed:
-        _FAILED.check(failed)
         failure = _FAILED.read(reader, failed)
     return times, drawn, data, failure
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import struct
 from collections.abc import Callable
+from itertools import repeat, starmap
 from typing import Any, Final
 
 from sealring_protocol.codec.layouts import letter
@@ -148,10 +149,6 @@ class Varying:
         if self.type and count > self.most:
             raise LocalProtocolError(f"{count} {self.what}; the limit is {self.most}")
         return count, parts
-
-    def parts(self, value: Any) -> list[Buffer]:
-        """The bytes of *value* in parts. Raises `LocalProtocolError`."""
-        return self.counted(value)[1]
 
     def write(self, value: Any) -> tuple[int, list[Buffer]]:
         """The count of *value*, and its bytes in parts, whatever the limit."""
@@ -306,8 +303,7 @@ class Records(Varying):
     def write(self, value: Any) -> tuple[int, list[Buffer]]:
         """All in one part."""
         if self._plain:
-            pack = self._struct.pack
-            return len(value), [b"".join([pack(*self.split(entry)) for entry in value])]
+            return len(value), [b"".join(starmap(self._struct.pack, map(self.split, value)))]
         return len(value), [b"".join(map(self._entry, value))]
 
     def _entry(self, entry: Any) -> bytes:
@@ -320,7 +316,7 @@ class Records(Varying):
         """A tuple of entries."""
         if self._plain:
             data = reader.view(count * self._struct.size)
-            return tuple([self.make(*raw) for raw in self._struct.iter_unpack(data)])
+            return tuple(starmap(self.make, self._struct.iter_unpack(data)))
         return tuple(self._read(reader) for _ in range(count))
 
     def _read(self, reader: Reader) -> Any:
@@ -492,7 +488,7 @@ class Tensors(Varying):
 
     def read(self, reader: Reader, count: int) -> Any:
         """Their data are views of the message."""
-        return tuple(decode_tensor(reader) for _ in range(count))
+        return tuple(map(decode_tensor, repeat(reader, count)))
 
     def to_json(self, value: Any) -> Json:
         """Objects."""

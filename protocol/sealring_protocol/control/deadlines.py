@@ -192,44 +192,57 @@ class AnswerDeadline:
     kind, its tokens, and compilation. Both extend for starvation (`Extension`).
     """
 
-    __slots__ = ("_extension", "_order_ends", "_owed", "_rule", "_seen", "_since", "_slowest")
+    __slots__ = (
+        *("_ends", "_extension", "_is_order", "_owed", "_rule", "_seen", "_since", "_slowest"),
+        "deadline",
+    )
 
     def __init__(self, patience: DeadlineRule) -> None:
         self._rule = patience
         self._extension = Extension()
         self._owed = 0
-        self._since = 0.0
-        self._order_ends: float | None = None
+        self._since = self._ends = 0.0
+        self._is_order = False
         self._slowest = 0.0
         self._seen = 0
+        self.deadline: float | None = None
+        """When the next answer is overdue; None while none is owed. To be read only."""
 
     def owe(self, now: float) -> None:
         """One more answer is owed."""
-        if not self._owed:
-            self._begin(now)
         self._owed += 1
+        if self._owed == 1:
+            self._begin(now)
 
-    def _begin(self, now: float) -> None:
-        """Start the wait for the next answer."""
+    def _begin(self, now: float, seconds: float | None = None) -> None:
+        """Start the wait for the next answer, if one is owed, for *seconds* or as long as a step
+        may take."""
         self._since = now
         self._extension.seconds = 0.0
+        if not self._owed:
+            self.deadline = None
+            return
+        if seconds is None:
+            seconds = self._rule.first
+            if self._seen >= _WARM_UP:
+                seconds = max(self._rule.least, self._rule.factor * self._slowest)
+        self._ends = self.deadline = now + seconds
 
     def order(self, now: float, seconds: float | None) -> None:
         """Replace all owed answers by one: the answer to an order that may take *seconds*, or, if
         None, as long as a first step."""
-        self._owed = 1
-        self._begin(now)
-        self._order_ends = now + (self._rule.first if seconds is None else seconds)
+        self._owed, self._is_order = 1, True
+        self._begin(now, self._rule.first if seconds is None else seconds)
 
     def answered(self, now: float) -> None:
         """One answer came. An answer that is not owed changes nothing."""
         if not self._owed:
             return
-        if self._order_ends is None:
+        if not self._is_order:
             taken = now - self._since - self._extension.seconds
             self._slowest = max(self._slowest, taken)
             self._seen += 1
-        self._order_ends = None
+        self._is_order = False
         self._owed -= 1
         self._begin(now)
 
@@ -237,6 +250,7 @@ class AnswerDeadline:
         """The engine that owes an answer starved for *seconds* more."""
         if self._owed:
             self._extension.add(seconds, self._since, now)
+            self.deadline = self._ends + self._extension.seconds
 
     @property
     def extended(self) -> str:
@@ -245,17 +259,5 @@ class AnswerDeadline:
 
     def clear(self) -> None:
         """Stop waiting: no answer is owed."""
-        self._owed = 0
-        self._order_ends = None
-
-    @property
-    def deadline(self) -> float | None:
-        """When the next answer is overdue; None while none is owed."""
-        if not self._owed:
-            return None
-        if self._order_ends is not None:
-            return self._order_ends + self._extension.seconds
-        patience = self._rule.first
-        if self._seen >= _WARM_UP:
-            patience = max(self._rule.least, self._rule.factor * self._slowest)
-        return self._since + patience + self._extension.seconds
+        self._owed, self._is_order = 0, False
+        self.deadline = None

@@ -58,7 +58,8 @@ class Membership:
 
     def __init__(self, instance: int, world: int, before: int = 0) -> None:
         self._machine = Machine(MEMBERSHIP_TABLE, MembershipState.GATHERING)
-        self._epoch = Epoch(instance, before)
+        self.epoch = Epoch(instance, before)
+        """The present epoch; its counter is 0 before the first. To be read only."""
         self._world = world
         self._present: dict[int, Hello] = {}
         self._ready: dict[int, Ready] = {}
@@ -68,11 +69,6 @@ class Membership:
     def state(self) -> MembershipState:
         """What the head waits for."""
         return self._machine.state
-
-    @property
-    def epoch(self) -> Epoch:
-        """The present epoch; its counter is 0 before the first."""
-        return self._epoch
 
     @property
     def began(self) -> bool:
@@ -109,9 +105,9 @@ class Membership:
 
         Raises `RemoteProtocolError` for an epoch of this head that it never began.
         """
-        if epoch.instance == self._epoch.instance and epoch.counter > self._epoch.counter:
+        if epoch.instance == self.epoch.instance and epoch.counter > self.epoch.counter:
             raise RemoteProtocolError(f"epoch {epoch.counter} never was")
-        return epoch == self._epoch
+        return epoch == self.epoch
 
     def presented(self, rank: int, hello: Hello) -> bool:
         """*rank* is present and has nothing loaded for this epoch. True if that ends an epoch."""
@@ -137,8 +133,8 @@ class Membership:
         if self.missing:
             raise LocalProtocolError(f"ranks {self.missing} are missing")
         self._machine.fire(MembershipEvent.PREPARE if prepare else MembershipEvent.START)
-        self._epoch = Epoch(self._epoch.instance, self._epoch.counter + 1)
-        return self._epoch
+        self.epoch = Epoch(self.epoch.instance, self.epoch.counter + 1)
+        return self.epoch
 
     def answered_prepared(self, rank: int, prepared: Prepared) -> bool:
         """*rank* is prepared. True if now all are, which starts the next state.

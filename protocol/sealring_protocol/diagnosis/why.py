@@ -678,7 +678,7 @@ class ObstacleLog:
 
     def look(self, found: Sequence[Obstacle], now: float) -> list[Note]:
         """The notes to log about the obstacles *found*."""
-        self.due = None
+        self.due = now + LOOK_SECONDS
         notes = []
         for obstacle in found:
             if obstacle.cause in _TOLD_ONCE:
@@ -708,6 +708,6 @@ class ObstacleLog:
         if not serving:
             if self.due is None:
                 self.due = now + LOOK_SECONDS
-        elif self.due is not None or self._told:
+        elif self.due is not None:
             self.due = None
             self._told.clear()

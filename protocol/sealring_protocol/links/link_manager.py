@@ -178,7 +178,7 @@ class LinkManager:
 
     def member(self, rank: int) -> Member:
         """The member of *rank*."""
-        return self.config.roster.roster.members[rank]
+        return self.current_roster.config.roster.roster.members[rank]
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Every established link: the peer's rank, the purpose, and the link."""
@@ -200,9 +200,9 @@ class LinkManager:
     def data_to_send(self, number: int) -> bytes | bytearray:
         """Take all bytes that wait to be sent on connection *number*."""
         connection = self._connections.get(number)
-        if connection is None or connection.driven is None:
+        if connection is None or (link := connection.driven) is None:
             return b""
-        return connection.driven.data_to_send()
+        return link.data_to_send()
 
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all.
@@ -221,7 +221,7 @@ class LinkManager:
     # --------------------------------------------------- beginnings and ends
 
     def _rank(self, key: Key) -> int:
-        return self.config.roster.roster.rank(key[0])
+        return self.current_roster.config.roster.roster.rank(key[0])
 
     def _find(self, rank: int, purpose: Purpose) -> Connection | None:
         contact = self._dialer.get((self.member(rank).id, purpose))
@@ -408,8 +408,14 @@ class LinkManager:
     def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
         """Send *message* if the link is up. If it is not, `news` has told so."""
         connection = self._find(rank, purpose)
-        if connection is not None and (link := connection.driven) is not None:
-            self._do(connection, link, now, partial(link.send, message))
+        if connection is None or (link := connection.driven) is None:
+            return
+        try:
+            link.send(message)  # which brings no event, and no deadline nearer
+        except SealringError as error:
+            self._down(connection, error, now)
+        else:
+            self._flush.add(connection.number)
 
     def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
         """Close a link, and tell the peer why."""

@@ -217,7 +217,7 @@ class Joining:
     @property
     def deadline(self) -> float | None:
         """When to give up waiting for the tunnel link; None while it is not waited for."""
-        return self._tunnel_ends if self.state is JoiningState.PREPARING else None
+        return self._tunnel_ends if self._machine.state is JoiningState.PREPARING else None
 
     def give_up(self) -> str:
         """The tunnel's deadline has passed. Returns the reason to report."""

@@ -93,7 +93,10 @@ def weight(message: Step | StepDone | Row) -> int:
             message.join,
         )
         entries += sum(map(len, changes))
-    return sum([len(tensor.data) for tensor in message.tensors]) + ENTRY_WEIGHT * entries
+    size = ENTRY_WEIGHT * entries
+    for tensor in message.tensors:
+        size += len(tensor.data)
+    return size
 
 
 def check_spent(message: Step | StepDone, ranks: int) -> None:
@@ -196,8 +199,9 @@ class FollowerPipeline:
         if step.failed is not None:
             # Earlier steps are still in the engine: answer them first, in order.
             return [*self._break(), self._fail(step)]
-        self._weight += weight(step)
-        self._weights.append(weight(step) + announced.weight)
+        heavy = weight(step)
+        self._weight += heavy
+        self._weights.append(heavy + announced.weight)
         if len(self._working) >= MAX_STEPS_WAITING or self._weight > MAX_WEIGHT_WAITING:
             raise LimitExceeded(
                 f"step {step.n} came while {len(self._working)} waited, of {self._weight} bytes "
@@ -320,7 +324,8 @@ class HeadPipeline:
         if rank != self._last or not self._chain or self._chain[0] != n:
             raise RemoteProtocolError(f"an answer to step {n}, which waits for none")
         check_spent(message, self._last + 1)
-        if sum(self._weights.values()) + weight(message) > MAX_WEIGHT_WAITING:
+        heavy = weight(message)
+        if sum(self._weights.values()) + heavy > MAX_WEIGHT_WAITING:
             raise LimitExceeded(f"the answer to step {n} is one too many, or too large")
         self._chain.popleft()
         failed = message.failed or self._fault_of(message)
@@ -332,7 +337,7 @@ class HeadPipeline:
         if n in self._wrong:
             self._wrong.remove(n)
             return [Answered(n, (), message.spent, None)]
-        self._weights[n] = weight(message)
+        self._weights[n] = heavy
         self._held[n] = message
         return self._close()
 

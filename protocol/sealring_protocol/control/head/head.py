@@ -71,6 +71,8 @@ class Head:
         """Who is present, in which epoch, and by which plan."""
         self._times = Timekeeper(config.scheduler.groups, config.patience)
         self._steps: Steps | None = None
+        self.serving = False
+        """True if the ring can take steps. To be read only."""
         self._presentations = [TokenBucket(PRESENTATIONS_PER_SECOND, 0.0) for _ in config.names]
         self._wrong: set[int] = set()  # ranks whose link ends because of what they sent
         self.scheduler: Scheduler | None = None
@@ -90,11 +92,6 @@ class Head:
             slow_links=scheduler.slow_links,
             guess_seconds=scheduler.guess_seconds,
         )
-
-    @property
-    def serving(self) -> bool:
-        """True if the ring can take steps."""
-        return self._steps is not None
 
     @property
     def parallel(self) -> bool:
@@ -319,13 +316,13 @@ class Head:
         self, rank: int, purpose: Purpose, message: StepDone, now: float
     ) -> list[Effect]:
         """A rank answered a step: on its control link in tensor parallelism."""
+        if self._steps is not None and message.epoch == self.epochs.membership.epoch:
+            return self._went_on(self._steps.rank_answered(rank, purpose, message, now), now)
         failed, told = message.failed, purpose is Purpose.CONTROL
         if self.epochs.is_over(message.epoch):
             if failed is None or not told:
                 return []
             return self._explained(message.epoch, attrs.evolve(failed, rank=rank), now)
-        if self._steps is not None:
-            return self._went_on(self._steps.rank_answered(rank, purpose, message, now), now)
         if told:
             raise RemoteProtocolError("an answer to a step on a control link")
         return []
@@ -360,6 +357,7 @@ class Head:
             parallel=self.epochs.tensor,
             checked=self.epochs.checked,
         )
+        self.serving = True
         return effects + self._steps.plan(now)
 
     def _went_on(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -393,7 +391,7 @@ class Head:
             self._steps.end()
             if self._steps.progressed:
                 self.epochs.progressed()
-            self._steps = None
+            self._steps, self.serving = None, False
 
     # ---------------------------------------------------------------- timers
 

@@ -208,7 +208,11 @@ class Steps:
     def plan(self, now: float) -> list[Effect]:
         """Plan and begin steps while there is work and credit for it."""
         self.may_plan = False
-        effects = self._decide(now)
+        effects: list[Effect] = []
+        for n, right in self._scheduler.decided():
+            # One that is known to be wrong may be answered by that.
+            if isinstance(self._machine, pipeline.HeadPipeline):
+                effects += self._act(self._machine.decide(n, right=right), now)
         while self._machine.open:
             planned = self._scheduler.plan(now)
             effects += self._scheduler.ended()
@@ -222,15 +226,6 @@ class Steps:
             if self._checked is not None:
                 effects += self._checked.planned(n, work, *self._scheduler.lengths(n))
             effects += self._act(self._machine.begin(planned.step), now)
-        return effects
-
-    def _decide(self, now: float) -> list[Effect]:
-        """Tell the machine which guesses were right. One that is known to be wrong may be answered
-        by that."""
-        effects: list[Effect] = []
-        for n, right in self._scheduler.decided():
-            if isinstance(self._machine, pipeline.HeadPipeline):
-                effects += self._act(self._machine.decide(n, right=right), now)
         return effects
 
     def _announce(self, row: Row) -> list[Effect]:
@@ -261,7 +256,8 @@ class Steps:
                     ranks = range(1, self._world)
                     effects += [Send(rank, Purpose.CONTROL, step) for rank in ranks]
                 case pipeline.Answered(failed=None):
-                    self._times.lockstep.answered(now)
+                    if self.parallel:
+                        self._times.lockstep.answered(now)
                     effects += self._answered(action, now)
                 case pipeline.Answered():
                     return effects + self._settle(actions)
@@ -327,7 +323,8 @@ class Steps:
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         self.progressed = True
         effects = self._timing(action, now)
-        told, over = _taken(self._logprobs, action.n), _taken(self._over, action.n)
+        told = _taken(self._logprobs, action.n) if self._logprobs else {}
+        over = _taken(self._over, action.n) if self._over else {}
         reasons = {uid: message.reason for uid, message in over.items()} if over else {}
         scores = self._scores.pop(action.n, ())
         effects += self._scheduler.answered(action.n, action.ids, now, told, scores, reasons)
@@ -340,7 +337,9 @@ class Steps:
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
         self._scheduler.took(timing)
-        if self._told_slow_links or not self._scheduler.slow_links:
+        if not isinstance(work, Prefill) or self._told_slow_links:
+            return [timing]
+        if not self._scheduler.slow_links:
             return [timing]
         self._told_slow_links = True
         return [timing, Note(Level.WARNING, self._scheduler.slow_links)]
@@ -380,9 +379,9 @@ class Steps:
     @property
     def deadline(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
-        return earliest(
-            self._times.rounds.deadline, self._times.lockstep.deadline, self._drain_ends
-        )
+        if not self.parallel:
+            return self._times.rounds.deadline
+        return earliest(self._times.lockstep.deadline, self._drain_ends)
 
     def handle_timeout(self, now: float) -> EffectsAndLoss:
         """Act on the first deadline that has passed. Returns the effects, and why the epoch cannot
@@ -420,7 +419,7 @@ def memory_notes(known: Mapping[int, int], learnt: Mapping[int, int]) -> list[Ef
 
 def _taken(told: dict[tuple[int, int], M], n: int) -> dict[int, M]:
     """Take what was *told* of the rows of step *n* before its answer, by row."""
-    return {uid: told.pop((n, uid)) for m, uid in list(told) if m == n} if told else {}
+    return {uid: told.pop((n, uid)) for m, uid in list(told) if m == n}
 
 
 def _by_hearsay(rank: int, done: StepDone) -> StepDone:

@@ -20,7 +20,6 @@ nothing to compare, it tries again after the pause.
 from __future__ import annotations
 
 import enum
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -387,17 +386,21 @@ class RowGuesses:
         """All that are under way: of the tokens after those that are known."""
         if not self.fed:
             return self.ahead
-        return tuple(itertools.chain(self.ahead, *[fed.tokens for fed in self.fed]))
+        found = self.ahead
+        for fed in self.fed:
+            found += fed.tokens
+        return found
 
     def next(self, costs: GuessCosts, most: int) -> tuple[int, ...]:
         """The guesses that the next step is to read, *most* at most, after those under way; none if
         there are none, or that does not pay by *costs*."""
-        if most < 1 or not self._may_guess(costs) or not self._chain(self.under_way, 1):
+        under_way = self.under_way
+        if most < 1 or not self._may_guess(costs) or not self._chain(under_way, 1):
             return ()
         way = self._way(costs, most - 1)
         if not way.piped:
             return ()
-        chain = self._chain(self.under_way, 1 + way.ahead)
+        chain = self._chain(under_way, 1 + way.ahead)
         if len(chain) < 1 + way.ahead:
             way = self._way(costs, len(chain) - 1)
         return chain[: 1 + way.ahead] if way.piped else ()

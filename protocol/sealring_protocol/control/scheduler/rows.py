@@ -324,4 +324,7 @@ class Flights:
     def busy(self) -> int:
         """How many stages have something useful to do, at most. A decode that has returned counts:
         the first stage has its closing pass, which a guess that is fed meanwhile would delay."""
-        return len([flight for flight in self.by_number.values() if not flight.wasted])
+        busy = 0
+        for flight in self.by_number.values():
+            busy += not flight.wasted
+        return busy

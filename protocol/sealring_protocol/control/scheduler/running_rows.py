@@ -508,7 +508,7 @@ class RunningRows:
         self._context = context
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
-        self._saving: list[LiveRow] = []  # rows to snapshot in the next step
+        self.saving: list[LiveRow] = []  # rows to snapshot in the next step
 
     # ---------------------------------------------------------- come and go
 
@@ -638,8 +638,8 @@ class RunningRows:
 
     def keep_prefix(self, row: LiveRow) -> None:
         """Have the next step keep *row*'s cache as a snapshot, as it is before that step's work."""
-        if row not in self._saving:
-            self._saving.append(row)
+        if row not in self.saving:
+            self.saving.append(row)
 
     def _leave(self, row: LiveRow) -> None:
         """Have the next step free *row*'s caches on every rank."""
@@ -672,8 +672,6 @@ class RunningRows:
 
     def unread(self) -> list[LiveRow]:
         """Rows in prefill, in the order in which they were opened."""
-        if not self.reading:
-            return []
         rows = self.reading.values()
         return [row for row in rows if row.state.state is RowState.PREFILL]
 
@@ -703,8 +701,6 @@ class RunningRows:
 
     def new(self) -> list[LiveRow]:
         """Rows that the next step opens."""
-        if not self.reading:
-            return []
         return [row for row in self.reading.values() if self._is_new(row)]
 
     def _is_new(self, row: LiveRow) -> bool:
@@ -739,7 +735,7 @@ class RunningRows:
         """The epoch is over: every row waits to be prefilled again."""
         self.ledger = Ledger()
         self.prefixes.clear(cuttable=True)
-        self._saving.clear()
+        self.saving.clear()
         self.backs.clear()
         self.leaving.clear()
         self.dropping.clear()
@@ -857,7 +853,7 @@ class RunningRows:
     def saves(self) -> list[Save]:
         """The snapshots that the next step saves, of rows that were read or are about to leave."""
         saves: list[Save] = []
-        for row in self._saving:
+        for row in self.saving:
             if not self.ledger.holds(row.uid) or self._length(row.uid) < SHORTEST:
                 continue
             sharer, length = row.request.sharer, self._length(row.uid)
@@ -870,7 +866,7 @@ class RunningRows:
             if self._admits(snapshot, () if length in row.branches else named):
                 self.prefixes.add(snapshot)
                 saves.append(Save(row.uid, snapshot.handle))
-        self._saving.clear()
+        self.saving.clear()
         return saves
 
     def _admits(self, snapshot: Snapshot, named: Collection[int]) -> bool:

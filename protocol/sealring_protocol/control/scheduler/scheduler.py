@@ -118,7 +118,7 @@ class Guessing:
 
     def next(self) -> Guess | None:
         """What to guess now, if stages are idle and there is a guess."""
-        if not 0 < self._flights.busy < self._stages or self._reading:
+        if not 0 < self._flights.busy < self._stages or self.reading:
             return None
         rows = list(filter(None, map(self._alone, self._running.ledger.groups)))
         if len(rows) > 1:
@@ -156,9 +156,9 @@ class Guessing:
             self._flights.confirm(right)
 
     @property
-    def _reading(self) -> bool:
+    def reading(self) -> bool:
         """Whether prompts are read."""
-        return bool(self._flights.chunks or self._running.unread())
+        return self._flights.chunks > 0 or (bool(self._running.reading and self._running.unread()))
 
     def _is_only(self, row: LiveRow) -> bool:
         """Whether nothing but *row* is at work."""
@@ -167,7 +167,7 @@ class Guessing:
     def _alone(self, group: int) -> LiveRow | None:
         """The row that is alone in *group*, if there is one, and nobody is about to join it."""
         rows = self._running.ledger.groups.get(group, ())
-        single = len(rows) == 1 and not self._running.joiners(group)
+        single = len(rows) == 1 and not (self._running.reading and self._running.joiners(group))
         return self._running.rows.get(rows[0]) if single else None
 
     def _after_last(self, row: LiveRow) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ class Guessing:
         last token, once those in flight are known."""
         self._find_ways(row)
         sizes = row.guesses.ways.sizes
-        if not sizes or self._reading or not self._running.stays(row):
+        if not sizes or self.reading or not self._running.stays(row):
             return ()
         most = min(sizes[-1], self._left(row) - 1)
         return row.guesses.after_last(self.costs, row.coming, most) if most > 0 else ()
@@ -687,30 +687,32 @@ class Scheduler:
         """The next step; None while there is nothing to do, or no credit for it."""
         if self._maker.epoch is None or self._flights.is_full(self.config):
             return None
-        self._flights.waste(self._running.wrong)
-        self._running.retire()
-        self._running.make_room()
-        saves = self._running.saves()
-        if self._running.waiting:
+        running = self._running
+        if running.wrong:
+            self._flights.waste(running.wrong)
+        running.retire()
+        running.make_room()
+        saves = running.saves() if running.saving else []
+        if running.waiting:
             self._spread()
-            self._running.open_rows()
-        opened = self._running.new()
+            running.open_rows()
+        opened = running.new() if running.reading else []
         group = self._next_group()
-        row = self._next_chunk()
+        row = self._next_chunk() if running.reading else None
         if row is not None and (group is None or not self._read_last):
             self._read_last = True
-            chunk = self._chunks.cut(row, self._running.unread(), decoding=self._decoding)
+            chunk = self._chunks.cut(row, running.unread(), decoding=self._decoding)
             return self._maker.make(saves, opened, (), chunk, now)
         self._read_last = False
         if group is not None:
-            room = self.config.rows - self._running.staying(group)
-            joining = self._running.joiners(group)[:room]
+            room = self.config.rows - running.staying(group)
+            joining = running.joiners(group)[:room]
             ahead = self._guessing.ahead(group)
             work = Decode(group, len(ahead), len(ahead))
             return self._maker.make(saves, opened, joining, work, now, ahead)
         # Grammars of rows that are opened can be prepared meanwhile.
         held = bool(opened) and any(row.held for row in opened)
-        changes = held or saves or self._running.leaving or self._running.dropping
+        changes = held or saves or running.leaving or running.dropping
         return self._maker.make(saves, opened, (), NO_WORK, now) if changes else self._guess(now)
 
     def _guess(self, now: float) -> Planned | None:
@@ -724,7 +726,8 @@ class Scheduler:
 
     def decided(self) -> list[tuple[int, bool]]:
         """See `Flights.decided`."""
-        self._flights.waste(self._running.wrong)
+        if self._running.wrong:
+            self._flights.waste(self._running.wrong)
         return self._flights.decided()
 
     def ended(self) -> list[Outcome]:
@@ -738,7 +741,10 @@ class Scheduler:
         """Of the groups with rows and credit, the one that has waited longest; None if there is
         none."""
         running, flying, ready = self._running, self._flights.decodes(), list[int]()
-        for group in {*running.ledger.groups, *[row.group for row in running.reading.values()]}:
+        groups = {*running.ledger.groups}
+        if running.reading:
+            groups.update([row.group for row in running.reading.values()])
+        for group in groups:
             credit = flying[group] < self._window
             has_rows = credit and (running.staying(group) or running.joiners(group))
             if has_rows and not self._guessing.waits(group):
@@ -788,8 +794,8 @@ class Scheduler:
         self._chunks.took(timing)
         if not isinstance(timing.work, Decode) or timing.work.guessed or timing.parallel:
             return
-        if not (self._flights.chunks or self._running.unread() or self._flights.guesses):
-            self._tuner.took([len(rows) for rows in self.ledger.groups.values()], timing)
+        if not (self._guessing.reading or self._flights.guesses):
+            self._tuner.took([*map(len, self.ledger.groups.values())], timing)
 
     def returned(self, n: int) -> None:
         """Step *n* has come back from the ring. Only the head's engine still works on it, and it
