@@ -145,7 +145,7 @@ class Channel:
     def send(self, message: LocalMessage) -> None:
         """Write *message* as one frame, and wait until the socket has taken it."""
         parts = encode(message)
-        size = sum(len(part) for part in parts)
+        size = sum(map(len, parts))
         try:
             with self._sending:
                 self._write([frame_header(FrameKind.LOCAL, size), *parts])

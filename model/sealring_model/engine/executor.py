@@ -317,12 +317,12 @@ class Executor:
         idle = (gone or change.dropped_snaps) and not self.live_rows
         if idle or isinstance(step.work, Prefill) or step.n % _CLEAR_EVERY == 0:
             self._clear_due = True
-        self._clear_mlx_cache()
+        if self._clear_due:
+            self._clear_mlx_cache()
 
     def _clear_mlx_cache(self) -> None:
-        """Free the memory that MLX keeps, if that is due. Not while the device waits: CUDA might
-        wait for it."""
-        if self._clear_due and not self.device_waits:
+        """Free the memory that MLX keeps. Not while the device waits: CUDA might wait for it."""
+        if self._lookahead.held is None:
             self._clear_due = False
             mx.clear_cache()
 
@@ -409,14 +409,16 @@ class Executor:
     def work_ahead(self) -> bool:
         """Make masks, or launch or build one graph ahead (see `lookahead`); False if there is none.
         For when there is nothing else to do."""
-        if self._failure is not None or not self.works_ahead:
+        if self._failure is not None:
             return False
         try:
-            masked = not self.device_waits and self._forward.make_masks()
+            masked = self._lookahead.held is None and self._forward.make_masks()
             if masked or not self.builds_ahead:
                 return masked
-            self._clear_mlx_cache()
-            if self._lookahead.launch(self._answered_to, self._forward.awaiting_logits):
+            if self._clear_due:
+                self._clear_mlx_cache()
+            awaiting = self._forward.awaiting_logits
+            if self.launches_ahead and self._lookahead.launch(self._answered_to, awaiting):
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:
             self._fail(error)

@@ -206,7 +206,7 @@ class Forward:
             outputs = self._stage.run(inputs, self._caches.batch(batch))
             prints = self._fingerprints(step, len(uids), 1 + ahead, inputs, outputs)
         if self._first:
-            positions = tuple(self._ledger.length(uid) - ahead for uid in uids)
+            positions = tuple([self._ledger.length(uid) - ahead for uid in uids])
             guesses = step.ids[len(step.ids) - ahead :]
             on_guess = _is_on_guess(step)
             state = self._sampler.begin(batch, uids, positions, guesses, on_guess=on_guess)
@@ -252,10 +252,11 @@ class Forward:
     def make_masks(self) -> bool:
         """Make the masks of one closing pass that is to come; False if there is none. Waits for the
         tokens of the pass before it."""
-        state = next((state for state in self._next_closings() if state.lacks_masks), None)
-        if state is not None:
-            self._sampler.make_masks(state)
-        return state is not None
+        for state in self._next_closings() if self.awaiting_logits else ():
+            if state.lacks_masks:
+                self._sampler.make_masks(state)
+                return True
+        return False
 
     def _next_closings(self) -> Iterable[SamplerState]:
         """Of each batch, the closing pass that comes next."""

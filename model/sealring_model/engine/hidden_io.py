@@ -199,7 +199,7 @@ class HiddenIO:
                 )
         hop = self._place.rank if isinstance(message, Step) else self._place.world
         context = self._context(message.n, batch, hop, uids)
-        return tuple(self._activation_seal.open(context, tensor) for tensor in tensors)
+        return tuple([self._activation_seal.open(context, tensor) for tensor in tensors])
 
     def _expected(self, message: Step | StepDone) -> tuple[HopTensor, ...]:
         return self._stage.hop_in if isinstance(message, Step) else self._stage.hop_back
@@ -232,14 +232,15 @@ class HiddenIO:
 
         Raises `ModelError` if it is too large for a frame.
         """
-        size = sum(array.nbytes for array in hidden)
+        size = sum([array.nbytes for array in hidden])
         if size > MAX_SEALED_BODY - STEP_ROOM:
             raise ModelError(
                 f"the hidden states of this step are {size} bytes, more than a frame takes; read "
                 "the prompt in smaller chunks"
             )
         outlets = tuple(map(self._device_io.outlet, hidden))
-        self._device_io.start(*(outlet.ready for outlet in outlets), *others)
+        ready = [outlet.ready for outlet in outlets]
+        self._device_io.start(*ready, *others)
         shapes = [array.shape for array in hidden]
         return self.send_when_done(step, context, shapes, outlets, None, others)
 
@@ -264,7 +265,7 @@ class HiddenIO:
                 tensors.append(self._activation_seal.seal(context, dtype, shape, data))
             return self.forward(step, clock, tuple(tensors))
 
-        return PendingAnswer((*(outlet.ready for outlet in outlets), *others), answer)
+        return PendingAnswer((*[outlet.ready for outlet in outlets], *others), answer)
 
     def forward(
         self, step: Step, clock: Clock, tensors: tuple[Tensor, ...] = ()

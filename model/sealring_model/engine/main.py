@@ -211,14 +211,16 @@ class Engine:
     @property
     def _should_poll(self) -> bool:
         """Whether the device waits for the next message, and no thread here has anything to do."""
-        held = self._executor is not None and self._executor.device_waits
-        return held and self._answers.is_idle
+        executor = self._executor
+        if executor is None or not executor.launches_ahead:
+            return False
+        return executor.device_waits and self._answers.is_idle
 
     def _work_ahead(self) -> None:
         """Build and launch ahead until a message comes or nothing is left to do."""
         executor = self._executor
         while executor is not None and self._channel.is_empty:
-            if executor.device_waits:
+            if executor.launches_ahead and executor.device_waits:
                 self._channel.intercept_next(self._fill_early)
             if not (executor.launches_ahead or self._answers.is_idle) or not executor.work_ahead():
                 return

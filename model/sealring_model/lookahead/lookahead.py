@@ -388,22 +388,21 @@ class Lookahead:
         *build_decode* the next decode of a batch, which may follow such a pass, with so many tokens
         of each row. Raises what they raise, and then nothing has changed.
         """
-        sure = {n for n, of in awaiting_logits.items() if of.is_sure}
-        n = min(sure - self._closings.keys(), default=None)
-        if n is not None:
-            state = awaiting_logits[n]
-            tokens = 1 + len(state.guesses)
-            self._closings[n] = BuiltClosing(n, state.batch, tokens, *build_closing(state))
-            return True
+        for n in sorted(awaiting_logits.keys() - self._closings.keys()):
+            if (state := awaiting_logits[n]).is_sure:
+                tokens = 1 + len(state.guesses)
+                self._closings[n] = BuiltClosing(n, state.batch, tokens, *build_closing(state))
+                return True
+        if not self._to_build:
+            return False
         # What a plain decode reads is drawn by the closing pass before it.
         undrawn = {of.batch for n, of in awaiting_logits.items() if n not in self._closings}
-        due = (batch for batch, more in self._to_build.items() if more > 1 or batch not in undrawn)
-        batch = next(due, None)
-        if batch is None:
-            return False
-        self._decodes[batch] = build_decode(batch, self._to_build[batch])
-        del self._to_build[batch]
-        return True
+        for batch, tokens in self._to_build.items():
+            if tokens > 1 or batch not in undrawn:
+                self._decodes[batch] = build_decode(batch, tokens)
+                del self._to_build[batch]
+                return True
+        return False
 
     def launch(self, answered: int, awaiting_logits: Collection[int] = ()) -> bool:
         """Launch one graph ahead; False if there is none that may be. The device has done all steps

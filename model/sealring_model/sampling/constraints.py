@@ -216,7 +216,7 @@ class Constraints:
     def begin(self, rows: Sequence[Row]) -> tuple[Constraint | None, ...]:
         """A decode of *rows* begins: the constraint of each that has one. Raises `LedgerError` for
         a grammar where nothing follows one."""
-        return tuple(self._of(row) if row.constrained else None for row in rows)
+        return tuple([self._of(row) if row.constrained else None for row in rows])
 
     def _of(self, row: Row) -> Constraint:
         known = self._by_uid.get(row.uid)

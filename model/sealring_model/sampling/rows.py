@@ -61,7 +61,7 @@ class RowParams:
     def get(self, uids: Iterable[int]) -> tuple[Row, ...]:
         """The parameters of *uids*, in order. Raises `LedgerError` for a row that was not
         announced."""
-        return tuple(self._get(uid) for uid in uids)
+        return tuple(map(self._get, uids))
 
     def _get(self, uid: int) -> Row:
         row = self._now.get(uid) or self._before.get(uid)

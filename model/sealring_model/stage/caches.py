@@ -212,8 +212,10 @@ class CacheStore:
                 whole += len(rows) * cost.of(max(lengths, default=0))
             copies.append(whole)
         needed = max(copies)
-        needed += sum(cost.of(save.length) for save in change.saved)
-        needed += sum(cost.of(row.keep) for row in change.opened if row.handle)
+        for save in change.saved:
+            needed += cost.of(save.length)
+        for row in change.opened:
+            needed += cost.of(row.keep) if row.handle else 0
         if isinstance(step.work, Prefill):
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
         return needed

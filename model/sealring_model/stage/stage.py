@@ -272,7 +272,7 @@ class PartStage(Stage):
             rows, tokens = ids.shape
         with self._values.holding(rows, tokens, received) as sent:
             self._model(ids, cache=self.layout.spread(slots))
-            outputs = tuple(joined(tensor, sent) for tensor in self.hop_out)
+            outputs = tuple([joined(tensor, sent) for tensor in self.hop_out])
         self.layout.advance(slots, rows, tokens, self.filler)
         return outputs
 

@@ -121,9 +121,7 @@ def override_call(module: nn.Module, call: Callable[..., Any]) -> nn.Module:
     # would not do either: loops look at their layers' attributes and classes, and the arrays of a
     # layer are found by its place in the model.
     kind: Any = type(module)
-    module.__class__ = type(
-        kind.__name__, (kind,), {"__call__": lambda _, *args, **kwargs: call(*args, **kwargs)}
-    )
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": staticmethod(call)})
     return module
 
 
