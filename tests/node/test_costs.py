@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from types import FrameType
 
 import pytest
 from sealring_protocol.control.requests import Request, SchedulerConfig
@@ -11,6 +13,8 @@ from tests.sim.cluster import Cluster
 
 TOKENS = 40
 PING = 8 + 1 + 8 * 8 + 16
+MOST_CALLS = 680
+"""Of functions of the core for each token, in a ring of two."""
 
 
 def frames_and_forwards(rows: int, world: int = 3) -> tuple[dict[str, Counter[int]], list[int]]:
@@ -71,3 +75,25 @@ def test_while_a_rank_is_stopped_there_are_no_tokens():
     cluster.hosts["host1"].frozen = False
     cluster.run_until(lambda: cluster.all_done)
     assert len(cluster.tokens[uid]) == 500
+
+
+def calls_of_the_core(tokens: int) -> int:
+    """Calls of Python functions of the core, on both ranks, while one row draws *tokens* tokens."""
+    cluster, calls = Cluster(2, 1), 0
+    cluster.run_until(lambda: cluster.ready)
+    cluster.submit(Request((1, 2, 3), tokens))
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "sealring_protocol" in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    try:
+        cluster.run_until(lambda: cluster.all_done)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_core_makes_few_calls_for_each_token():
+    assert calls_of_the_core(440) - calls_of_the_core(40) < MOST_CALLS * 400

@@ -116,11 +116,10 @@ class StepTiming:
     spent: tuple[Spent, ...]
     closing: Spent = attrs.field(factory=Spent)
     parallel: bool = False
-    away_us: int = attrs.field(init=False)
-    """Microseconds on the network: no rank computed, queued or sealed the step."""
 
-    @away_us.default
-    def _away_us(self) -> int:
+    @property
+    def away_us(self) -> int:
+        """Microseconds on the network: no rank computed, queued or sealed the step."""
         parts = [p.compute_us + p.wait_us + p.seal_us for p in (*self.spent, self.closing)]
         return max(0, self.total_us - (max(parts) if self.parallel else sum(parts)))
 

@@ -337,9 +337,8 @@ class Steps:
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
         self._scheduler.took(timing)
-        if not isinstance(work, Prefill) or self._told_slow_links:
-            return [timing]
-        if not self._scheduler.slow_links:
+        read = isinstance(work, Prefill) and not self._told_slow_links
+        if not read or not self._scheduler.slow_links:
             return [timing]
         self._told_slow_links = True
         return [timing, Note(Level.WARNING, self._scheduler.slow_links)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -304,12 +303,12 @@ class Flights:
         full = len(self.by_number) >= MAX_STEPS_WAITING
         return full or self._weight + heaviest > MAX_WEIGHT_WAITING
 
-    def decodes(self) -> Counter[int]:
-        """How many decodes of each group have not come back."""
-        flying = Counter[int]()
+    def decodes(self) -> dict[int, int]:
+        """How many decodes have not come back, of each group that has any."""
+        flying: dict[int, int] = {}
         for flight in self.by_number.values():
             if isinstance(flight.work, Decode) and not (flight.returned or flight.wasted):
-                flying[flight.work.group] += 1
+                flying[flight.work.group] = flying.get(flight.work.group, 0) + 1
         return flying
 
     @property

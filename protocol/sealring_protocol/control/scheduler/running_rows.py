@@ -629,7 +629,7 @@ class RunningRows:
 
     def stays(self, row: LiveRow) -> bool:
         """True if *row* is in its group and the next step does not evict it."""
-        return row.uid in self.ledger.groups.get(row.group, ()) and row.uid not in self.leaving
+        return row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
 
     def _keep(self, row: LiveRow) -> None:
         """Snapshot *row* before it leaves, if it is in a group. Those with scores use none."""
@@ -690,7 +690,7 @@ class RunningRows:
 
     def staying(self, group: int) -> int:
         """The number of rows of *group* that the next step does not evict."""
-        rows = self.ledger.groups.get(group, ())
+        rows = self.ledger.rows(group)
         return sum(uid not in self.leaving for uid in rows) if self.leaving else len(rows)
 
     def carried_out(self, step: Step) -> None:
@@ -852,7 +852,7 @@ class RunningRows:
 
     def saves(self) -> list[Save]:
         """The snapshots that the next step saves, of rows that were read or are about to leave."""
-        saves: list[Save] = []
+        saves = []
         for row in self.saving:
             if not self.ledger.holds(row.uid) or self._length(row.uid) < SHORTEST:
                 continue

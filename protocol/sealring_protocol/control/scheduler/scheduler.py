@@ -134,7 +134,7 @@ class Guessing:
     def waits(self, group: int) -> bool:
         """Whether the next decode of *group* waits for the tokens of the one in flight: that has
         read guesses ahead, or the next one is to read some after it."""
-        for uid in self._running.ledger.groups.get(group, ()):
+        for uid in self._running.ledger.rows(group):
             if (each := self._running.rows.get(uid)) is not None and each.guesses.ahead:
                 return True
         row = self._alone(group)
@@ -166,7 +166,7 @@ class Guessing:
 
     def _alone(self, group: int) -> LiveRow | None:
         """The row that is alone in *group*, if there is one, and nobody is about to join it."""
-        rows = self._running.ledger.groups.get(group, ())
+        rows = self._running.ledger.rows(group)
         single = len(rows) == 1 and not (self._running.reading and self._running.joiners(group))
         return self._running.rows.get(rows[0]) if single else None
 
@@ -452,14 +452,9 @@ class StepMaker:
     ) -> Planned:
         """The next step: with *work*, which reads *guesses*, and all that comes and goes before."""
         running = self._running
-        ids, joins, opens = list[int](), list[Join](), list[Open]()
+        ids = [*[row.tokens[-1] for row in joining], *guesses]
         for row in joining:
-            ids.append(row.tokens[-1])
-            joins.append(Join(row.uid, row.group))
             running.join(row)
-        for row in opened:
-            opens.append(Open(row.uid, row.handle, row.kept))
-        ids += guesses
         if isinstance(work, Prefill):
             end = work.position + work.count + work.scored  # the token after them is scored, too
             ids += running.rows[work.uid].tokens[work.position : end]
@@ -473,25 +468,22 @@ class StepMaker:
             save=tuple(saves),
             evict=tuple(running.leaving),
             drop=tuple(running.dropping),
-            open=tuple(opens),
-            join=tuple(joins),
+            open=tuple([Open(row.uid, row.handle, row.kept) for row in opened]),
+            join=tuple([Join(row.uid, row.group) for row in joining]),
             work=work,
             ids=tuple(ids),
         )
         running.carried_out(step)
-        for row in opened:
-            row.unready += row.held
         flight = self._flight(work, now, guesses)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
         flight.weight = weight(step) + tokens * running.config.hidden_bytes
         for row in opened:
+            row.unready += row.held
             flight.weight += row.row_weight
         self._flights.add(self.n, flight)
         step = attrs.evolve(step, digest=running.ledger.digest(self.n))
-        if not opened:
-            return Planned(step, (), ())
-        told = tuple(RowOpened(row.uid, len(row.tokens), row.kept) for row in opened)
-        return Planned(step, tuple(row.sampling for row in opened), told)
+        told = tuple([RowOpened(row.uid, len(row.tokens), row.kept) for row in opened])
+        return Planned(step, tuple([row.sampling for row in opened]), told)
 
     def _flight(self, work: Work, now: float, guesses: tuple[int, ...]) -> Flight:
         running = self._running
@@ -745,7 +737,7 @@ class Scheduler:
         if running.reading:
             groups.update([row.group for row in running.reading.values()])
         for group in groups:
-            credit = flying[group] < self._window
+            credit = flying.get(group, 0) < self._window
             has_rows = credit and (running.staying(group) or running.joiners(group))
             if has_rows and not self._guessing.waits(group):
                 ready.append(group)
