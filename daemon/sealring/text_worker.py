@@ -16,11 +16,12 @@ import argparse
 import contextlib
 import gc
 import json
+import math
 import resource
 import socket
 import time
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -67,7 +68,19 @@ from sealring.dialects.schema import (
     whole_body,
 )
 from sealring.structured.holding import bad_sequences, chat_grammar, completion_grammar
-from sealring.text.frames import CALL, HOLD, ID, MEMORY, READ, RENDER, SIZES, TOKENISE, pack
+from sealring.text.frames import (
+    CALL,
+    HOLD,
+    ID,
+    LOAD_MEMORY,
+    LOAD_SECONDS,
+    MEMORY,
+    READ,
+    RENDER,
+    SIZES,
+    TOKENISE,
+    pack,
+)
 
 # ---------------------------------------------------------------------- token texts
 # The jobs of a text worker for ``/tokenize`` and ``/detokenize``: they write the whole answer,
@@ -586,17 +599,21 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--seconds", type=int, default=LOAD_SECONDS)
     given = parser.parse_args()
     with socket.socket(fileno=given.fd) as node, contextlib.suppress(EOFError, OSError):
-        _limit_memory()  # a file of the folder may be large, too
+        _limit_memory(LOAD_MEMORY)  # others wrote the folder, too
         try:
-            tokenizer = Tokenizer(given.model)
+            with _limited_time(given.seconds):
+                tokenizer = Tokenizer(given.model)
+                told, data = tokenizer.words.packed()
         except LoadError as error:
             node.sendall(pack({"failed": str(error)}))
             return
         gc.freeze()
-        _limit_memory()
-        node.sendall(pack({"ready": True}))
+        _limit_memory(MEMORY)
+        node.sendall(pack({"ready": told}, data))
+        del told, data
         while True:
             node.sendall(_answer(node, tokenizer, *_receive(node)))
 
@@ -632,9 +649,20 @@ def _exactly(node: socket.socket, size: int) -> bytes:
     return bytes(got)
 
 
-def _limit_memory() -> None:
+@contextlib.contextmanager
+def _limited_time(seconds: int) -> Iterator[None]:
+    """Within the block the kernel ends the process after *seconds* more of processor time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = math.ceil(time.process_time()) + seconds
+    with contextlib.suppress(OSError, ValueError):  # there is a lower limit already
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
+def _limit_memory(more: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = psutil.Process().memory_info().vms + MEMORY
+    most = psutil.Process().memory_info().vms + more
     with contextlib.suppress(OSError, ValueError):  # macOS: the node's looks have to do
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))

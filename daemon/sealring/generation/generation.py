@@ -5,7 +5,8 @@ it to the ring, and `Answer.next` returns the text as it comes: whole characters
 string, and the tokens that each piece came from. When the block of `answering` is left, by its end,
 an error or cancellation, the row ends on every rank.
 
-Text workers tokenise prompts (`text.workers`). Answers are detokenised here, in linear time.
+Text workers tokenise prompts (`text.workers`). Answers are detokenised here, in linear time, with
+what a text worker has sent of the model's tokens: the node loads no tokenizer.
 """
 
 from __future__ import annotations
@@ -14,16 +15,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import trio
-from sealring_model.errors import LoadError, TextError
-from sealring_model.text.detokenizer import Detokenizer
+from sealring_model.errors import TextError
+from sealring_model.text.detokenizer import Detokenizer, Vocabulary
 from sealring_model.text.eos import own_sampling as sampling_of
-from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import (
@@ -184,7 +183,7 @@ class Answer:
 
 
 class Generator:
-    """Has the ring continue prompts. Keeps the tokenizer, the text workers and the traces. Without
+    """Has the ring continue prompts. Keeps the text workers and the traces. Without
     *guesses* no token is guessed, whatever a request says. Unless *own_sampling*, what the model's
     makers say of drawing is left aside."""
 
@@ -199,34 +198,22 @@ class Generator:
         self.tracer = Tracer()
         self._stopping = self._giving_way = ""  # why what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
-        self._loading = trio.Lock()
         self.texts = TextWorkers(model)
-        self._tokenizer: Tokenizer | None = None
         runtime.watchers.append(self.tracer.watch)
         runtime.text_loading = lambda: self.loading
 
-    async def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, loaded once, in a thread. Raises `OperationError`."""
-        async with self._loading:
-            if self._tokenizer is None:
-                try:
-                    # It may take long (a slow disk, a busy machine), and no stop waits for it.
-                    self._tokenizer = await trio.to_thread.run_sync(
-                        partial(Tokenizer, self.model), abandon_on_cancel=True
-                    )
-                    self.runtime.textless = ""
-                except LoadError as error:
-                    self.runtime.textless = str(error)
-                    raise OperationError(str(error), "Fetch the model again.") from None
-                except (ImportError, OSError, RuntimeError) as error:  # the last: no thread
-                    what = f"the model's tokenizer cannot be loaded now: {error}"
-                    raise OperationError(what, "It is tried again with each request.") from None
-            return self._tokenizer
+    async def vocabulary(self) -> Vocabulary:
+        """What is known of the model's tokens, once a text worker has loaded them. Raises
+        `OperationError`."""
+        try:
+            return await self.texts.vocabulary()
+        finally:
+            self.runtime.textless = self.texts.unloadable
 
     async def warm_up(self) -> None:
-        """Load the tokenizer before the first request. If that fails, it is an obstacle."""
+        """Wait until a text worker has loaded the tokenizer. If none can, it is an obstacle."""
         with contextlib.suppress(OperationError):
-            await self.tokenizer()
+            await self.vocabulary()
             if self.serving:
                 log.info("the tokenizer is loaded")
 
@@ -263,7 +250,7 @@ class Generator:
 
     @contextlib.contextmanager
     def answering(
-        self, tokenizer: Tokenizer, job: Job, trace: Trace, counted: Counted | None = None
+        self, words: Vocabulary, job: Job, trace: Trace, counted: Counted | None = None
     ) -> Iterator[Answer]:
         """Submit *job*, and give its answer, the bytes of whose tokens are *counted* as the ring
         gives them. The row ends with the block at the latest. A job that may become longer than
@@ -281,7 +268,7 @@ class Generator:
         request = Request(
             job.prompt,
             job.max_tokens,
-            job.stop_tokens | (frozenset() if job.endless else tokenizer.eos),
+            job.stop_tokens | (frozenset() if job.endless else words.eos),
             job.sampling,
             job.owner,
             job.scope,
@@ -313,7 +300,7 @@ class Generator:
                     uid,
                     stream,
                     lambda: runtime.finish(uid),
-                    tokenizer.stream(None if job.opens else job.prompt, special=job.special),
+                    words.stream(None if job.opens else job.prompt, special=job.special),
                     StopText(job.stop, shown=job.stop_shown),
                     (tracer, trace),
                     fitted=fitted,
@@ -394,9 +381,8 @@ class Generator:
 
     @property
     def loading(self) -> bool:
-        """Whether the head's tokenizer, or its first text worker, is being loaded."""
-        read = self._tokenizer is not None or self.runtime.textless
-        return self.texts.starting or not read
+        """Whether the head's first text worker is still loading the tokenizer."""
+        return self.texts.loading
 
     @property
     def draining(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import attrs
 import trio
-from sealring_model.text.tokens import Tokenizer
+from sealring_model.text.detokenizer import Vocabulary
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 from sealring_protocol.control.requests import RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
@@ -288,9 +288,9 @@ class Generate(Generic[A]):
         """Have the ring answer the body that *texts* reads: into the stream if one is asked for, or
         else in one piece."""
         head, trace = self._head, call.trace
-        tokenizer = await self._tokenizer()
+        words = await self._vocabulary()
         owned = ChoiceContext(
-            head.generator, tokenizer, call.caller.owner, call.caller.account, head.responses
+            head.generator, words, call.caller.owner, call.caller.account, head.responses
         )
         parsed, context = await self._parse(texts.pop(), call, owned)
         asked = self._kind.options(parsed.told["options"])
@@ -300,7 +300,7 @@ class Generate(Generic[A]):
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
         call.holding.grow(self._kind.held(parsed) + parsed.size)
         with contextlib.ExitStack() as stack:
-            answers = await self._open(asked, tokenizer, parsed, call, stack)
+            answers = await self._open(asked, words, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
             if asked.stream:
                 await _stream(pairs, shape, call)
@@ -314,10 +314,10 @@ class Generate(Generic[A]):
         call.holding.grow(-shape.kept)
         return Response(body, headers=_timing(trace), media_type="application/json")
 
-    async def _tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises `ApiError`."""
+    async def _vocabulary(self) -> Vocabulary:
+        """What is known of the model's tokens. Raises `ApiError`."""
         try:
-            return await self._head.generator.tokenizer()
+            return await self._head.generator.vocabulary()
         except OperationError as error:
             raise unavailable(
                 f"The model's tokenizer is missing: {error.what}.", "no_tokenizer"
@@ -353,7 +353,7 @@ class Generate(Generic[A]):
     async def _open(
         self,
         asked: A,
-        tokenizer: Tokenizer,
+        words: Vocabulary,
         parsed: ParsedRequest,
         call: Call,
         stack: contextlib.ExitStack,
@@ -362,7 +362,7 @@ class Generate(Generic[A]):
         Raises `ApiError`."""
         head = self._head
         info = head.generator.runtime.node.engine_info
-        vocabulary = info.vocabulary if info is not None else tokenizer.vocabulary
+        vocabulary = info.vocabulary if info is not None else words.size
         for prompt in parsed.prompts:
             _check_prompt(prompt, vocabulary)
 
@@ -378,7 +378,7 @@ class Generate(Generic[A]):
         try:
             answers = []
             for job in jobs(asked, parsed, vocabulary, call.caller):
-                answering = head.generator.answering(tokenizer, job, call.trace, counted)
+                answering = head.generator.answering(words, job, call.trace, counted)
                 answers.append(stack.enter_context(answering))
                 await trio.lowlevel.checkpoint()
         except LocalProtocolError as error:

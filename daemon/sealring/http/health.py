@@ -154,17 +154,17 @@ async def model(request: Request) -> JSONResponse:
 
 async def _capabilities(head: ApiHead) -> dict[str, Any] | None:
     try:
-        tokenizer = await head.generator.tokenizer()
+        words = await head.generator.vocabulary()
     except OperationError:
         return None
     return {
         "chat": True,
         "completion": True,
         # in-words: the template has none, and the model may not keep to what it is told
-        "tools": "in-words" if tokenizer.in_words else "template",
-        "reasoning": bool(tokenizer.think[0]),
-        "reasoning_effort": tokenizer.takes("reasoning_effort"),
-        "fill_in_the_middle": tokenizer.fill_in is not None,
+        "tools": "in-words" if words.in_words else "template",
+        "reasoning": bool(words.think[0]),
+        "reasoning_effort": words.efforts,
+        "fill_in_the_middle": words.fills,
         "logprobs": True,
         "structured_output": True,
         "embeddings": False,

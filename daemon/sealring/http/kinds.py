@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeVar
 
 import attrs
-from sealring_model.text.tokens import Tokenizer, ToolCall
+from sealring_model.text.detokenizer import Vocabulary
+from sealring_model.text.tokens import ToolCall, ToolFormat
 from sealring_trio.errors import OperationError
 
 from sealring.dialects.anthropic import MessageShape
@@ -33,12 +34,12 @@ A = TypeVar("A", ChatOptions, CompletionOptions)
 
 @attrs.frozen
 class ChoiceContext:
-    """What the choices of a request of *owner* share: the *tokenizer*, and the text workers of
+    """What the choices of a request of *owner* share: the model's *words*, and the text workers of
     *generator*, whose work counts to *account*. The items *before* its own are of earlier
     *responses* that are kept."""
 
     generator: Generator
-    tokenizer: Tokenizer
+    words: Vocabulary
     owner: str
     account: str = ""
     responses: ResponseStore = attrs.field(factory=ResponseStore)
@@ -86,7 +87,8 @@ class ChatKind:
         self, asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext
     ) -> list[Choice]:
         """A message for each."""
-        tokenizer, told = context.tokenizer, parsed.told
+        words, told = context.words, parsed.told
+        form = ToolFormat.known(*words.calls)
         plain = bool(told["plain"])
         tools = parsed.rest[: told["tools"]]
         calls = CallReader(context, tools, plain=plain)
@@ -94,12 +96,12 @@ class ChatKind:
             Choice(
                 index,
                 AnswerText(
-                    tokenizer.think,
-                    (PLAIN if plain else tokenizer.calls) if tools else None,
+                    words.think,
+                    (PLAIN if plain else form) if tools else None,
                     told["callable"],
                     reasoning=told["reasoning"],
                     calling=told["calling"],
-                    whole=tokenizer.whole,
+                    whole=form.whole,
                 ),
                 calls.read,
                 single_call=asked.parallel_tool_calls is False,
@@ -116,7 +118,7 @@ class ChatKind:
     ) -> Shape:
         """OpenAI's messages."""
         envelope = Envelope(about, "chat.completion", "chat.completion.chunk", asked)
-        bytes_of = context.tokenizer.token_bytes
+        bytes_of = context.words.token_bytes
         scores = None
         if asked.prompt_logprobs is not None:
             (prompt,) = parsed.prompts
@@ -155,7 +157,7 @@ class ResponsesKind(ChatKind):
             context.responses.keep(context.owner, about.id, kept)
 
         wanted = Wanted(parsed.rest[begin:end], told["names"], told["summary"])
-        bytes_of = None if asked.alternatives is None else context.tokenizer.token_bytes
+        bytes_of = None if asked.alternatives is None else context.words.token_bytes
         most = asked.alternatives or 0
         return ResponseShape(about, wanted, bytes_of, keep if told["store"] else None, most)
 
@@ -209,7 +211,7 @@ class CompletionKind:
     ) -> Shape:
         """OpenAI's continuations."""
         envelope = Envelope(about, "text_completion", "text_completion", asked)
-        bytes_of = context.tokenizer.token_bytes
+        bytes_of = context.words.token_bytes
         texts = parsed.told["texts"] or [""] * len(parsed.prompts)
         echoes = [text for text in texts for _ in range(asked.n or 1)]
         scores = [

@@ -214,7 +214,7 @@ class Requests:
             with trio.move_on_after(_LOOK_SECONDS):
                 await self._runtime.informed.wait()
             await waiting.tell()
-        tokenizer = await generator.tokenizer()
+        words = await generator.vocabulary()
         prompt = await self._parse(asked, trace)
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
         try:
@@ -236,7 +236,7 @@ class Requests:
                 guesses=asked.guesses,
                 opens=not asked.raw,
             )
-            with generator.answering(tokenizer, job, trace) as answer:
+            with generator.answering(words, job, trace) as answer:
                 done, tokens = await _pass_on(answer, waiting, reply)
         except LocalProtocolError as error:
             waiting.check()

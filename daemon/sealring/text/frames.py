@@ -220,8 +220,14 @@ node. On one slow core 8 MiB take 1 s to read and 10 s to tokenise, templates an
 milliseconds."""
 
 MEMORY: Final = 3 << 30
-"""Bytes of memory that loading may take, and then a job beside what has been loaded. 8 MiB of text
-take half of that to tokenise. The worker limits itself where it can, and the node looks."""
+"""Bytes of memory that a job may take beside what has been loaded. 8 MiB of text take half of that
+to tokenise. The worker limits itself where it can, and the node looks."""
+
+LOAD_MEMORY: Final = 2 << 30
+"""Bytes of memory that loading a tokenizer may take: those of all that its files may have."""
+
+LOAD_SECONDS: Final = 60
+"""Seconds of processor time that it may take; a vocabulary of 150,000 takes 4."""
 
 
 class Refused(Exception):
@@ -242,6 +248,10 @@ class TextQueueFull(Exception):
 
 class Lost(Exception):
     """The worker ended, for another reason than its job."""
+
+
+class Unloadable(Exception):
+    """The model's tokenizer cannot be loaded, or not within the limits; the text says why."""
 
 
 class Wrong(Lost):

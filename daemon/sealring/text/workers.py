@@ -13,6 +13,9 @@ others by one job.
 
 Memory: a worker has as much as the tokenizer takes (90 MB with the model that ships with sealring,
 and some 200 MB with a vocabulary of 150,000), and `frames.MEMORY` for a job.
+
+Only a worker loads the tokenizer, for others wrote the model's folder. The first that has loaded it
+within `frames.LOAD_MEMORY` and `LOAD_SECONDS` sends what the node needs to know of its tokens.
 """
 
 from __future__ import annotations
@@ -32,11 +35,14 @@ from typing import Any, Final
 import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
+from sealring_model.text.detokenizer import Vocabulary
 from sealring_trio.engine.supervisor import EngineCommand
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import signal_name
 
 from sealring.text.frames import (
+    LOAD_MEMORY,
+    LOAD_SECONDS,
     MAX_FRAME,
     MEMORY,
     SIZES,
@@ -45,6 +51,7 @@ from sealring.text.frames import (
     Lost,
     Refused,
     TextQueueFull,
+    Unloadable,
     Wrong,
     checked,
     checked_error,
@@ -105,6 +112,8 @@ ACCEPT_SECONDS: Final = 10.0
 GRACE: Final = 2.0
 """Seconds that a job may go on when its caller has left."""
 
+LOADING: Final = "loading the model's tokenizer"
+
 _SAID: Final = 1000
 """Characters of what a worker says of itself that are passed on."""
 
@@ -116,17 +125,23 @@ LOOK: Final = 0.1
 
 
 class TextWorkers:
-    """The text workers of the model in *folder*. Jobs wait until `serve` runs."""
+    """The text workers of the model in *folder*, which have *seconds* of processor time to load its
+    tokenizer. Jobs wait until `serve` runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seconds: int = LOAD_SECONDS) -> None:
         self._command = EngineCommand(
-            MODULE, ("--model", str(folder)), {"TOKENIZERS_PARALLELISM": "false"}, alone=True
+            MODULE,
+            ("--model", str(folder), "--seconds", str(seconds)),
+            {"TOKENIZERS_PARALLELISM": "false"},
+            alone=True,
         )
+        self._vocabulary: Vocabulary | None = None
+        self.unloadable: str = ""
+        """Why no worker will ever start; empty if one has, or may."""
         self._nursery: trio.Nursery | None = None
         self._idle: list[_Worker] = []
         self._living = 0  # those that start, too
         self._starting = 0
-        self._served = False  # a start has come to its end
         self._fault = ""  # why the latest start failed
         self._changed = trio.Event()
         self._places = trio.Semaphore(WORKERS)
@@ -137,9 +152,17 @@ class TextWorkers:
         self._ended: list[subprocess.Popen[bytes]] = []
 
     @property
-    def starting(self) -> bool:
-        """Whether jobs wait because no worker has started yet."""
-        return self._nursery is not None and not self._served
+    def loading(self) -> bool:
+        """Whether no worker has loaded the tokenizer yet, and one may."""
+        return self._vocabulary is None and not self.unloadable
+
+    async def vocabulary(self) -> Vocabulary:
+        """What the node knows of the model's tokens, from the first worker that has loaded them.
+        Raises `OperationError`."""
+        while self._vocabulary is None:
+            async with self._places:
+                self._give_back(await self._take(), 0)
+        return self._vocabulary
 
     async def serve(self) -> None:
         """Start workers as jobs need them, until cancelled; the first starts at once."""
@@ -195,6 +218,8 @@ class TextWorkers:
         start begins while one is under way: its worker may serve both jobs."""
         started = self._nursery is None
         while True:
+            if self.unloadable:
+                raise OperationError(self.unloadable, "Fetch the model again.")
             while self._idle:
                 worker = self._idle.pop()
                 if worker.process.poll() is None:
@@ -231,10 +256,13 @@ class TextWorkers:
         worker = None
         try:
             worker = _Worker.start(self._command)
-            await worker.ready()
+            vocabulary = await worker.ready()
+            self._vocabulary = self._vocabulary or vocabulary
             self._idle.append(worker)
-        except (OSError, Lost, Exceeded) as error:
+        except (OSError, Lost, Unloadable) as error:
             self._fault = f"no text worker starts: {error}"
+            if isinstance(error, Unloadable) and self._vocabulary is None:
+                self.unloadable = str(error)
             log.warning("%s", self._fault)
             self._living -= 1
             if worker is not None:
@@ -248,7 +276,6 @@ class TextWorkers:
         self._ring()
 
     def _ring(self) -> None:
-        self._served = True
         self._changed.set()
         self._changed = trio.Event()
 
@@ -282,13 +309,27 @@ class _Worker:
                 raise
         return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
 
-    async def ready(self) -> None:
-        """Wait until it has loaded the tokenizer. Raises `Lost` or `Exceeded`."""
-        told, _ = await self._frame("starting", trio.current_time() + START_SECONDS)
+    async def ready(self) -> Vocabulary:
+        """Wait until it has loaded the tokenizer. What it knows of the tokens. Raises `Lost` or
+        `Unloadable`."""
+        try:
+            with trio.fail_after(START_SECONDS):  # of a machine that has no time for it
+                told, data = await self._frame(LOADING, float("inf"))
+        except trio.TooSlowError:
+            raise Lost(f"{LOADING} took longer than {START_SECONDS:.0f} s") from None
+        except Exceeded as error:
+            raise Unloadable(str(error)) from None
         if "failed" in told:
-            raise Lost(str(told["failed"])[:_SAID])
+            raise Unloadable(str(told["failed"])[:_SAID])
+        if not isinstance(ready := told.get("ready"), dict):
+            raise Lost("the text worker said what is no message")
+        try:
+            vocabulary = Vocabulary.unpacked(ready, data)
+        except ValueError as error:
+            raise Lost(f"the text worker told nothing of its tokens: {error}") from None
         self.usable = True
         self.loaded = self.memory()
+        return vocabulary
 
     async def ask(self, job: str, frame: bytes, check: Check) -> tuple[dict[str, Any], bytes]:
         """Its answer to *job* in *frame*, which passes *check*. Raises `Refused`, `Exceeded` or
@@ -363,8 +404,16 @@ class _Worker:
                 held += part
             if trio.current_time() >= until:  # also where a part has come: the rest may never
                 raise Exceeded(f"{stage} took longer than {until - began:.2g} s")
-            if look.cancelled_caught and self.loaded and self.memory() > self.loaded + MEMORY:
-                raise Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+            if look.cancelled_caught and self.memory() > self.loaded + self._most:
+                raise self._exceeded(stage)
+
+    @property
+    def _most(self) -> int:
+        """Bytes that it may take beside what it has loaded."""
+        return MEMORY if self.loaded else LOAD_MEMORY
+
+    def _exceeded(self, stage: str) -> Exceeded:
+        return Exceeded(f"{stage} took more than {self._most >> 30} GiB of memory")
 
     def memory(self) -> int:
         """Bytes of memory that it uses; 0 if it is gone."""
@@ -379,7 +428,9 @@ class _Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self.process.wait(0.05)  # it is ending, and has said so
         if code is not None and code == -signal.SIGABRT:  # what an allocation that fails does
-            return Exceeded(f"{stage} took more than {MEMORY >> 30} GiB of memory")
+            return self._exceeded(stage)
+        if code is not None and code == -signal.SIGXCPU:
+            return Exceeded(f"{stage} took more processor time than it may")
         how = "ended" if code is None or code >= 0 else signal_name(-code)
         return Lost(f"the text worker was lost ({how}); it was at {stage}")
 

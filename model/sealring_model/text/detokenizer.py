@@ -13,12 +13,20 @@ from __future__ import annotations
 
 import codecs
 import functools
+import itertools
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import attrs
+from sealring_protocol.limits import MAX_ENDS
+
 from sealring_model.errors import TextError
+from sealring_model.loading.foreign_json import parse_foreign
 from sealring_model.mlx_lm_import import without_mlx
+from sealring_model.text.token_lengths import decoding_work
 
 _SPM_SPACE: Final = "\u2581"
 _SPM: Final = [
@@ -42,6 +50,34 @@ _CHARACTER: Final = 4
 _TAIL: Final = 4
 """Characters at the end that the next token may change: `` n't`` is the longest text from which
 decoders take a space."""
+
+MAX_TOKENS: Final = 1 << 20
+"""The most tokens of a vocabulary. The largest of today have 262,144."""
+
+MAX_TEXTS: Final = 32 << 20
+"""The most bytes of all tokens together."""
+
+MAX_SPECIAL: Final = 1 << 17
+"""The most special tokens."""
+
+NO_DECODER: Final = "null"
+"""The decoder of a tokenizer that has none: it puts a space between names."""
+
+_ID: Final = "I"
+"""The type code of an array of token ids."""
+
+_MARK: Final = 1024
+"""Characters of a mark around thoughts or calls, at most."""
+
+_MAX_WORK: Final = 65_536
+"""Characters that making text of one token may take. Models have some 1,000."""
+
+_CLEANED: Final = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
+"""What transformers replaces in a text that it cleans up."""
 
 
 class Detokenizer(ABC):
@@ -191,38 +227,220 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-class TokenTable:
-    """The bytes of each token of *inner*, by the *read*er of its name in the vocabulary. Ids
-    without a name stand for nothing. *strips* says whether the tokenizer puts a space before each
-    text and takes it away again; *trims*, whether an answer in a conversation may begin with a
-    space that nobody means."""
+@attrs.frozen(slots=False)
+class Vocabulary:
+    """What a node knows of a model's tokens: it makes the text of answers, and loads no tokenizer.
 
-    def __init__(
-        self, inner: Any, read: Callable[[str], bytes], *, strips: bool, trims: bool
-    ) -> None:
-        size = max(inner.get_vocab().values(), default=-1) + 1
-        self._names: Final[list[str]] = [
-            str(name or "") for name in inner.convert_ids_to_tokens(list(range(size)))
-        ]
-        self._read = read
-        self.strips: Final = strips
-        self.trims: Final = trims
+    A process that has loaded one sends it (`packed`), and may have been taken over: what it sends
+    is checked for types and sizes (`unpacked`).
 
-    def __getitem__(self, token: int) -> bytes:
-        """The bytes of *token*; maybe a part of a character."""
-        return self._read(self._names[token]) if 0 <= token < len(self._names) else b""
+    *size* is that of the vocabulary. *eos* end an answer, *special* stand for no text but for
+    themselves, and *silent* are those that an answer leaves out unless they are asked for. *think*
+    are the marks around thoughts, and *calls* the marks around a call and the name of its format,
+    empty if none is read here. Tools are described *in_words*, if the template knows none;
+    *efforts* says whether it knows how hard to think, *fills* whether the model fills gaps.
+
+    Of most tokenizers each token is the bytes that it stands for. *strips* says whether the
+    tokenizer puts a space before each text and takes it away again; *trims*, whether an answer in
+    a conversation may begin with a space that nobody means. Of the others each is the token's name:
+    the *decoder* of the tokenizers library, described in JSON, makes text of them, from which
+    *cleanup* takes some spaces. *anchor* is then a text that may stand before any token.
+    """
+
+    size: int
+    texts: bytes = attrs.field(repr=False)
+    ends: Sequence[int] = attrs.field(repr=False)
+    """Where each token ends in *texts*, after a zero."""
+    special: frozenset[int]
+    silent: frozenset[int]
+    eos: frozenset[int]
+    think: tuple[str, str] = ("", "")
+    calls: tuple[str, str, str] = ("", "", "")
+    in_words: bool = False
+    efforts: bool = False
+    fills: bool = False
+    strips: bool = False
+    trims: bool = False
+    decoder: str = ""
+    cleanup: bool = False
+    anchor: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, inner: Any, decoder: Mapping[str, Any]) -> TokenTable | None:
-        """That of the tokenizer *inner*, whose *decoder* is described; None if it is of another
-        kind."""
-        if decoder.get("type") == "ByteLevel":
-            return cls(inner, _byte_level, strips=False, trims=True)
-        steps = decoder.get("decoders")
-        if steps in (_SPM, [*_SPM, _SPM_STRIP]):
-            strips = steps != _SPM
-            return cls(inner, _byte_fallback, strips=strips, trims=strips)
-        return None
+    def of(cls, tokens: Iterable[bytes], **fields: Any) -> Vocabulary:
+        """That of *tokens* by id, empty for ids without one, with the other *fields*. Raises
+        `ValueError` for more than a vocabulary may have."""
+        tokens = list(tokens)
+        ends = array(_ID, itertools.accumulate(map(len, tokens), initial=0))
+        made = cls(texts=b"".join(tokens), ends=ends, **fields)
+        made._check()
+        return made
+
+    def packed(self) -> tuple[dict[str, Any], bytes]:
+        """Fields for JSON, and bytes, for `unpacked`."""
+        flags = (self.strips, self.trims, self.cleanup, self.in_words, self.efforts, self.fills)
+        told = {
+            "size": self.size,
+            "eos": sorted(self.eos),
+            "anchor": self.anchor,
+            "names": (*self.think, *self.calls),
+            "flags": flags,
+            "decoder": self.decoder,
+            "counts": [len(self.ends), len(self.special), len(self.silent)],
+        }
+        ids = array(_ID, [*self.ends, *self.special, *self.silent])
+        return told, ids.tobytes() + self.texts
+
+    @classmethod
+    def unpacked(cls, told: Mapping[str, Any], data: bytes) -> Vocabulary:
+        """That which was `packed`. Raises `ValueError` if it is none."""
+        names, flags = _list(told, "names", str, 5), _list(told, "flags", bool, 6)
+        counts = _list(told, "counts", int, 3)
+        size, decoder = told.get("size"), told.get("decoder")
+        if (len(names), len(flags), len(counts)) != (5, 6, 3) or type(size) is not int:
+            raise ValueError("a vocabulary without its fields")
+        if not isinstance(decoder, str) or not all(0 <= each <= MAX_TOKENS + 1 for each in counts):
+            raise ValueError("a vocabulary of other sizes")
+        ids = array(_ID)
+        begin = ids.itemsize * sum(counts)
+        if len(data) < begin:
+            raise ValueError("a vocabulary that is cut short")
+        ids.frombytes(data[:begin])
+        strips, trims, cleanup, in_words, efforts, fills = flags
+        made = cls(
+            size,
+            data[begin:],
+            ids[: counts[0]],
+            frozenset(ids[counts[0] : counts[0] + counts[1]][: MAX_SPECIAL + 1]),
+            frozenset(ids[counts[0] + counts[1] :][: MAX_SPECIAL + 1]),
+            frozenset(_list(told, "eos", int, MAX_ENDS)),
+            (names[0], names[1]),
+            (names[2], names[3], names[4]),
+            in_words,
+            efforts,
+            fills,
+            strips,
+            trims,
+            decoder,
+            cleanup,
+            tuple(_list(told, "anchor", int, _SEAM)),
+        )
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        """Raise `ValueError` for more than a vocabulary may have."""
+        most = max(len(self.ends) - 1, self.size)
+        if not 0 <= most <= MAX_TOKENS or len(self.texts) > MAX_TEXTS:
+            raise ValueError(
+                f"its tokens have ids up to {most:,} and {len(self.texts):,} bytes, and "
+                f"{MAX_TOKENS:,} and {MAX_TEXTS:,} are the most"
+            )
+        if (special := max(len(self.special), len(self.silent))) > MAX_SPECIAL:
+            raise ValueError(f"it has {special:,} special tokens, and {MAX_SPECIAL:,} are the most")
+        if len(self.eos) > MAX_ENDS or not all(0 <= each < 1 << 32 for each in self.eos):
+            raise ValueError("other tokens end its answers than there can be")
+        if max(map(len, (*self.think, *self.calls))) > _MARK:
+            raise ValueError(f"it has a mark of more than {_MARK:,} characters")
+        if self.size < 0 or list(self.ends[:1]) != [0] or self.ends[-1] != len(self.texts):
+            raise ValueError("a vocabulary whose tokens are not there")
+        sizes = (after - before for before, after in itertools.pairwise(self.ends))
+        least, longest = functools.reduce(_spread, sizes, (0, 0))
+        if least < 0:
+            raise ValueError("a vocabulary of tokens that overlap")
+        described = parse_foreign("decoder", self.decoder.encode()) if self.decoder else None
+        if described is not None and not isinstance(described, dict):
+            raise ValueError("a decoder that is none")
+        check_decoder(longest, described or {})
+
+    def __getitem__(self, token: int) -> bytes:
+        """The bytes of *token*, or of its name; none for an id without one."""
+        if not 0 <= token < len(self.ends) - 1:
+            return b""
+        return self.texts[self.ends[token] : self.ends[token + 1]]
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that *token* adds to an answer; maybe a part of a character."""
+        if not self.decoder:
+            return self[token]
+        try:
+            # Some decoders take the space away that the first of all texts has.
+            before = self.decode(self.anchor)
+            return self.decode([*self.anchor, token]).removeprefix(before).encode()
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            return "\N{REPLACEMENT CHARACTER}".encode()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text that the decoder makes of *ids*."""
+        text = self._decode([name.decode() for token in ids if (name := self[token])])
+        for old, new in _CLEANED if self.cleanup else ():
+            text = text.replace(old, new)
+        return text
+
+    @functools.cached_property
+    def _decode(self) -> Callable[[list[str]], str]:
+        if self.decoder == NO_DECODER:
+            return " ".join
+        from tokenizers import Tokenizer as Backend  # noqa: PLC0415 - for such tokenizers alone
+
+        model = '{"type": "WordLevel", "vocab": {}, "unk_token": ""}'
+        text = f'{{"version": "1.0", "model": {model}, "decoder": {self.decoder}}}'
+        decode: Callable[[list[str]], str] = Backend.from_str(text).decoder.decode
+        return decode
+
+    def stream(self, after: Sequence[int] | None = None, *, special: bool = True) -> Detokenizer:
+        """A detokenizer for one answer, which without *special* leaves special tokens out. The
+        answer goes on *after* the tokens of a prompt: its text is what it adds to theirs. None: it
+        is a text of its own, as an answer in a conversation is, and has no space at its beginning,
+        where most tokenizers put one."""
+        silent: frozenset[int] = frozenset() if special else self.silent
+        if self.decoder:
+            return WindowDetokenizer(self.decode, after or (), silent)
+        if after is None:
+            trim = self.trims
+        else:
+            trim = self.strips and all(token in self.special for token in after)
+        before = () if trim or after is None else after
+        return ByteDetokenizer(self.__getitem__, before, silent, trim=trim)
+
+
+def bytes_reader(decoder: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool, bool] | None:
+    """What makes bytes of a token's name, for the tokenizer whose *decoder* is described, and
+    whether it ``strips`` and ``trims``; None if its tokens are not bytes."""
+    if decoder.get("type") == "ByteLevel":
+        return _byte_level, False, True
+    steps = decoder.get("decoders")
+    if steps in (_SPM, [*_SPM, _SPM_STRIP]):
+        return _byte_fallback, steps != _SPM, steps != _SPM
+    return None
+
+
+def check_decoder(longest: int, decoder: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a token or a *decoder* that takes too long, where the *longest* token
+    has so many characters: text is made where everybody waits."""
+    work = longest * decoding_work(decoder)
+    if math.isinf(work):
+        raise ValueError("its decoder has a regular expression, which may take any time")
+    if work > _MAX_WORK:
+        raise ValueError(
+            f"its longest token has {longest:,} characters, which its decoder makes text of in "
+            f"{work:,.0f} steps, and {_MAX_WORK:,} are the most"
+        )
+
+
+def _spread(seen: tuple[int, int], size: int) -> tuple[int, int]:
+    return min(seen[0], size), max(seen[1], size)
+
+
+def _list(told: Mapping[str, Any], name: str, kind: type, most: int) -> list[Any]:
+    """Field *name*, if it is a list of *most* of *kind*. Raises `ValueError`."""
+    value = told.get(name)
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"a vocabulary without {name}")
+    if not all(type(each) is kind for each in value):
+        raise ValueError(f"a vocabulary of other {name} than there are")
+    return value
 
 
 def _byte_level(name: str) -> bytes:

@@ -29,11 +29,12 @@ from sealring_model.loading.weights import check_json, read_json
 from sealring_model.mlx_lm_import import without_mlx
 from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.detokenizer import (
-    ByteDetokenizer,
+    NO_DECODER,
     Detokenizer,
-    TokenTable,
-    WindowDetokenizer,
+    Vocabulary,
     byte_alphabet,
+    bytes_reader,
+    check_decoder,
     is_panic,
 )
 from sealring_model.text.eos import eos_ids
@@ -48,7 +49,7 @@ from sealring_model.text.formats import (
 )
 from sealring_model.text.marks import Marks, is_guarded, shortest
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
-from sealring_model.text.token_lengths import decoding_work, longest_token
+from sealring_model.text.token_lengths import longest_token
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
 _FAULTS: Final = (
@@ -80,8 +81,8 @@ _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 _TEMPLATE_FILE: Final = "chat_template.json"
 """Has the chat template of models whose processor transformers loads, beside the tokenizer."""
 
-_MAX_WORK: Final = 65_536
-"""Characters that making text of one token may take. Models have some 1,000."""
+_GAPS: Final = 1 << 16
+"""Ids without a word, at most, beside as many as there are words: lists have a place for each."""
 
 _TAIL: Final = 16
 """Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
@@ -105,6 +106,17 @@ class ToolFormat:
     def of(cls, format: CallFormat) -> ToolFormat:
         """Calls in *format*."""
         return cls(format.start, format.end, format.name, None, format)
+
+    @classmethod
+    def known(cls, start: str, end: str, name: str) -> ToolFormat:
+        """Calls between *start* and *end* in the format *name*; empty if none is read here."""
+        format = format_named(name) if name else None
+        return cls(start, end, name, None, format)
+
+    @property
+    def whole(self) -> CallFormat | None:
+        """The format of the model's answers, if the whole of them has one; else None."""
+        return self.format if self.format is not None and self.format.whole else None
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
         """The calls in *text* of functions among *tools*; among them a call of another is one
@@ -190,7 +202,9 @@ class Tokenizer:
             # The scheduler refuses a prompt beyond the context; transformers need not warn.
             inner.deprecation_warnings[_TOO_LONG] = True
             described = _described(inner)
-            _check_decoder(inner, (described or {}).get("decoder") or {})
+            _check_words(inner)
+            longest = max(map(len, inner.get_vocab()), default=0)
+            check_decoder(longest, (described or {}).get("decoder") or {})
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if its template has none."""
@@ -198,7 +212,6 @@ class Tokenizer:
             """How it writes them once it has been told: in its own way, or in `TOLD`."""
             self.format: Final = self.calls.format
             """The row of `formats` that says more of it; None for a format of mlx-lm's."""
-            self._table: Final = TokenTable.of(inner, (described or {}).get("decoder") or {})
             self._inner: Final[Any] = helpers.TokenizerWrapper(
                 inner, _no_stream, chat_template=template
             )
@@ -226,12 +239,53 @@ class Tokenizer:
             # nothing, so threads do not race.
             self.encode("")
             self._marks: Final = Marks(inner, self._settings)
+            self.words: Final = self._words(inner, described)
+            """What a node has to know of its tokens."""
         except LoadError:
             raise
         except BaseException as error:  # a bad file makes a library raise anything
             if not isinstance(error, Exception) and not is_panic(error):
                 raise
-            raise LoadError(f"the tokenizer of {folder} cannot be loaded: {error}") from None
+            why = "it takes too much memory" if isinstance(error, MemoryError) else error
+            raise LoadError(f"the tokenizer of {folder} cannot be loaded: {why}") from None
+
+    def _words(self, inner: Any, described: Mapping[str, Any] | None) -> Vocabulary:
+        """What a node has to know of the tokens of *inner*, which *described* is made of. Of a
+        tokenizer that transformers has written in Python, a token is its text after another."""
+        fields = {
+            "size": self.vocabulary,
+            "eos": self.eos,
+            "special": self.special,
+            "silent": self._silent,
+            "think": self.think,
+            "calls": (
+                self.calls.start,
+                self.calls.end,
+                self.format.name if self.format is not None else "",
+            ),
+            "in_words": self.in_words,
+            "efforts": self.takes("reasoning_effort"),
+            "fills": self.fill_in is not None,
+        }
+        ids = range(max(inner.get_vocab().values(), default=-1) + 1)
+        anchor = self.encode_part("a")[:4]
+        if described is None:
+            before = self.decode(anchor)
+            texts = (self.decode([*anchor, each]).removeprefix(before) for each in ids)
+            return Vocabulary.of((text.encode() for text in texts), trims=True, **fields)
+        names, decoder = self.names(ids), described.get("decoder")
+        if (reader := bytes_reader(decoder or {})) is not None:
+            read, strips, trims = reader
+            return Vocabulary.of(map(read, names), strips=strips, trims=trims, **fields)
+        forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+        fits = described["model"].get("type") != "BPE" or getattr(inner, forced, False)
+        return Vocabulary.of(
+            map(str.encode, names),
+            decoder=json.dumps(decoder) if decoder else NO_DECODER,
+            cleanup=bool(fits and inner.clean_up_tokenization_spaces),
+            anchor=tuple(anchor),
+            **fields,
+        )
 
     @property
     def in_words(self) -> bool:
@@ -242,8 +296,8 @@ class Tokenizer:
 
     @property
     def whole(self) -> CallFormat | None:
-        """The format of the model's answers, if the whole of them has one; else None."""
-        return self.format if self.format is not None and self.format.whole else None
+        """As `ToolFormat.whole`."""
+        return self.calls.whole
 
     def encode(self, text: str, *, around: bool = True) -> list[int]:
         """The ids of *text*, with the special tokens that the model expects *around* it."""
@@ -273,16 +327,7 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that *token* adds to an answer; maybe a part of a character."""
-        if self._table is not None:
-            return self._table[token]
-        try:
-            # Some decoders take the space away that the first of all texts has.
-            before = self.decode(self._anchor)
-            return self.decode([*self._anchor, token]).removeprefix(before).encode()
-        except BaseException as error:
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            return "\N{REPLACEMENT CHARACTER}".encode()
+        return self.words.token_bytes(token)
 
     def least(self, text: str) -> int:
         """A lower bound on the tokens of *text*, found without encoding it."""
@@ -380,19 +425,8 @@ class Tokenizer:
         return tail[-len(opening) :] == opening
 
     def stream(self, after: Sequence[int] | None = None, *, special: bool = True) -> Detokenizer:
-        """A detokenizer for one answer, which without *special* leaves special tokens out. The
-        answer goes on *after* the tokens of a prompt: its text is what it adds to theirs. None: it
-        is a text of its own, as an answer in a conversation is, and has no space at its beginning,
-        where most tokenizers put one."""
-        silent, table = frozenset() if special else self._silent, self._table
-        if table is None:
-            return WindowDetokenizer(self.decode, after or (), silent)
-        if after is None:
-            trim = table.trims
-        else:
-            trim = table.strips and all(token in self.special for token in after)
-        before = () if trim or after is None else after
-        return ByteDetokenizer(table.__getitem__, before, silent, trim=trim)
+        """As `Vocabulary.stream`."""
+        return self.words.stream(after, special=special)
 
     def shown(self, prompt: Sequence[int]) -> str:
         """The text of *prompt* before an answer, which begins with the character that the prompt
@@ -402,11 +436,6 @@ class Tokenizer:
             return text
         stream = self.stream(())
         return "".join(map(stream.add, prompt))
-
-    @functools.cached_property
-    def _anchor(self) -> list[int]:
-        """The tokens of a text that may stand before any token."""
-        return self.encode_part("a")
 
     @functools.cached_property
     def _silent(self) -> frozenset[int]:
@@ -492,14 +521,15 @@ def _loaded(folder: Path) -> Any:
     local = {"local_files_only": True, "trust_remote_code": False}
     if _own_code(folder):  # tokenizer.json says all that the code would do
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder, **local)
+    told = read_json(folder / "config.json")
+    kind = str(told.get("model_type", ""))
+    # Its class would refuse what mlx-lm takes, such as null for a size, and make an object of each
+    # thing that it counts. The tokenizer needs to know which class it is, and no value but one.
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, **local)
-    except Exception:  # noqa: BLE001  its classes refuse what mlx-lm takes, such as null for a size
-        told = read_json(folder / "config.json")
-        kind = {"model_type": str(told.get("model_type", ""))}
-        # The tokenizer needs no more of it than this.
-        config = type("UncheckedConfig", (transformers.PreTrainedConfig,), kind)()
-        config.tokenizer_class = told.get("tokenizer_class")
+        config = transformers.CONFIG_MAPPING[kind]()
+    except Exception:  # noqa: BLE001  an unknown kind, or one that cannot be without values
+        config = type("UncheckedConfig", (transformers.PreTrainedConfig,), {"model_type": kind})()
+    config.tokenizer_class = told.get("tokenizer_class")
     return transformers.AutoTokenizer.from_pretrained(folder, config=config, **local)
 
 
@@ -509,18 +539,11 @@ def _described(inner: Any) -> dict[str, Any] | None:
     return None if backend is None else dict(json.loads(backend.to_str()))
 
 
-def _check_decoder(inner: Any, decoder: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a token or a decoder that takes too long: text is made where everybody
-    waits."""
-    longest = max(map(len, inner.get_vocab()), default=0)
-    work = longest * decoding_work(decoder)
-    if math.isinf(work):
-        raise ValueError("its decoder has a regular expression, which may take any time")
-    if work > _MAX_WORK:
-        raise ValueError(
-            f"its longest token has {longest:,} characters, which its decoder makes text of in "
-            f"{work:,.0f} steps, and {_MAX_WORK:,} are the most"
-        )
+def _check_words(inner: Any) -> None:
+    """Raise `ValueError` for ids far beyond the number of words."""
+    words = inner.get_vocab().values()
+    if max(words, default=0) > 2 * len(words) + _GAPS:
+        raise ValueError(f"it has {len(words):,} words, and one of them has id {max(words):,}")
 
 
 def _special(described: dict[str, Any] | None) -> frozenset[int]:
