@@ -301,7 +301,8 @@ async def opened(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         monkeypatch.setattr(node.runtime, "submit", submitted)
         monkeypatch.setattr(generator, "parse", AsyncMock(return_value=parsed))
         monkeypatch.setattr(ApiHead, "check_serving", lambda _: None)
-        await generator.tokenizer()
+        nursery.start_soon(generator.texts.serve)
+        await generator.vocabulary()
         nursery.start_soon(ask)
         while len(seen) < CHOICES:
             await trio.lowlevel.checkpoint()

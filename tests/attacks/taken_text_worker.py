@@ -12,8 +12,18 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 from sealring.text.frames import SIZES, pack
+from sealring_model.text.detokenizer import Vocabulary
+
+WORDS: dict[str, Any] = {
+    "size": 0,
+    "special": frozenset[int](),
+    "silent": frozenset[int](),
+    "eos": frozenset[int](),
+}
+"""Of a model without any."""
 
 PAUSE = 0.02
 """Seconds between two bytes: shorter than the node's looks at a worker that says nothing."""
@@ -24,10 +34,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--seconds", type=int)
     given = parser.parse_args()
     with socket.socket(fileno=given.fd) as node, node.makefile("rb") as jobs:
         begins = given.model / "begins"
-        node.sendall(begins.read_bytes() if begins.exists() else pack({"ready": True}))
+        told, data = Vocabulary.of((), **WORDS).packed()
+        node.sendall(begins.read_bytes() if begins.exists() else pack({"ready": told}, data))
         while head := jobs.read(SIZES.size):
             jobs.read(sum(SIZES.unpack(head)))
             if (given.model / "signal").exists():

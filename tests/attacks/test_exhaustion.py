@@ -94,16 +94,23 @@ async def test_a_name_that_no_thread_looks_up_is_a_dial_that_failed(
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_a_tokenizer_that_finds_none_is_loaded_later(
+async def test_a_text_worker_that_cannot_start_starts_later(
     refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise REFUSALS[refusal]
+
     generator = Generator(idle(), tiny.path())
-    with monkeypatch.context() as without:
-        refuse(without, REFUSALS[refusal])
-        await generator.warm_up()  # as the head does when it starts
-        with pytest.raises(OperationError, match="cannot be loaded now"):
-            await generator.tokenizer()
-    assert (await generator.tokenizer()).encode("Once")
+    async with trio.open_nursery() as nursery:
+        with monkeypatch.context() as without:
+            without.setattr(EngineCommand, "start", refused)
+            nursery.start_soon(generator.texts.serve)
+            await generator.warm_up()  # as the head does when it starts
+            with pytest.raises(OperationError, match="no text worker starts"):
+                await generator.vocabulary()
+        assert generator.loading
+        assert (await generator.vocabulary()).stream().add(300)
+        nursery.cancel_scope.cancel()
 
 
 async def test_the_control_socket_opens_without_a_thread(

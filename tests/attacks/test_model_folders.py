@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import trio
+from sealring.generation.generation import Generator
+from sealring.text.workers import TextWorkers
 from sealring_model import tiny
 from sealring_model.errors import LoadError, TextError
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.weights import write_manifest
-from sealring_model.text.tokens import Tokenizer
+from sealring_model.text.tokens import Tokenizer, check_tokenizer
+from sealring_protocol.diagnosis.causes import Cause
+from sealring_trio.errors import OperationError
 
+from tests.attacks.test_floods import at_work
 from tests.attacks.test_local import INTRUDER
 
 
@@ -243,7 +254,7 @@ def test_a_hostile_tokenizer_is_refused_and_told(
 def test_a_token_as_long_as_no_model_has_one(folder: Path) -> None:
     """And a decoder of more steps than any."""
     decoding(*[KEEP] * 6)(folder)
-    with_a_token("e" * 2000)(folder)
+    with_a_token("e" * 1000)(folder)
     assert Tokenizer(folder).encode("Once")
 
 
@@ -266,3 +277,168 @@ def test_tensors_in_one_place(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data)
     with pytest.raises(LoadError, match="overlap"):
         describe(folder)
+
+
+def in_file(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """Have *change* made to the JSON of file *name*."""
+
+    def spoil(folder: Path) -> None:
+        file = folder / name
+        value = json.loads(file.read_text())
+        change(value)
+        file.write_text(json.dumps(value))
+
+    return spoil
+
+
+def sparse(name: str, size: int) -> Callable[[Path], None]:
+    """Have a file *name* of *size* bytes."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        with (folder / name).open("wb") as file:
+            file.truncate(size)
+
+    return spoil
+
+
+def long_marks(told: dict[str, Any]) -> None:
+    """40 marks of 4,000 characters."""
+    last = told["added_tokens"][-1]
+    for at in range(40):
+        content = f"<|{at}" + "\N{GOTHIC LETTER AHSA}" * 4000
+        told["added_tokens"].append({**last, "id": 5000 + at, "content": content})
+
+
+UNREADABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a template of 20 GiB": (sparse("chat_template.jinja", 20 << 30), "bytes, and"),
+    "another template of 20 GiB": (
+        sparse("additional_chat_templates/tools.jinja", 20 << 30),
+        "bytes, and",
+    ),
+    "merges of 80 MiB": (sparse("merges.txt", 80 << 20), "bytes, and"),
+    "a tokenizer that another library reads": (
+        replaced("tekken.json", "[" + "[]," * 3_000_000 + "1]"),
+        "values, and",
+    ),
+    "a table of a normalizer": (
+        replaced("normalizer.json", "[" + "[]," * 900_000 + "1]"),
+        "values",
+    ),
+    "a tokenizer by another name": (
+        in_tokenizer("fast_tokenizer_files", ["tokenizer.4.0.0.json"]),
+        "fast_tokenizer_files",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), UNREADABLE.values(), ids=UNREADABLE)
+def test_no_library_reads_a_file_that_is_too_large(
+    folder: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(LoadError, match=why):
+        check_tokenizer(folder)
+
+
+def test_no_object_is_made_of_what_a_configuration_counts(folder: Path) -> None:
+    configured("num_labels", 10**12)(folder)
+    assert Tokenizer(folder).encode("Once")
+
+
+FREEZING = "(" + "|".join([r"[\x00-\x7f]"] * 7) + ")*[^\\x00-\\x7f]"
+"""A regular expression that a text of a few characters keeps busy for long."""
+
+
+def freezing(told: dict[str, Any]) -> None:
+    """Cut each text in 400 ways that take long."""
+    step = {
+        "type": "Split",
+        "pattern": {"Regex": FREEZING},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    told["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [step] * 400 + [told["pre_tokenizer"]],
+    }
+
+
+def growing(told: dict[str, Any]) -> None:
+    """Make 2^40 letters of one."""
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    told["normalizer"] = {"type": "Sequence", "normalizers": [step] * 40}
+
+
+def far_word(told: dict[str, Any]) -> None:
+    """A word with an id beyond all."""
+    vocab = {letter: at for at, letter in enumerate("abc")} | {"d": 20_000_000}
+    told["model"] = {"type": "BPE", "vocab": vocab, "merges": []}
+
+
+LOADS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "A1: a pre-tokenizer that searches": (in_file("tokenizer.json", freezing), "processor time"),
+    "A2: a normalizer that grows": (in_file("tokenizer.json", growing), "memory"),
+    "A3: a word far beyond the others": (in_file("tokenizer.json", far_word), "20,000,000"),
+    "A5: marks of 4,000 characters": (in_file("tokenizer.json", long_marks), "4,0.. characters"),
+    "A6: numbers that hash alike": (
+        replaced(
+            "added_tokens.json", json.dumps({f"k{n}": n * ((1 << 61) - 1) for n in range(30_000)})
+        ),
+        "processor time|ids? ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "why"), LOADS.values(), ids=LOADS)
+async def test_a_hostile_tokenizer_costs_a_worker_and_not_the_node(
+    folder: Path, spoil: Callable[[Path], None], why: str
+) -> None:
+    """The worker is ended, and the cause is that of the ring's not serving."""
+    spoil(folder)
+    async with at_work(folder) as head, trio.open_nursery() as nursery:
+        generator = Generator(head.runtime, folder)
+        generator.texts = TextWorkers(folder, seconds=SECONDS)
+        process = psutil.Process()
+        before, began = process.memory_info().rss, time.thread_time()
+        nursery.start_soon(generator.texts.serve)
+        await generator.warm_up()
+        assert time.thread_time() - began < 1
+        assert process.memory_info().rss - before < 64 << 20
+        obstacle = generator.permanent_obstacle()
+        assert obstacle is not None
+        assert obstacle.cause is Cause.NO_TOKENIZER
+        assert re.search(why, obstacle.what)
+        assert not generator.serving
+        began = time.thread_time()
+        with pytest.raises(OperationError, match=why):  # and no other worker tries it
+            await generator.vocabulary()
+        assert not generator.loading
+        nursery.cancel_scope.cancel()
+
+
+SECONDS = 6
+"""Seconds of processor time for a worker; the shipped model's tokenizer takes 1.7."""
+
+NODE = """
+import sys, trio
+from sealring.service import service
+from sealring.text.workers import TextWorkers
+from sealring_model import tiny
+
+async def main():
+    texts = TextWorkers(tiny.path())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(texts.serve)
+        words = await texts.vocabulary()
+        assert words.stream().add(300)
+        nursery.cancel_scope.cancel()
+    print(*{"transformers", "tokenizers", "mlx_lm", "huggingface_hub"}.intersection(sys.modules))
+
+trio.run(main)
+"""
+
+
+def test_a_node_that_makes_text_of_tokens_imports_no_tokenizer() -> None:
+    done = subprocess.run([sys.executable, "-c", NODE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+from array import array
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -40,8 +41,11 @@ from sealring.text.frames import (
 )
 from sealring.text.workers import TextWorkers
 from sealring_model import tiny
+from sealring_model.text.detokenizer import Vocabulary
 from sealring_model.text.tokens import Tokenizer
 from sealring_trio.errors import OperationError
+
+from tests.attacks.taken_text_worker import WORDS
 
 SPARE = 1.0
 """Seconds of this thread's processor that one attack may cost; a peer is lost after 1.5."""
@@ -372,6 +376,53 @@ async def test_a_worker_that_begins_with_what_is_no_message_ends_nothing_else(
     async with workers(tmp_path) as texts:
         with pytest.raises(OperationError, match=r"no text worker starts: .* no message"):
             await outcome(texts, "chat", b"")
+
+
+NO_WORDS: dict[str, tuple[dict[str, Any], bytes]] = {
+    "a size less than nothing": ({"size": -1}, b""),
+    "a size without end": ({"size": 1 << 40}, b""),
+    "no size": ({"size": True}, b""),
+    "tokens that are not there": ({"counts": [1000, 0, 0]}, b""),
+    "less than no tokens": ({"counts": [-1, 1, 1]}, b""),
+    "no tokens": ({"counts": [0, 0, 0]}, b""),
+    "tokens that overlap": ({"counts": [3, 0, 0]}, array("I", [0, 9, 0]).tobytes()),
+    "a token without end": (
+        {"counts": [2, 0, 0]},
+        array("I", [0, 99_999]).tobytes() + bytes(99_999),
+    ),
+    "very many special ones": ({"counts": [1, 200_000, 0]}, array("I", range(200_001)).tobytes()),
+    "an end beyond all": ({"eos": [1 << 40]}, b""),
+    "very many ends": ({"eos": [1] * 100_000}, b""),
+    "a mark without end": ({"names": ["x" * 10_000, "", "", "", ""]}, b""),
+    "marks that are none": ({"names": [1, 2, 3, 4, 5]}, b""),
+    "a decoder that searches": (
+        {"decoder": json.dumps({"type": "Replace", "pattern": {"Regex": "."}, "content": ""})},
+        b"",
+    ),
+    "a decoder that is deep": ({"decoder": "[" * 90_000}, b""),
+    "a decoder that is none": ({"decoder": "[1]"}, b""),
+}
+
+
+@pytest.mark.parametrize(("wrong", "data"), NO_WORDS.values(), ids=NO_WORDS)
+def test_what_a_taken_worker_says_of_the_tokens_is_looked_at(
+    wrong: dict[str, Any], data: bytes
+) -> None:
+    told, right = Vocabulary.of((), **WORDS).packed()
+    told = json.loads(json.dumps(told))
+    assert Vocabulary.unpacked(told, right).token_bytes(0) == b""
+    with pytest.raises(ValueError, match=r"vocabulary|most|answers|mark|decoder|nested"):
+        Vocabulary.unpacked(told | wrong, data or right)
+
+
+async def test_a_worker_that_says_nothing_of_the_tokens_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    (tmp_path / "begins").write_bytes(pack({"ready": {"size": 5}}))
+    async with workers(tmp_path) as texts:
+        with pytest.raises(OperationError, match="told nothing of its tokens"):
+            await texts.vocabulary()
 
 
 async def test_a_worker_that_says_byte_after_byte_has_no_more_time(

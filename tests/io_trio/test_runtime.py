@@ -16,6 +16,7 @@ from sealring.generation.generation import Generator, Job
 from sealring.generation.trace import Trace
 from sealring.service.requests import Requests
 from sealring_model import tiny
+from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.effects import ToEngine
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
@@ -99,15 +100,15 @@ async def test_a_request_that_fails_as_it_is_submitted_leaves_nothing_behind() -
     async with at_work() as head:
         runtime = head.runtime
         generator = Generator(runtime, tiny.path())
-        tokenizer, trace = await generator.tokenizer(), Trace("one", "chat", "")
+        words, trace = Tokenizer(tiny.path()).words, Trace("one", "chat", "")
         job = Job((4, 5, 6), 5, Row(0))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runtime, "drafts", Mock(begin=Mock(side_effect=MemoryError)))
-            with pytest.raises(MemoryError), generator.answering(tokenizer, job, trace):
+            with pytest.raises(MemoryError), generator.answering(words, job, trace):
                 pass
         assert generator.tracer.rows(trace) == []
         assert runtime.node.standing().requests == 0
-        with generator.answering(tokenizer, job, trace) as answer:
+        with generator.answering(words, job, trace) as answer:
             assert generator.tracer.rows(trace) == [answer.uid]
         assert generator.tracer.rows(trace) == []
 

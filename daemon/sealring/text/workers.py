@@ -259,7 +259,7 @@ class TextWorkers:
             vocabulary = await worker.ready()
             self._vocabulary = self._vocabulary or vocabulary
             self._idle.append(worker)
-        except (OSError, Lost, Unloadable) as error:
+        except (OSError, RuntimeError, ImportError, Lost, Unloadable) as error:
             self._fault = f"no text worker starts: {error}"
             if isinstance(error, Unloadable) and self._vocabulary is None:
                 self.unloadable = str(error)

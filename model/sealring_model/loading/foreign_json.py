@@ -38,6 +38,7 @@ BOUNDS: Final[Mapping[str, tuple[int, int]]] = {
     "tokenizer_config.json": (16 * MiB, 500_000),
     "tokenizer.json": (64 * MiB, 4_000_000),
     "vocab.json": (32 * MiB, 1_000_000),
+    "tekken.json": (32 * MiB, 2_000_000),
     "added_tokens.json": (4 * MiB, 100_000),
     ANY: (4 * MiB, 100_000),
 }

@@ -246,6 +246,14 @@ def check_json(file: Path) -> None:
         raise LoadError(f"{file} cannot be used: {error}") from None
 
 
+def check_size(file: Path, most: int) -> None:
+    """Raise `LoadError` if *file*, which a library is to read, is no file of *most* bytes."""
+    with open_file(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+    if size > most:
+        raise LoadError(f"{file} cannot be used: it has {size:,} bytes, and {most:,} are the most")
+
+
 def _read_bounded(file: Path) -> bytes:
     """What is in *file*, or one byte more than its kind may have. Raises `LoadError`."""
     with open_file(file) as stream:

@@ -419,7 +419,7 @@ def bytes_reader(decoder: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bo
 def check_decoder(longest: int, decoder: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a token or a *decoder* that takes too long, where the *longest* token
     has so many characters: text is made where everybody waits."""
-    work = longest * decoding_work(decoder)
+    work = max(1, longest) * decoding_work(decoder)
     if math.isinf(work):
         raise ValueError("its decoder has a regular expression, which may take any time")
     if work > _MAX_WORK:

@@ -63,6 +63,9 @@ _SHAPE: Final = re.compile(
 _HEAD: Final = 4
 """Characters of a mark that are searched for before all of it."""
 
+_LONGEST: Final = 1024
+"""Characters of a mark, at most: each of its beginnings and ends is kept."""
+
 _PROBE: Final = " a\n b1 "
 """A text that shows whether a class changes texts before it encodes them."""
 
@@ -111,6 +114,10 @@ class Marks:
         added = {int(number): token for number, token in inner.added_tokens_decoder.items()}
         special = {*map(int, inner.all_special_ids), *(n for n, t in added.items() if t.special)}
         control = {n: t for n, t in added.items() if _is_control(t.content, special=n in special)}
+        if (longest := max((len(t.content) for t in control.values()), default=0)) > _LONGEST:
+            raise ValueError(
+                f"it has a mark of {longest:,} characters, and {_LONGEST:,} are the most"
+            )
         self._inner: Final = inner
         self._template: Final = template
         self._added: Final = frozenset(added)

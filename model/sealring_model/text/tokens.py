@@ -25,7 +25,7 @@ from typing import Any, Final
 import attrs
 
 from sealring_model.errors import LoadError
-from sealring_model.loading.weights import check_json, read_json
+from sealring_model.loading.weights import check_json, check_size, read_json
 from sealring_model.mlx_lm_import import without_mlx
 from sealring_model.text.argument_types import value_kinds
 from sealring_model.text.detokenizer import (
@@ -68,12 +68,35 @@ _READ: Final = (
     "chat_template.json",
     "config.json",
     "generation_config.json",
+    "normalizer.json",
     "special_tokens_map.json",
+    "tekken.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "vocab.json",
 )
-"""Files that transformers parses, whose sizes are looked at before."""
+"""Files that transformers parses, whose values are counted before."""
+
+_WEIGHTS: Final = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".npz", ".npy", ".h5", ".msgpack"),
+    *(
+        ".onnx",
+        ".onnx_data",
+        ".ot",
+        ".tflite",
+        ".nemo",
+        ".zip",
+        ".gz",
+        ".tar",
+        ".parquet",
+        ".jsonl",
+    ),
+    *(".dat", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp3", ".mp4", ".wav"),
+)
+"""What the names of files end in that no tokenizer is read from."""
+
+_MAX_FILE: Final = 64 << 20
+"""Bytes of another file. A tokenizer may name any for itself, and a library reads it whole."""
 
 _TOKENIZERS: Final = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt")
 """Files that a tokenizer is made from where there is no tokenizer.json."""
@@ -455,9 +478,15 @@ class Tokenizer:
 def check_tokenizer(folder: Path) -> None:
     """Raise `LoadError` if the model in *folder* has no tokenizer, or one that is code to be run.
     Imports nothing."""
-    for name in _READ:
-        if (folder / name).is_file():
-            check_json(folder / name)
+    for file in (*folder.glob("*"), *folder.glob("additional_chat_templates/*")):
+        if file.name in _READ and file.is_file():
+            check_json(file)
+        elif file.suffix not in _WEIGHTS and file.exists() and not file.is_dir():
+            check_size(file, _MAX_FILE)
+    settings = folder / "tokenizer_config.json"
+    others = read_json(settings).get("fast_tokenizer_files") if settings.exists() else None
+    if others and others != ["tokenizer.json"]:
+        raise LoadError(f"{settings} has other files for tokenizer.json: fast_tokenizer_files")
     if (folder / "tokenizer.json").exists():
         return
     if code := _own_code(folder):
