@@ -378,7 +378,7 @@ def far_word(told: dict[str, Any]) -> None:
 
 LOADS: dict[str, tuple[Callable[[Path], None], str]] = {
     "A1: a pre-tokenizer that searches": (in_file("tokenizer.json", freezing), "processor time"),
-    "A2: a normalizer that grows": (in_file("tokenizer.json", growing), "memory"),
+    "A2: a normalizer that grows": (in_file("tokenizer.json", growing), "memory|processor time"),
     "A3: a word far beyond the others": (in_file("tokenizer.json", far_word), "20,000,000"),
     "A5: marks of 4,000 characters": (in_file("tokenizer.json", long_marks), "4,0.. characters"),
     "A6: numbers that hash alike": (
