@@ -186,6 +186,20 @@ def test_rooms_have_an_order_and_no_circle(folder):
         assert before <= rooms.index(room_of(own, rooms)), f"{path} imports {module}"
 
 
+TWICE = {"Dial", "Event", "State", "WaitSignature", "WaitStore"}
+"""Both ends of the handshake have these."""
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    places: dict[str, list[str]] = {}
+    for folder in ROOMS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(path.name)
+    assert {name: where for name, where in places.items() if len(where) > 1}.keys() == TWICE
+
+
 PARSES_JSON = {
     "dialects/messages.py": "runs in a text worker",
     "structured/forms.py": "runs in a text worker",

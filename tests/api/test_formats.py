@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 from sealring.dialects.replies import About
-from sealring.generation.generation import Generator, Piece
+from sealring.generation.generation import Generator, TextPiece
 from sealring.generation.trace import Trace
 from sealring.http.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
 from sealring.text.frames import ParsedRequest, checked
@@ -246,7 +246,7 @@ async def play(
     (choice,) = kind.choices(options, parsed, context)
     events: list[Any] = []
     for piece in pieces:
-        if (delta := await choice.take(Piece((piece,), ()))) is not None:
+        if (delta := await choice.take(TextPiece((piece,), ()))) is not None:
             events += read_events(b"".join(map(shape.event, shape.add(delta))))
     delta = await choice.finish(RequestDone(0, reason))
     events += read_events(b"".join(map(shape.event, shape.add(delta))))
@@ -515,7 +515,7 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], st
     (choice,) = kind.choices(options, parsed, context)
     events: list[Any] = []
     for piece in pieces:
-        if (delta := await choice.take(Piece((piece,), ()))) is not None:
+        if (delta := await choice.take(TextPiece((piece,), ()))) is not None:
             events += read_events(b"".join(map(shape.event, shape.add(delta))))
     delta = await choice.finish(RequestDone(0, FinishReason.STOP))
     events += read_events(b"".join(map(shape.event, shape.add(delta))))

@@ -31,7 +31,7 @@ from sealring.http import head
 from sealring.http.cluster import MAX_LIVE
 from sealring.http.gate import Caller
 from sealring.http.generate import Call, Generate
-from sealring.http.head import LARGE, MAX_HELD, ApiHead, Holding, Kept
+from sealring.http.head import LARGE, MAX_HELD, ApiHead, HeldBytes, Kept
 from sealring.http.keys import KEY_FILE, ApiKeys, digest, new_key
 from sealring.http.kinds import CompletionKind
 from sealring.http.server import build_app
@@ -158,7 +158,7 @@ class Turns:
 
 def call_of(send: Send, budget: SharedBudget) -> Call:
     caller = Caller("a", "", "o", "", "a", 0.0)
-    return Call(caller, ABOUT.trace, Holding(budget, "a"), EventStream(send))
+    return Call(caller, ABOUT.trace, HeldBytes(budget, "a"), EventStream(send))
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -244,7 +244,7 @@ def test_text_that_a_stop_string_holds_back_is_told_in_parts(team: Served, path:
 
 def test_what_is_held_grows_within_the_caller_s_half() -> None:
     budget = SharedBudget(20 * LARGE)
-    one, other = Holding(budget, "a"), Holding(budget, "a")
+    one, other = HeldBytes(budget, "a"), HeldBytes(budget, "a")
     for _ in range(10):
         one.grow(LARGE)
     one.grow(-LARGE)
@@ -253,7 +253,7 @@ def test_what_is_held_grows_within_the_caller_s_half() -> None:
     with pytest.raises(ApiError) as caught:
         other.grow(1)
     assert (caught.value.status, caught.value.code) == (503, "overloaded")
-    Holding(budget, "b").grow(10 * LARGE)
+    HeldBytes(budget, "b").grow(10 * LARGE)
     one.end()
     other.grow(1)
 

@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring.dialects.errors import ApiError
-from sealring.dialects.replies import TextLogprobs
+from sealring.dialects.replies import TextScores
 from sealring.dialects.schema import ChatRequest, CompletionRequest, read
 from sealring.generation.trace import StepParts, Trace
 from sealring.http import bodies, gate
@@ -251,7 +251,7 @@ def test_a_heavy_body_is_refused_soon(body: bytes) -> None:
 def test_log_probabilities_are_numbers() -> None:
     values = (float("nan"), float("-inf"), -1.5)
     told = [TokenOut(1, 7, 0, Logprobs(1, 1, value, (), ())) for value in values]
-    columns = TextLogprobs(lambda token: b"x", 20).columns(told)
+    columns = TextScores(lambda token: b"x", 20).columns(told)
     assert columns["token_logprobs"] == [-9999.0, -9999.0, -1.5]
 
 

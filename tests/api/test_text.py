@@ -11,7 +11,7 @@ from sealring.dialects.replies import MAX_CALL, AnswerText, CallText, Part
 from sealring.dialects.schema import MAX_STOP
 from sealring.text.stop_strings import StopText
 from sealring_model.text.readers import Content, Reasoning
-from sealring_model.text.tokens import ToolCall, ToolFormat
+from sealring_model.text.tokens import ParsedCall, ToolFormat
 
 LETTERS = st.text("ab<", max_size=24)
 
@@ -76,9 +76,9 @@ def read_json(text: str, tools: object) -> object:
 TOOLS = ToolFormat("<call>", "</call>", "call", read_json)
 OPEN = ToolFormat("[CALLS]", "", "calls", read_json)
 THINK = ("<think>", "</think>")
-Told = Part | ToolCall
+Told = Part | ParsedCall
 FUNCTIONS = [{"function": {"name": "f"}}]
-F = ToolCall("f", '{"x": 1}')
+F = ParsedCall("f", '{"x": 1}')
 CALL = '<call>{"name": "f", "arguments": {"x": 1}}</call>'
 
 ANSWERS: dict[str, tuple[str, ToolFormat | None, dict[str, bool], list[Told]]] = {

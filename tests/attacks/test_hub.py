@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 from sealring_model.loading import model_store
-from sealring_model.loading.partial_model import Origin, WeightFile
+from sealring_model.loading.partial_model import HubOrigin, WeightFile
 from sealring_trio.fetching import finding
 from sealring_trio.fetching import hub as hub_module
 from sealring_trio.fetching.finding import find_hub_model
@@ -409,7 +409,7 @@ def test_no_long_address_is_kept(length: int, count: int) -> None:
 def test_few_addresses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "_MAX_PLACES", 2, raising=False)
     names = [f"model-{number}.safetensors" for number in range(3)]
-    origin = Origin(MODEL, "main", COMMIT, {name: WeightFile(1000, "") for name in names})
+    origin = HubOrigin(MODEL, "main", COMMIT, {name: WeightFile(1000, "") for name in names})
     part = whole(bytes(100), "206 Partial Content", Content_Range="bytes 0-99/1000")
     asked = []
     with hostile(part) as place:
@@ -449,7 +449,7 @@ def test_a_place_that_is_gone_is_asked_for_again() -> None:
 
 # ------------------------------------------------------------------ ranges
 
-ORIGIN = Origin(MODEL, "main", COMMIT, {"model.safetensors": WeightFile(1000, "")})
+ORIGIN = HubOrigin(MODEL, "main", COMMIT, {"model.safetensors": WeightFile(1000, "")})
 
 
 def read(answer: Answer) -> bytes:

@@ -18,8 +18,8 @@ from sealring_protocol.control.epoch.pipeline import (
     Answered,
     FollowerPipeline,
     HeadPipeline,
-    ToEngine,
     ToNext,
+    ToOwnEngine,
 )
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_WEIGHT_WAITING
@@ -44,7 +44,7 @@ def follower(rank=1, world=3):
 
 def test_a_middle_rank_passes_on_what_its_engine_gives():
     rank = follower()
-    assert rank.step(step(1)) == [ToEngine(step(1))]
+    assert rank.step(step(1)) == [ToOwnEngine(step(1))]
     out = step(1, tensors=HIDDEN)
     assert rank.output(out) == [ToNext(out)]
 
@@ -107,10 +107,10 @@ def decode(n, **more):
 
 
 def round_trip(machine, n):
-    assert machine.begin(decode(n)) == [ToEngine(decode(n))]
+    assert machine.begin(decode(n)) == [ToOwnEngine(decode(n))]
     assert machine.output(decode(n, tensors=HIDDEN)) == [ToNext(decode(n, tensors=HIDDEN))]
     back = done(n, tensors=HIDDEN, spent=TIMES)
-    assert machine.done(2, back) == [ToEngine(back)]
+    assert machine.done(2, back) == [ToOwnEngine(back)]
     return machine.output(done(n, ids=(5,), spent=TIMES))
 
 
@@ -210,13 +210,13 @@ def guessing(ahead=0):
 def test_a_right_guess_is_drawn_from_once_it_is_known_to_be_right(ahead):
     early, late = guessing(ahead), guessing(ahead)
     for machine in (early, late):
-        assert machine.done(2, BACK[1]) == [ToEngine(BACK[1])]
+        assert machine.done(2, BACK[1]) == [ToOwnEngine(BACK[1])]
         machine.output(done(1, ids=(5,)))
     assert late.done(2, BACK[2]) == []
     assert late.outstanding == 1
-    assert late.decide(2, right=True) == [ToEngine(BACK[2])]
+    assert late.decide(2, right=True) == [ToOwnEngine(BACK[2])]
     assert early.decide(2, right=True) == []
-    assert early.done(2, BACK[2]) == [ToEngine(BACK[2])]
+    assert early.done(2, BACK[2]) == [ToOwnEngine(BACK[2])]
     for machine in (early, late):
         answer = done(2, ids=(6,), spent=TIMES)
         assert machine.output(answer) == [Answered(2, (6,), TIMES, None)]
@@ -230,13 +230,13 @@ def test_what_comes_after_a_guess_waits_behind_it(right):
     for n in (3, 4):
         machine.begin(step(n, work=Decode(1, n - 3)))
         machine.output(step(n, tensors=HIDDEN))
-    assert machine.done(2, BACK[1]) == [ToEngine(BACK[1])]
+    assert machine.done(2, BACK[1]) == [ToOwnEngine(BACK[1])]
     for n in (2, 3, 4):
         assert machine.done(2, BACK[n]) == []
-    given = [ToEngine(BACK[2]), ToEngine(BACK[3])]
-    wrong = [ToEngine(BACK[3]), Answered(2, (), TIMES, None)]
+    given = [ToOwnEngine(BACK[2]), ToOwnEngine(BACK[3])]
+    wrong = [ToOwnEngine(BACK[3]), Answered(2, (), TIMES, None)]
     assert machine.decide(2, right=right) == (given if right else wrong)
-    assert machine.decide(4, right=True) == [ToEngine(BACK[4])]
+    assert machine.decide(4, right=True) == [ToOwnEngine(BACK[4])]
     assert machine.outstanding == 3 + right
 
 

@@ -17,7 +17,7 @@ from sealring_model.loading.partial_model import LOG, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_trio.errors import UserError
 from sealring_trio.fetching import fetcher
-from sealring_trio.fetching.fetcher import PIECE, Progress, cut, fetch
+from sealring_trio.fetching.fetcher import PIECE, FetchProgress, cut, fetch
 from sealring_trio.fetching.finding import find_hub_model
 from sealring_trio.fetching.hub import FetchFault, Hub
 from sealring_trio.fetching.shared_files import is_shared
@@ -44,7 +44,7 @@ def size_of(model: PartialModel, names: Sequence[str]) -> int:
     return sum(model.entries[name].size for name in names)
 
 
-def quiet(_: Progress) -> None:
+def quiet(_: FetchProgress) -> None:
     pass
 
 
@@ -368,7 +368,7 @@ async def test_what_holds_it_up_is_told_and_taken_back(hub, server, monkeypatch)
     server.broken = 4
     told = []
 
-    def look(_: Progress) -> None:
+    def look(_: FetchProgress) -> None:
         if (fault := model.fault) is not None:
             told.append(fault)
 
@@ -467,7 +467,7 @@ async def test_progress_is_told(hub):
 
 
 def test_progress_in_words():
-    progress = Progress(16 * 10**9, 10**9)
+    progress = FetchProgress(16 * 10**9, 10**9)
     assert progress.text == "1.0 of 16.0 GB"
     progress._marks.appendleft((progress._marks[0][0] - 10, 0))
     progress.came(2 * 10**9)

@@ -23,7 +23,7 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.fetching.shared_files import SharedFiles
 from sealring_trio.weights import asking, giving
-from sealring_trio.weights.asking import PIECE, AskFault, AskingLink, Listing, listing_of
+from sealring_trio.weights.asking import PIECE, AskFault, AskingLink, MemberListing, listing_of
 from sealring_trio.weights.finding import ask_all, find_with_members
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
@@ -189,11 +189,11 @@ async def test_names_that_lead_elsewhere_and_our_own_records_are_left_out(
     lie(lambda _, get: Piece(len(text), text.encode()[get.offset : get.offset + get.length]))
     async with holding({0: tmp_path, 1: None}) as ring:
 
-        def read() -> Listing:
+        def read() -> MemberListing:
             with link_to(ring, 0, 1) as link:
                 return listing_of(link)
 
-        assert await in_thread(read) == Listing({"a.json": 1}, {}, ())
+        assert await in_thread(read) == MemberListing({"a.json": 1}, {}, ())
 
 
 ANSWERS: dict[str, tuple[Lie, str]] = {

@@ -15,7 +15,7 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
-from sealring_trio.fetching.fetcher import Progress
+from sealring_trio.fetching.fetcher import FetchProgress
 from sealring_trio.fetching.hub import FetchFault
 from sealring_trio.fetching.shared_files import SharedFiles
 from sealring_trio.weights import bringing, giving
@@ -64,9 +64,9 @@ async def begun(ring: Ring, asker: int) -> PartialModel:
     return model
 
 
-async def fetch(ring: Ring, asker: int, model: PartialModel, names: Sequence[str]) -> Progress:
+async def fetch(ring: Ring, asker: int, model: PartialModel, names: Sequence[str]) -> FetchProgress:
     """Fetch *names*; how far that was, when it was last told."""
-    told: list[Progress] = []
+    told: list[FetchProgress] = []
     with trio.fail_after(60):
         await bring(model, names, ring.members(asker), told.append)
     return told[-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sealring_model import tiny
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import Origin, PartialModel, WeightFile
+from sealring_model.loading.partial_model import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.pins import pins_of
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
@@ -185,7 +185,7 @@ def partial(model: Path, tmp_path: Path) -> PartialModel:
     """The same model, without a tensor yet."""
     weights = (model / WEIGHTS).read_bytes()
     header = weights[: 8 + int.from_bytes(weights[:8], "little")]
-    origin = Origin("owner/name", "main", "a" * 40, {WEIGHTS: WeightFile(len(weights), "")})
+    origin = HubOrigin("owner/name", "main", "a" * 40, {WEIGHTS: WeightFile(len(weights), "")})
     small = {"config.json": (model / "config.json").read_bytes()}
     return PartialModel.create(tmp_path / ("a" * 40), origin, small, {WEIGHTS: header})
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from sealring_model.draft import drafter as module
 from sealring_model.draft.drafter import CHUNK, DEPTH, Drafter
-from sealring_model.draft.frames import Frame, FrameReader, Kind, pack
+from sealring_model.draft.frames import DraftFrame, DraftFrameKind, FrameReader, pack
 from sealring_model.mlx_lm_import import mlx_lm, model_loader
 from sealring_model.sampling.logit_processors import LogitProcessors
 from sealring_model.sampling.sampler import sample
@@ -48,11 +48,11 @@ class Truth:
 def opened(truth: Truth, row: Row, tokens: tuple[int, ...] = PROMPT) -> Drafter:
     drafts = Drafter(truth.model, truth.width)
     history = tokens if row.penalised else ()
-    drafts.handle(Frame(Kind.OPEN, 1, 0, tokens, attrs.evolve(row, history=history)))
+    drafts.handle(DraftFrame(DraftFrameKind.OPEN, 1, 0, tokens, attrs.evolve(row, history=history)))
     return drafts
 
 
-def run(drafts: Drafter) -> Frame | None:
+def run(drafts: Drafter) -> DraftFrame | None:
     """Work until there is nothing to do; the last guess."""
     last = None
     while drafts.busy:
@@ -75,12 +75,12 @@ def test_the_same_model_is_always_right(models: dict[str, Path], family: str, ro
     for turn in range(6):
         guess = run(drafts)
         assert guess is not None
-        assert (guess.kind, guess.uid, guess.position) == (Kind.GUESS, 1, len(tokens))
+        assert (guess.kind, guess.uid, guess.position) == (DraftFrameKind.GUESS, 1, len(tokens))
         assert list(guess.ids) == truth.after(tokens, len(PROMPT), row, DEPTH)
         # Some of them are right, and then the ring says otherwise.
         right = list(guess.ids[: turn + 1])
         other = (guess.ids[turn + 1] + 1 + turn) % 90
-        drafts.handle(Frame(Kind.TOKENS, 1, len(tokens), (*right, other)))
+        drafts.handle(DraftFrame(DraftFrameKind.TOKENS, 1, len(tokens), (*right, other)))
         tokens += [*right, other]
 
 
@@ -89,10 +89,12 @@ def test_it_says_each_guess_as_soon_as_it_has_it(models: dict[str, Path]) -> Non
     drafts = opened(truth, GREEDY)
     wanted = truth.after(list(PROMPT), len(PROMPT), GREEDY, DEPTH + 1)
     for count in range(1, DEPTH + 1):
-        assert drafts.work() == Frame(Kind.GUESS, 1, len(PROMPT), tuple(wanted[:count]))
+        assert drafts.work() == DraftFrame(
+            DraftFrameKind.GUESS, 1, len(PROMPT), tuple(wanted[:count])
+        )
     assert drafts.work() is None
-    drafts.handle(Frame(Kind.TOKENS, 1, len(PROMPT), tuple(wanted[:1])))
-    assert drafts.work() == Frame(Kind.GUESS, 1, len(PROMPT) + 1, tuple(wanted[1:]))
+    drafts.handle(DraftFrame(DraftFrameKind.TOKENS, 1, len(PROMPT), tuple(wanted[:1])))
+    assert drafts.work() == DraftFrame(DraftFrameKind.GUESS, 1, len(PROMPT) + 1, tuple(wanted[1:]))
 
 
 def test_a_long_prompt_is_read_in_pieces(models: dict[str, Path]) -> None:
@@ -109,22 +111,24 @@ def test_a_long_prompt_is_read_in_pieces(models: dict[str, Path]) -> None:
 def test_rows_take_turns_and_leave(models: dict[str, Path]) -> None:
     truth = Truth(models["llama"])
     drafts = opened(truth, GREEDY)
-    drafts.handle(Frame(Kind.OPEN, 2, 0, PROMPT[:5], Row(2)))
+    drafts.handle(DraftFrame(DraftFrameKind.OPEN, 2, 0, PROMPT[:5], Row(2)))
     order = [frame.uid for _ in range(4) if (frame := drafts.work()) is not None]
     assert order == [1, 2, 1, 2]
-    drafts.handle(Frame(Kind.CLOSE, 1))
-    drafts.handle(Frame(Kind.TOKENS, 1, len(PROMPT), (3,)))  # of a row that is gone
+    drafts.handle(DraftFrame(DraftFrameKind.CLOSE, 1))
+    drafts.handle(DraftFrame(DraftFrameKind.TOKENS, 1, len(PROMPT), (3,)))  # of a row that is gone
     last = run(drafts)
     assert last is not None
     assert last.uid == 2
-    drafts.handle(Frame(Kind.TOKENS, 2, 9, (3,)))  # some are missing: it is followed no more
+    drafts.handle(
+        DraftFrame(DraftFrameKind.TOKENS, 2, 9, (3,))
+    )  # some are missing: it is followed no more
     assert not drafts.busy
 
 
 def test_what_is_told_twice_counts_once(models: dict[str, Path]) -> None:
     truth = Truth(models["llama"])
     drafts = opened(truth, GREEDY)
-    drafts.handle(Frame(Kind.TOKENS, 1, len(PROMPT) - 2, (*PROMPT[-2:], 5)))
+    drafts.handle(DraftFrame(DraftFrameKind.TOKENS, 1, len(PROMPT) - 2, (*PROMPT[-2:], 5)))
     guess = drafts.work()
     assert guess is not None
     assert guess.position == len(PROMPT) + 1
@@ -135,9 +139,9 @@ def test_memory_is_bounded(models: dict[str, Path], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "MOST_TOKENS", 60)
     truth = Truth(models["llama"])
     drafts = opened(truth, GREEDY)
-    drafts.handle(Frame(Kind.OPEN, 2, 0, PROMPT[:20], Row(2)))
+    drafts.handle(DraftFrame(DraftFrameKind.OPEN, 2, 0, PROMPT[:20], Row(2)))
     assert {frame.uid for _ in range(4) if (frame := drafts.work())} == {1, 2}
-    drafts.handle(Frame(Kind.TOKENS, 2, 20, (1,)))  # the longest goes
+    drafts.handle(DraftFrame(DraftFrameKind.TOKENS, 2, 20, (1,)))  # the longest goes
     assert {frame.uid for _ in range(4) if (frame := drafts.work())} == {2}
 
 
@@ -147,7 +151,7 @@ def test_another_width_of_the_output_head(models: dict[str, Path], width: int) -
     truth = Truth(models["llama"])
     row = Row(1, seed=3, temperature=1.0)
     drafts = Drafter(truth.model, truth.width + width)
-    drafts.handle(Frame(Kind.OPEN, 1, 0, PROMPT, row))
+    drafts.handle(DraftFrame(DraftFrameKind.OPEN, 1, 0, PROMPT, row))
     guess = drafts.work()
     assert guess is not None
     logits = truth.model(mx.array([PROMPT], mx.uint32))[:, -1]
@@ -158,11 +162,11 @@ def test_another_width_of_the_output_head(models: dict[str, Path], width: int) -
 
 
 FRAMES = [
-    Frame(Kind.READY),
-    Frame(Kind.OPEN, 7, 0, (1, 2, 3), PENALISED),
-    Frame(Kind.TOKENS, 7, 3, (4,)),
-    Frame(Kind.GUESS, (1 << 64) - 1, 4, (5, 6)),
-    Frame(Kind.CLOSE, 7),
+    DraftFrame(DraftFrameKind.READY),
+    DraftFrame(DraftFrameKind.OPEN, 7, 0, (1, 2, 3), PENALISED),
+    DraftFrame(DraftFrameKind.TOKENS, 7, 3, (4,)),
+    DraftFrame(DraftFrameKind.GUESS, (1 << 64) - 1, 4, (5, 6)),
+    DraftFrame(DraftFrameKind.CLOSE, 7),
 ]
 
 
@@ -183,8 +187,12 @@ def test_frames_arrive_in_any_pieces(size: int) -> None:
     [
         b"\x09" + bytes(20),
         b"\x04" + bytes(12) + b"\xff" * 8,
-        pack(Frame(Kind.OPEN, 1, 0, (1,), GREEDY)).replace(b"temperature", b"temperatvre"),
-        pack(Frame(Kind.OPEN, 1, 0, (1,), GREEDY)).replace(b'"bias": []', b'"bias": 17'),
+        pack(DraftFrame(DraftFrameKind.OPEN, 1, 0, (1,), GREEDY)).replace(
+            b"temperature", b"temperatvre"
+        ),
+        pack(DraftFrame(DraftFrameKind.OPEN, 1, 0, (1,), GREEDY)).replace(
+            b'"bias": []', b'"bias": 17'
+        ),
     ],
     ids=["kind", "size", "field", "bias"],
 )

@@ -23,7 +23,7 @@ from sealring_model.loading.partial_model import (
     LOG,
     ORIGIN,
     ByteRanges,
-    Origin,
+    HubOrigin,
     PartialModel,
     WeightFile,
     check_whole,
@@ -59,7 +59,7 @@ def emptied(whole, folder):
         for name, file in weights.items()
     }
     small = {f.name: f.read_bytes() for f in whole.iterdir() if f.name not in weights}
-    return PartialModel.create(folder, Origin("a/b", "main", COMMIT, files), small, headers)
+    return PartialModel.create(folder, HubOrigin("a/b", "main", COMMIT, files), small, headers)
 
 
 def bring(model, whole, names):
@@ -215,7 +215,7 @@ def test_who_makes_a_model_that_is_there_gets_what_is_there(model, whole):
 
 def test_headers_that_are_none_leave_nothing_behind(whole, tmp_path):
     name = "model.safetensors"
-    origin = Origin("a/b", "main", COMMIT, {name: WeightFile(100, "")})
+    origin = HubOrigin("a/b", "main", COMMIT, {name: WeightFile(100, "")})
     with pytest.raises(LoadError, match="no safetensors file"):
         PartialModel.create(tmp_path / "s" / COMMIT, origin, {}, {name: b"\xff" * 8})
     assert not list((tmp_path / "s").iterdir())

@@ -11,7 +11,7 @@ import pytest
 from model_families import config_of, random_weights, write_model
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import ModelInfo, describe
-from sealring_model.loading.partial_model import Origin, PartialModel, WeightFile
+from sealring_model.loading.partial_model import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.pins import pins_of
 from sealring_model.loading.weights import owner, tensors_of
 
@@ -30,7 +30,7 @@ def begun(whole: ModelInfo, folder: Path, pins: tuple[int, ...]) -> PartialModel
     headers = {file.name: file.read_bytes()[:start] for file, start in starts.items()}
     small = {"config.json": (whole.folder / "config.json").read_bytes()}
     sizes = {file.name: WeightFile(file.stat().st_size, "") for file in files}
-    return PartialModel.create(folder, Origin("a/b", "main", "c", sizes, pins), small, headers)
+    return PartialModel.create(folder, HubOrigin("a/b", "main", "c", sizes, pins), small, headers)
 
 
 def flip(info: ModelInfo, name: str, at: int) -> None:

@@ -10,9 +10,9 @@ from sealring.verify.answers import Claim, Drawn, RingAnswers, RingRow
 from sealring.verify.judge import (
     Difference,
     Expected,
+    RowVerdict,
     Score,
     Tolerance,
-    Verdict,
     deviation,
     judge,
     tolerance_of,
@@ -69,7 +69,7 @@ def answers(rows: int = 2) -> RingAnswers:
     return ring
 
 
-def judged(ring: RingAnswers, tolerance: Tolerance = F32, noise: float = 0.0) -> Verdict:
+def judged(ring: RingAnswers, tolerance: Tolerance = F32, noise: float = 0.0) -> RowVerdict:
     return judge(ring, [expected(row, noise) for row in range(len(ring.rows))], tolerance)
 
 
@@ -83,7 +83,7 @@ def spoilt(by: float, **where: object) -> RingAnswers:
     return ring
 
 
-def first(verdict: Verdict) -> Difference:
+def first(verdict: RowVerdict) -> Difference:
     assert not verdict.passed
     assert verdict.first is not None
     return verdict.first

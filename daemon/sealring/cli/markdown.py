@@ -75,7 +75,7 @@ def lines_of(console: Console, shown: RenderableType) -> list[Line]:
 
 
 @attrs.frozen
-class Block:
+class MarkdownBlock:
     """A block of a text: the line at which it begins, whether it is an item of a list, and for code
     between fences the line that ends it, as a pattern, and the language."""
 
@@ -85,22 +85,22 @@ class Block:
     language: str = ""
 
 
-def blocks(text: str) -> list[Block]:
+def blocks(text: str) -> list[MarkdownBlock]:
     """The blocks at the top of *text*, and the items of lists there."""
-    found: dict[int, Block] = {}
+    found: dict[int, MarkdownBlock] = {}
     depth = 0
     for token in _parser().parse(text):
         if token.map and token.nesting >= 0:
             begin = token.map[0]
             if depth == 1 and token.type == "list_item_open":
-                found[begin] = Block(begin, item=True)
+                found[begin] = MarkdownBlock(begin, item=True)
             elif depth == 0 and token.type == "fence":
                 mark = re.escape(token.markup[0])
                 ends = re.compile(rf" {{0,3}}{mark}{{{len(token.markup)},}}[ \t]*$")
                 language = token.info.partition(" ")[0]
-                found[begin] = Block(begin, ends=ends, language=language)
+                found[begin] = MarkdownBlock(begin, ends=ends, language=language)
             elif depth == 0:
-                found[begin] = Block(begin)
+                found[begin] = MarkdownBlock(begin)
         depth += token.nesting
     return sorted(found.values(), key=lambda block: block.begin)
 
@@ -122,7 +122,7 @@ class ShownMarkdown:
         self._console: Final = console
         self._coming = ""  # what is not printed yet
         self._code: _Code | None = None
-        self._last: Block | None = None  # what was printed last
+        self._last: MarkdownBlock | None = None  # what was printed last
         self._next_draw = 0.0
         self._live: Final = Live(
             console=console,
@@ -161,7 +161,7 @@ class ShownMarkdown:
             self._coming += "\n"
             self._print_complete()
             if self._coming.strip():
-                self._print(_first(self._coming) or Block(0), _Laid(self._coming))
+                self._print(_first(self._coming) or MarkdownBlock(0), _Laid(self._coming))
             self._coming = ""
         finally:
             self._live.update(Text(""))
@@ -222,13 +222,13 @@ class ShownMarkdown:
             told = Text("\n").join(coloured[before : before + len(lines)])
         return lines_of(self._console, told)
 
-    def _spaced(self, block: Block | None) -> bool:
+    def _spaced(self, block: MarkdownBlock | None) -> bool:
         """Whether *block* has an empty line before it."""
         if self._last is None or self._code is not None:
             return False
         return not (self._last.item and block is not None and block.item)
 
-    def _print(self, block: Block, shown: RenderableType) -> None:
+    def _print(self, block: MarkdownBlock, shown: RenderableType) -> None:
         gap: list[Line] = [[]] if self._spaced(block) else []
         self._print_lines([*gap, *_trimmed(lines_of(self._console, shown))])
         self._last = block
@@ -249,7 +249,7 @@ def _trimmed(lines: list[Line]) -> list[Line]:
     return lines[full[0] : full[-1] + 1] if full else []
 
 
-def _first(text: str) -> Block | None:
+def _first(text: str) -> MarkdownBlock | None:
     return next(iter(blocks(text)), None)
 
 

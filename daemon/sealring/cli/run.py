@@ -27,7 +27,7 @@ from sealring.cli.speaking import Silent, speaker
 from sealring.output import print_json, progress, tell_note
 
 if TYPE_CHECKING:
-    from sealring.local.answering import Answer
+    from sealring.local.answering import StreamedAnswer
     from sealring.local.api import LocalApi
     from sealring.local.client import HeadClient
 
@@ -225,7 +225,7 @@ def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
         return {}
     try:
         return client.model_at(http, base)
-    except client.Unreachable:
+    except client.HeadUnreachable:
         if sure:
             raise
     except OperationError as error:
@@ -244,13 +244,13 @@ def _answer(
     raw: bool,
     json: bool,
     plain: bool,
-) -> Answer:
+) -> StreamedAnswer:
     """Have *text* answered, and print the answer as it comes."""
-    from sealring.local.answering import COMPLETION, Answer, stream  # noqa: PLC0415 - as above
+    from sealring.local.answering import COMPLETION, StreamedAnswer, stream  # noqa: PLC0415 - as above
 
     out = Silent() if json else speaker(plain)
     if raw:
-        answer = Answer()
+        answer = StreamedAnswer()
         most = settings.pop("max_completion_tokens", RAW_TOKENS)
         body = {"model": head.model, "prompt": text, "max_tokens": most, **settings}
         pieces = stream(head.http, head.url, COMPLETION, body, answer, out.wait)
@@ -270,7 +270,7 @@ def _answer(
     return answer if raw else session.answer
 
 
-def _report(head: _Head, answer: Answer, began: float, *, json: bool) -> None:
+def _report(head: _Head, answer: StreamedAnswer, began: float, *, json: bool) -> None:
     """Print *answer* as JSON, or how it came, for a person."""
     from sealring.local.answering import machines  # noqa: PLC0415 - as above
 

@@ -34,7 +34,7 @@ def show_ring(url: str | None, access: Access, *, json: bool) -> None:
     with access.client(base) as http:
         try:
             told = client.cluster_at(http, base)
-        except client.Unreachable as error:
+        except client.HeadUnreachable as error:
             raise OperationError(
                 error.what, f"{error.advice} For a node of 'sealring up': --config CONFIG."
             ) from None

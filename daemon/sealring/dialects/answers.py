@@ -330,7 +330,7 @@ class Alive(Told):
     status: Literal["alive"]
 
 
-class Ready(Told):
+class Readiness(Told):
     """Whether to send requests here, and why not."""
 
     status: Literal["ready", "unavailable"]
@@ -395,7 +395,7 @@ class Cancelled(Told):
 # What answers of OpenAI's responses and Anthropic's messages look like, in the same way.
 
 
-class Event(pydantic.BaseModel):
+class StreamEvent(pydantic.BaseModel):
     """One event of a stream, of which each *type* has fields of its own."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="allow")

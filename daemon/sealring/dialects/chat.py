@@ -11,13 +11,13 @@ from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.requests import TokenOut
 
 from sealring.dialects.replies import (
-    Chunks,
-    Columns,
     Delta,
     Envelope,
     Json,
     Offsets,
-    TextLogprobs,
+    ReplyChunks,
+    ScoreColumns,
+    TextScores,
     TokenBytes,
     add_json,
     chat_logprobs,
@@ -54,7 +54,7 @@ class PromptScores:
         self._offsets = Offsets()
         # An empty prompt is refused later.
         rows = [(self._name(token), None, None, self._begin(token)) for token in prompt[:1]]
-        self._columns = Columns()
+        self._columns = ScoreColumns()
         self._columns.add(logprob_columns(rows))
         self._entries = bytearray(b"null")
 
@@ -75,7 +75,7 @@ class PromptScores:
         add_json(self._entries, entries)
         return self._columns.size + len(self._entries) - before
 
-    def before(self, columns: Columns) -> Iterator[Json]:
+    def before(self, columns: ScoreColumns) -> Iterator[Json]:
         """The JSON of *columns*, which are an answer's, after those of the prompt, if that is
         echoed."""
         if self._echoed is None:
@@ -139,7 +139,7 @@ class _Message:
         return sum(map(len, made))
 
 
-class ChatShape(Chunks):
+class ChatShape(ReplyChunks):
     """The answer of *choices* messages. Log probabilities are told, of *bytes_of* each token, with
     at *most* so many likeliest ones; None: they are not. *scores* are those of the prompt, if they
     are told. A call is told as that of a function if the client is *old*."""
@@ -284,12 +284,12 @@ class _Text:
     """One choice's text so far, as UTF-8, and its columns. Of a stream nothing is kept."""
 
     text: bytearray
-    logprobs: TextLogprobs | None
-    columns: Columns = attrs.field(factory=Columns)
+    logprobs: TextScores | None
+    columns: ScoreColumns = attrs.field(factory=ScoreColumns)
     finish: str = ""
 
 
-class TextShape(Chunks):
+class TextShape(ReplyChunks):
     """Continuations on their way to the client: one for each of *echoes*, which are the prompts
     where those come first. Log probabilities are told, of *bytes_of* each token, with at *most* so
     many likeliest ones; None: they are not. *scores* are those of the prompts, if they are told;
@@ -308,7 +308,7 @@ class TextShape(Chunks):
         self._texts = [
             _Text(
                 bytearray(echo.encode(errors="replace") if self.keeps else b""),
-                None if most is None else TextLogprobs(bytes_of, most),
+                None if most is None else TextScores(bytes_of, most),
             )
             for echo in echoes
         ]

@@ -28,14 +28,14 @@ from sealring_model.text.readers import (
     Reading,
     Reasoning,
 )
-from sealring_model.text.tokens import ToolCall, ToolFormat
+from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
 from sealring_trio.node.runtime import AT_ONCE
 
 from sealring.dialects.errors import ApiError
 from sealring.dialects.schema import Sampled
-from sealring.generation.generation import Piece
+from sealring.generation.generation import TextPiece
 from sealring.generation.trace import Trace
 from sealring.text.stop_strings import Finder
 
@@ -284,7 +284,7 @@ class AnswerText:
 # A choice knows no API. It gives `Delta`s, from which a `replies.Shape` makes what clients see.
 
 
-ReadCall = Callable[[str], Awaitable[list[ToolCall]]]
+ReadCall = Callable[[str], Awaitable[list[ParsedCall]]]
 """The tool calls in what a model wrote between the marks of one; none if it is no call."""
 
 Said = Reasoning | Content | CallStart | CallPart | CallEnd
@@ -340,7 +340,7 @@ class Choice:
         only, and has it up to the mark that closes it."""
         return self._single_call and self._calls > 0 and (self._more or not self._text.calls)
 
-    async def take(self, piece: Piece) -> Delta | None:
+    async def take(self, piece: TextPiece) -> Delta | None:
         """What *piece* adds; None if nothing of it can be told yet."""
         parts: list[Part] = []
         for text, token in zip_longest(piece.texts, piece.tokens):
@@ -386,7 +386,7 @@ class Choice:
                     said.append(part)
         return said
 
-    def _calls_of(self, calls: list[ToolCall], text: type[Content | Reasoning]) -> list[Said]:
+    def _calls_of(self, calls: list[ParsedCall], text: type[Content | Reasoning]) -> list[Said]:
         """*calls* that were read whole. One without a name is *text*."""
         said: list[Said] = []
         for call in calls:
@@ -530,7 +530,7 @@ DONE: Final = b"data: [DONE]\n\n"
 KEEPALIVE: Final = b": keepalive\n\n"
 
 
-class Chunks(ABC):
+class ReplyChunks(ABC):
     """A `Shape` of choices in chunks, as chat and text completions have them. One that is streamed
     *keeps* nothing of what it has sent."""
 
@@ -655,7 +655,7 @@ def logprob_columns(rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
     return {name: list(values) for name, values in zip(COLUMNS, columns, strict=True)}
 
 
-class Columns:
+class ScoreColumns:
     """Such columns, kept as JSON until they are whole. *size* is how many bytes they have."""
 
     def __init__(self) -> None:
@@ -673,7 +673,7 @@ class Columns:
             add_json(texts, columns[name])
         self._offsets.extend(columns[COLUMNS[-1]])
 
-    def whole(self, before: Columns | None = None, begin: int = 0) -> Iterator[Json]:
+    def whole(self, before: ScoreColumns | None = None, begin: int = 0) -> Iterator[Json]:
         """The JSON of all, after the columns *before*, which end at character *begin*."""
         for name, texts in self._lists.items():
             yield b'%b"%b":[' % (b"{" if name == COLUMNS[0] else b"],", name.encode())
@@ -702,7 +702,7 @@ class Offsets:
 
 
 @attrs.define
-class TextLogprobs:
+class TextScores:
     """Log probabilities as text completions tell them: columns, with each token's offset, and the
     likeliest tokens in its place, at *most* so many."""
 

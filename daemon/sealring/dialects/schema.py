@@ -295,7 +295,7 @@ class RefusalPart(Model):
 Parts = Annotated[list[TextPart | RefusalPart], Several(max_length=MAX_PARTS)]
 
 
-class CalledFunction(Model):
+class FunctionCalled(Model):
     """A call that the model made; *arguments* is a JSON text, or what it says."""
 
     name: str
@@ -307,7 +307,7 @@ class CalledTool(Model):
 
     id: str | None = None
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCalled
 
 
 class Message(Model):
@@ -319,7 +319,7 @@ class Message(Model):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Annotated[list[CalledTool], Several(max_length=MAX_PARTS)] | None = None
-    function_call: CalledFunction | None = None
+    function_call: FunctionCalled | None = None
     tool_call_id: str | None = None
 
     @property

@@ -78,7 +78,7 @@ class Job:
 
 
 @attrs.frozen
-class Piece:
+class TextPiece:
     """The *tokens* since the last piece, and the *texts* that each of them completed, maybe empty;
     at the end there is one more text, of what was held back. *scores* are of the prompt."""
 
@@ -138,7 +138,7 @@ class Answer:
         """The stop string that the answer ended before; empty if it did not."""
         return self._stop.found
 
-    async def next(self) -> Piece | RequestDone:
+    async def next(self) -> TextPiece | RequestDone:
         """Wait for the next piece, or for how the answer ended."""
         if self._done is not None:
             return self._done
@@ -163,7 +163,7 @@ class Answer:
         except TextError as error:
             self.finish()
             self._done = RequestDone(self.uid, FinishReason.FAILED, str(error))
-        return Piece(tuple(texts), tuple(tokens), scores)
+        return TextPiece(tuple(texts), tuple(tokens), scores)
 
     def finish(self) -> None:
         """End the answer here, whatever the model would have added."""

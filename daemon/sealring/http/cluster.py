@@ -44,7 +44,7 @@ _NOTHING: Final = Progress()
 _AT_ONCE: Final = 16  # traces that are told before others have their turn
 
 MAX_LIVE: Final = 64
-"""Requests under way that the state of the ring has at most."""
+"""LiveRequests under way that the state of the ring has at most."""
 
 
 def describe(head: ApiHead) -> dict[str, Any]:
@@ -165,7 +165,7 @@ async def version(request: Request) -> JSONResponse:
 
 
 @attrs.define
-class Requests:
+class LiveRequests:
     """``GET /v1/requests``: those under way, then the latest that are over. There may be a
     thousand, so the list is made once for all who ask at the same time."""
 

@@ -54,7 +54,7 @@ class Endpoints:
 
 
 @attrs.define
-class Exchange:
+class HttpExchange:
     """One request on *http*, to be answered once."""
 
     _http: Http1
@@ -202,7 +202,7 @@ def _headers(error: ApiError) -> dict[str, str]:
 
 
 @attrs.define
-class Connection:
+class HttpConnection:
     """A connection to *app*, which has *place*. With *wrong*, its first request gets that error."""
 
     _app: ASGIApp
@@ -235,7 +235,7 @@ class Connection:
         if request is None:
             return False
         self._place.busy()
-        exchange = Exchange(self._http, request, self._ends, self._place)
+        exchange = HttpExchange(self._http, request, self._ends, self._place)
         await exchange.run(self._app)
         if not exchange.over:
             await self._break_off(exchange)
@@ -265,7 +265,7 @@ class Connection:
         _check(request)
         return request
 
-    async def _break_off(self, exchange: Exchange) -> None:
+    async def _break_off(self, exchange: HttpExchange) -> None:
         """End a request that the app has not answered to its end."""
         if exchange.fault is not None:
             await self._refuse(exchange.fault)

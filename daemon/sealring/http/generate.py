@@ -43,8 +43,8 @@ from sealring.dialects.schema import ChatOptions, CompletionOptions, Sampled
 from sealring.generation.generation import Answer, Job
 from sealring.generation.trace import Trace
 from sealring.http.gate import Caller
-from sealring.http.head import ApiHead, Holding
-from sealring.http.kinds import A, ChoiceContext, Kind
+from sealring.http.head import ApiHead, HeldBytes
+from sealring.http.kinds import A, ApiKind, ChoiceContext
 from sealring.http.responses import earlier, with_items
 from sealring.http.streaming import ClientGone, EventStream, attended
 from sealring.text.frames import ParsedRequest
@@ -160,7 +160,7 @@ class Call:
 
     caller: Caller
     trace: Trace
-    holding: Holding
+    holding: HeldBytes
     stream: EventStream
     shape: Shape | None = None
     refused: ApiError | None = None
@@ -199,9 +199,9 @@ class Call:
 class Generate(Generic[A]):
     """The ASGI endpoint of one kind of request."""
 
-    def __init__(self, head: ApiHead, kind: Kind[A]) -> None:
+    def __init__(self, head: ApiHead, kind: ApiKind[A]) -> None:
         self._head = head
-        self._kind: Kind[A] = kind
+        self._kind: ApiKind[A] = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -207,7 +207,7 @@ _LONGEST_RETRY = 30
 
 
 @attrs.define
-class Holding:
+class HeldBytes:
     """What one request of *owner* holds of the *budget*. It may grow until the request is over."""
 
     _budget: SharedBudget
@@ -288,10 +288,10 @@ class ApiHead:
         return f"fp_{info.model.hex()[:12]}" if info else "fp_unknown"
 
     @contextmanager
-    def holding(self, owner: str, size: int) -> Iterator[Holding]:
+    def holding(self, owner: str, size: int) -> Iterator[HeldBytes]:
         """Within, *size* bytes are held for a request of *owner*, which may grow. Raises `ApiError`
         if it would be too many."""
-        holding = Holding(self.held, owner)
+        holding = HeldBytes(self.held, owner)
         try:
             holding.grow(size)
             yield holding

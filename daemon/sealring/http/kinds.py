@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 from sealring_model.text.detokenizer import Vocabulary
-from sealring_model.text.tokens import ToolCall, ToolFormat
+from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_trio.errors import OperationError
 
 from sealring.dialects.anthropic import MessageShape
@@ -46,7 +46,7 @@ class ChoiceContext:
     before: tuple[bytes, ...] = ()
 
 
-class Kind(Protocol[A]):
+class ApiKind(Protocol[A]):
     """One kind of request. *name* is also that of its job in `texts`; *prompt* is the field of its
     prompt."""
 
@@ -230,7 +230,7 @@ class CallReader:
     tools: bytes
     plain: bool
 
-    async def read(self, text: str) -> list[ToolCall]:
+    async def read(self, text: str) -> list[ParsedCall]:
         """The calls in *text*; none if it is no call, or cannot be read within its limits."""
         about = {"tools": len(self.tools), "plain": self.plain}
         data = self.tools + text.encode("utf-8", "replace")
@@ -241,4 +241,4 @@ class CallReader:
         except (Exceeded, Lost, TextQueueFull, Refused, OperationError) as error:
             log.warning("a tool call of %d characters is given out as text: %s", len(text), error)
             return []
-        return [ToolCall(name, arguments, id) for name, arguments, id in told["calls"]]
+        return [ParsedCall(name, arguments, id) for name, arguments, id in told["calls"]]

@@ -72,7 +72,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         "An answer as OpenAI's responses have it, whole or streamed.",
         shapes.ResponseAnswer,
         (ResponsesRequest,),
-        shapes.Event,
+        shapes.StreamEvent,
     ),
     "POST /v1/responses/input_tokens": Operation(
         "How many tokens the prompt of such a response has.",
@@ -92,7 +92,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         "An answer as Anthropic's messages have it, whole or streamed.",
         shapes.MessageAnswer,
         (MessagesRequest,),
-        shapes.Event,
+        shapes.StreamEvent,
         failed=shapes.MessageError,
     ),
     "POST /v1/messages/count_tokens": Operation(
@@ -140,7 +140,7 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     "GET /readyz": Operation(
         "Whether to send requests here: 200 if one would be answered now, else 503 with the "
         "reasons, also while the head drains or its queue is full.",
-        answers.Ready,
+        answers.Readiness,
         also="503",
     ),
     "GET /metrics": Operation(

@@ -36,7 +36,7 @@ from sealring.files.config import Config
 from sealring.generation.generation import Generator
 from sealring.http import cluster, responses
 from sealring.http.connections import MAX_CONNECTIONS, Connections, Place, source_of
-from sealring.http.exchange import Connection, Endpoints, refusal
+from sealring.http.exchange import Endpoints, HttpConnection, refusal
 from sealring.http.gate import PREFIXES, Gate
 from sealring.http.generate import Generate
 from sealring.http.head import ApiHead
@@ -422,7 +422,7 @@ class _Door:
                 text = "This port speaks TLS, and the request was plain HTTP: use https://."
                 wrong = ApiError(400, text, "tls_needed", kind=INVALID)
             stream = greeted
-        await Connection(self.app, place, Http1(stream, place), ends, wrong).run()
+        await HttpConnection(self.app, place, Http1(stream, place), ends, wrong).run()
 
 
 def _turn_away(sock: socket.socket) -> None:

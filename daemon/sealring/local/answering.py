@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 
 
 @attrs.define
-class Answer:
+class StreamedAnswer:
     """What has come of one answer.
 
     *finish* is OpenAI's word for how it ended; empty if it did not. It is *limited* if max_tokens
@@ -126,7 +126,12 @@ class Answer:
 
 
 def stream(
-    http: HeadClient, url: str, path: str, body: Mapping[str, Any], answer: Answer, tell: Tell
+    http: HeadClient,
+    url: str,
+    path: str,
+    body: Mapping[str, Any],
+    answer: StreamedAnswer,
+    tell: Tell,
 ) -> Pieces:
     """The pieces of the answer to *body*, which also become *answer*; *tell* hears what the head
     does while none comes. Closing the iterator withdraws the request. Raises `OperationError` when

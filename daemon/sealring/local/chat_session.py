@@ -16,7 +16,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import read_file, replace_file
 
 from sealring.dialects.schema import MAX_MESSAGES, ChatOptions
-from sealring.local.answering import CHAT, Answer, Pieces, Tell, encodable, stream
+from sealring.local.answering import CHAT, Pieces, StreamedAnswer, Tell, encodable, stream
 from sealring.local.client import HeadClient
 
 
@@ -35,7 +35,7 @@ class ChatSession:
     system: str = ""
     history: list[dict[str, str]] = attrs.field(factory=list)
     unanswered: str = ""
-    answer: Answer = attrs.field(factory=Answer)
+    answer: StreamedAnswer = attrs.field(factory=StreamedAnswer)
 
     def clear(self) -> None:
         """Forget what has been said, but for the system prompt."""
@@ -65,7 +65,7 @@ class ChatSession:
         stops the answer. Raises `OperationError` when the server does not answer."""
         question = {"role": "user", "content": encodable(text)}
         body = {"model": self.model, "messages": [*self.messages, question], **self.settings}
-        self.answer = answer = Answer()
+        self.answer = answer = StreamedAnswer()
         self.unanswered = question["content"]
         try:
             yield from stream(self.http, self.url, CHAT, body, answer, tell)
@@ -202,6 +202,10 @@ def _json(session: ChatSession) -> str:
 
 
 def _markdown(session: ChatSession) -> str:
-    names = {"system": "System", "user": "Question", "assistant": f"Answer ({session.model})"}
+    names = {
+        "system": "System",
+        "user": "Question",
+        "assistant": f"StreamedAnswer ({session.model})",
+    }
     parts = [f"## {names[each['role']]}\n\n{each['content'].strip()}" for each in session.messages]
     return "\n\n".join([f"# Chat with {session.model}", *parts]) + "\n"

@@ -185,7 +185,7 @@ def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[st
     return told if trust is None else {**told, "verify": trust}
 
 
-class Unreachable(OperationError):
+class HeadUnreachable(OperationError):
     """Nobody listens at the address of a head."""
 
 
@@ -212,7 +212,7 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     if "WRONG_VERSION_NUMBER" in str(error):
         return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return Unreachable(
+        return HeadUnreachable(
             f"no head answers at {url}",
             "Start one: sealring serve. Or give its address: --url URL.",
         )

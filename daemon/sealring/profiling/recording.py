@@ -18,7 +18,7 @@ from sealring.local.control_client import ANSWER_SECONDS, ask
 
 
 @attrs.frozen
-class Spent:
+class PartTimes:
     """What an engine says of one step, in seconds."""
 
     compute: float
@@ -26,7 +26,7 @@ class Spent:
     seal: float
 
     @classmethod
-    def of(cls, told: Sequence[float]) -> Spent:
+    def of(cls, told: Sequence[float]) -> PartTimes:
         """From microseconds, in this order."""
         return cls(*(each * 1e-6 for each in told))
 
@@ -36,7 +36,7 @@ class Spent:
         return self.compute + self.wait + self.seal
 
 
-NOTHING = Spent(0.0, 0.0, 0.0)
+NOTHING = PartTimes(0.0, 0.0, 0.0)
 
 
 @attrs.frozen
@@ -47,7 +47,7 @@ class Stay:
     closing: bool
     begin: float
     end: float
-    spent: Spent
+    spent: PartTimes
 
     @property
     def around(self) -> float:
@@ -57,7 +57,7 @@ class Stay:
 
 
 @attrs.frozen
-class Step:
+class StepRecord:
     """One step as the head saw it. *spent* is by rank; *closing* is nothing where ranks draw the
     token themselves."""
 
@@ -67,8 +67,8 @@ class Step:
     tokens: int
     begin: float
     end: float
-    spent: tuple[Spent, ...]
-    closing: Spent
+    spent: tuple[PartTimes, ...]
+    closing: PartTimes
 
 
 @attrs.define
@@ -77,7 +77,7 @@ class Recording:
     clock and its `processor_times` at the start and at the end."""
 
     place: Mapping[str, Any] = attrs.field(factory=dict)
-    steps: list[Step] = attrs.field(factory=list)
+    steps: list[StepRecord] = attrs.field(factory=list)
     stays: list[Stay] = attrs.field(factory=list)
     first: tuple[float, Mapping[str, Any]] | None = None
     last: tuple[float, Mapping[str, Any]] | None = None
@@ -96,11 +96,11 @@ class Recording:
         """Add one line of records."""
         self.place = told["place"]
         for n, work, group, tokens, begin, end, spent, closing in told["steps"]:
-            ranks = tuple(map(Spent.of, spent))
-            step = Step(n, work, group, tokens, begin, end, ranks, Spent.of(closing))
+            ranks = tuple(map(PartTimes.of, spent))
+            step = StepRecord(n, work, group, tokens, begin, end, ranks, PartTimes.of(closing))
             self.steps.append(step)
         for n, closing, begin, end, *spent in told["stays"]:
-            self.stays.append(Stay(n, closing, begin, end, Spent.of(spent)))
+            self.stays.append(Stay(n, closing, begin, end, PartTimes.of(spent)))
         self.last = told["clock"], told["processors"]
         self.first = self.first or self.last
 
@@ -228,7 +228,7 @@ class _Span:
     args: dict[str, Any]
 
 
-def _step_span(step: Step) -> _Span:
+def _step_span(step: StepRecord) -> _Span:
     args = {"tokens": step.tokens, "group": step.group}
     return _Span(f"{step.work} {step.n}", step.begin, step.end, (), args)
 
@@ -238,12 +238,12 @@ def _stay_span(stay: Stay) -> _Span:
     return _Span(name, stay.begin, stay.end, _told(stay.spent), {})
 
 
-def _told(spent: Spent) -> tuple[tuple[str, float], ...]:
+def _told(spent: PartTimes) -> tuple[tuple[str, float], ...]:
     return tuple(zip(_PARTS, (spent.wait, spent.compute, spent.seal), strict=True))
 
 
 def _estimate(
-    step: Step, stays: Mapping[tuple[int, bool], Stay], told: set[int]
+    step: StepRecord, stays: Mapping[tuple[int, bool], Stay], told: set[int]
 ) -> Iterator[tuple[int, _Span]]:
     """Where the ranks that are not *told* of had *step*, as far as it says."""
     first, closing = stays.get((step.n, False)), stays.get((step.n, True))

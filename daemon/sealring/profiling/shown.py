@@ -10,7 +10,7 @@ from typing import Any, Final
 import attrs
 
 from sealring.output import print_facts, print_table
-from sealring.profiling.recording import NOTHING, Recording, Spent, Stay, Step
+from sealring.profiling.recording import NOTHING, PartTimes, Recording, Stay, StepRecord
 
 # ---------------------------------------------------------------------- parts
 # Where the time of a step goes, rank by rank, as means over the steps of a profile.
@@ -116,7 +116,7 @@ class _Way:
 
     @classmethod
     def of(
-        cls, step: Step, stays: dict[int, dict[tuple[int, bool], Stay]], *, parallel: bool
+        cls, step: StepRecord, stays: dict[int, dict[tuple[int, bool], Stay]], *, parallel: bool
     ) -> _Way:
         inside = {
             rank: stay for rank in stays if (stay := stays[rank].get((step.n, False))) is not None
@@ -138,7 +138,7 @@ class _Way:
         return cls(ranks, _rank_parts(step.closing, None if last is None else last.around, 0.0))
 
 
-def _until_next(step: Step, rank: int, inside: dict[int, Stay], last: Stay | None) -> float:
+def _until_next(step: StepRecord, rank: int, inside: dict[int, Stay], last: Stay | None) -> float:
     """Seconds from when *rank* had done with *step* until the next that recorded it had it, without
     what ranks between say that they took. A rank that recorded nothing has its share before."""
     stay = inside.get(rank)
@@ -155,14 +155,14 @@ def _until_next(step: Step, rank: int, inside: dict[int, Stay], last: Stay | Non
     return max(0.0, until - stay.end - sum(each.total for each in unknown))
 
 
-def _beside(spent: Spent, stay: Stay | None, total: float) -> RankParts:
+def _beside(spent: PartTimes, stay: Stay | None, total: float) -> RankParts:
     """The parts of one rank in a step of tensor parallelism."""
     if stay is None:
         return _rank_parts(spent, None, max(0.0, total - spent.total))
     return _rank_parts(spent, stay.around, max(0.0, total - (stay.end - stay.begin)))
 
 
-def _rank_parts(spent: Spent, node: float | None, wire: float) -> RankParts:
+def _rank_parts(spent: PartTimes, node: float | None, wire: float) -> RankParts:
     return RankParts(spent.wait, spent.compute, spent.seal, node, wire)
 
 
@@ -177,10 +177,10 @@ def _mean(parts: Sequence[RankParts]) -> RankParts:
     )
 
 
-def _between(steps: Sequence[Step]) -> tuple[list[float], list[float]]:
+def _between(steps: Sequence[StepRecord]) -> tuple[list[float], list[float]]:
     """For two steps of a group that follow each other: the time between them, none if they overlap,
     and the time from end to end."""
-    groups: dict[int, list[Step]] = {}
+    groups: dict[int, list[StepRecord]] = {}
     for step in steps:
         groups.setdefault(step.group, []).append(step)
     gaps, ends = [], []

@@ -20,7 +20,7 @@ from sealring.generation.status import describe_node, describe_place
 from sealring.generation.step_recorder import StepRecorder, processor_times
 from sealring.generation.trace import Trace
 from sealring.service.control import Reply
-from sealring.service.verification import Verification, Waiting
+from sealring.service.verification import Verification, WaitNotes
 from sealring.service.verification import read_request as read_verification
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
@@ -208,7 +208,7 @@ class Requests:
         """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
         generator = self._generator
         # At once: a tokenizer and an engine may take long to load.
-        waiting = Waiting(generator, reply, trace)
+        waiting = WaitNotes(generator, reply, trace)
         await waiting.tell()
         while not self._runtime.informed.is_set():
             with trio.move_on_after(_LOOK_SECONDS):
@@ -276,7 +276,9 @@ class Requests:
         return parsed.prompts[0]
 
 
-async def _pass_on(answer: Answer, waiting: Waiting, reply: Reply) -> tuple[RequestDone, list[int]]:
+async def _pass_on(
+    answer: Answer, waiting: WaitNotes, reply: Reply
+) -> tuple[RequestDone, list[int]]:
     """Send the text of *answer* as it comes, and why it does not. Returns how it ended, and its
     tokens."""
     tokens: list[int] = []

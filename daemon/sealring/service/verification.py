@@ -53,7 +53,7 @@ DOING_SECONDS: Final = 10.0
 """Seconds without a token after which a client is told what is done, and again."""
 
 
-class Waiting:
+class WaitNotes:
     """Tells a client by *reply* why it waits, each time that the reasons change, and now and then
     while ranks fetch, or while the ring has not begun to answer *trace*."""
 
@@ -234,7 +234,7 @@ class Verification:
             runtime.enter(runtime.node.check, False)
 
     async def _until_serving(self) -> None:
-        waiting = Waiting(self._generator, self._reply)
+        waiting = WaitNotes(self._generator, self._reply)
         node, checked = self._runtime.node, self._asked.checked
         while not node.serving or node.standing().checked != checked:
             await waiting.tell()
@@ -274,7 +274,7 @@ class Verification:
         async def reply(event: dict[str, Any]) -> None:
             self._tell(event)
 
-        waiting = Waiting(self._generator, reply)
+        waiting = WaitNotes(self._generator, reply)
         while True:
             await trio.sleep(_WHY_SECONDS)
             try:

@@ -277,7 +277,7 @@ def quoted(text: str) -> str:
 
 
 @attrs.frozen
-class Marks:
+class MarkTerminals:
     """How a grammar names marks of *tokenizer*'s model."""
 
     tokenizer: Tokenizer
@@ -358,9 +358,9 @@ def answer(
     """
     lines = [main]
     if tokenizer.calls.name == HARMONY and not calling:
-        lines += _channels(Marks(tokenizer), reasoning=reasoning, most=most, call=call)
+        lines += _channels(MarkTerminals(tokenizer), reasoning=reasoning, most=most, call=call)
     elif tokenizer.think[1] and not calling:
-        lines += _thoughts(Marks(tokenizer), reasoning=reasoning, most=most, call=call)
+        lines += _thoughts(MarkTerminals(tokenizer), reasoning=reasoning, most=most, call=call)
     else:
         lines.append("start: answer")
     grammars = [{"name": "main", "lark_grammar": "\n".join(lines)}]
@@ -368,7 +368,7 @@ def answer(
     return json.dumps({"grammars": grammars})
 
 
-def _thoughts(marks: Marks, *, reasoning: bool, most: int | None, call: str) -> list[str]:
+def _thoughts(marks: MarkTerminals, *, reasoning: bool, most: int | None, call: str) -> list[str]:
     first, last = marks.tokenizer.think
     end, begun = marks.token(last), marks.token(call)
     before = "" if reasoning else f"{marks.name(first)} "
@@ -389,7 +389,7 @@ def _thoughts(marks: Marks, *, reasoning: bool, most: int | None, call: str) -> 
     return [start, *lines, r"BLANK: /[ \t\r\n]{1,8}/"]
 
 
-def _channels(marks: Marks, *, reasoning: bool, most: int | None, call: str) -> list[str]:
+def _channels(marks: MarkTerminals, *, reasoning: bool, most: int | None, call: str) -> list[str]:
     """An answer in harmony, where each message names its channel: what `answer` is comes in the
     last."""
     more = marks.literal("<|end|><|start|>assistant")

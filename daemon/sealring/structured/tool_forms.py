@@ -28,7 +28,7 @@ from sealring.structured.forms import (
     NOTES,
     TEXT,
     Grammar,
-    Marks,
+    MarkTerminals,
     json_grammar,
     leniently,
     quoted,
@@ -84,7 +84,7 @@ def forced_call(
     made = _calls(form, tokenizer, tools, fault, several=several)
     if made is None:
         return None
-    marks = Marks(tokenizer)
+    marks = MarkTerminals(tokenizer)
     end = f" {marks.name(form.end)}" if form.end else ""
     again = f" (BLANK_BETWEEN? {marks.name(form.start)} call{end})*" if form.end and several else ""
     return made.under(f"answer: call{end}{again}", _BETWEEN)
@@ -98,7 +98,7 @@ def free_calls(
     made = _calls(form, tokenizer, tools, fault)
     if made is None:
         return None
-    marks = Marks(tokenizer)
+    marks = MarkTerminals(tokenizer)
     if form.end:
         end = marks.name(form.end)
         head = f"answer: (begun call {end})* LAST\ncalled: call {end}"
@@ -122,7 +122,7 @@ def calls_or(
 ) -> ToolGrammar:
     """Calls, or else *other*. Calls are any text between their marks if they cannot be held in
     *form*, and where they are held *loosely*. Raises `WrongSchema`."""
-    marks = Marks(tokenizer)
+    marks = MarkTerminals(tokenizer)
     made = None if loosely else _calls(form, tokenizer, tools, fault)
     if made is None:
         made = _Made([], {}, [*strict_places(tools)])
@@ -171,7 +171,7 @@ def _calls(
     several: bool = True,
 ) -> _Made | None:
     """The calls between one pair of marks. None if *form* is not in the table."""
-    marks = Marks(tokenizer)
+    marks = MarkTerminals(tokenizer)
     if (about := _about(form, marks)) is None:
         return None
     lines: list[str] = []
@@ -191,7 +191,7 @@ def _calls(
     )
 
 
-def _about(form: ToolFormat, marks: Marks) -> _Format | None:
+def _about(form: ToolFormat, marks: MarkTerminals) -> _Format | None:
     """How *form* writes calls; None if that is not known."""
     if form.name == "mistral" and "[ARGS]" in marks.tokenizer.ids():
         return _AsJson("{}[ARGS]")
@@ -199,7 +199,7 @@ def _about(form: ToolFormat, marks: Marks) -> _Format | None:
 
 
 def _held(
-    marks: Marks, about: _Format, at: int, tool: Mapping[str, Any], fault: Fault
+    marks: MarkTerminals, about: _Format, at: int, tool: Mapping[str, Any], fault: Fault
 ) -> tuple[_Rules, list[str]]:
     """The rules of a call of *tool*, the one in place *at*, as exact as they can be; and what they
     do not hold of it, if it is strict: keywords of its schema, empty for all of it."""
@@ -229,7 +229,7 @@ class _Rules:
     """Lark rules whose names begin with *prefix*, and the grammars that they name. *unheld* are
     keywords of schemas that they do not hold."""
 
-    marks: Marks
+    marks: MarkTerminals
     prefix: str
     lenient: bool
     lines: list[str] = attrs.field(factory=list)
@@ -276,7 +276,7 @@ class _Rules:
 
 @attrs.frozen
 class _AsJson:
-    """A call between *before* and *after*, which `Marks.literal` reads, with JSON arguments; or as
+    """A call between *before* and *after*, which `MarkTerminals.literal` reads, with JSON arguments; or as
     *also* has it. A section may have *many*, in a list if they are *listed*. An answer that begins
     as a *bare* one is one; further marks that open a call are *starts*."""
 
@@ -608,4 +608,4 @@ _FORMATS: Final[Mapping[str, _Format]] = {
     "pythonic": _ByArgument("[{}(", "{}=", "", ")]", between=", ", strings=True),
     "gemma4": _ByArgument("call:{}{", "{}:", "", "}", between=",", quote='<|"|>', key=str.lower),
 }
-"""By the format's name. `Marks.literal` reads the texts."""
+"""By the format's name. `MarkTerminals.literal` reads the texts."""

@@ -230,7 +230,7 @@ _ROUNDING: Final = 4.0
 
 
 @attrs.frozen(order=True)
-class Place:
+class RowPlace:
     """A part of the ring, in the order in which a step passes them: *what* rank *rank* does."""
 
     at: int
@@ -244,7 +244,7 @@ class Difference:
     draw); by *allowed* they may. Sizes are relative to the root mean square, and nats for a
     draw."""
 
-    place: Place
+    place: RowPlace
     n: int
     row: int
     position: int
@@ -261,7 +261,7 @@ class Station:
     amplifies rounding also shows *elsewhere*, in the noise of the place's other half: a row whose
     keys are off by some goes on with them."""
 
-    place: Place
+    place: RowPlace
     drawn: bool
     tolerance: Tolerance
     found: list[Difference] = attrs.field(factory=list)
@@ -298,7 +298,7 @@ class Station:
 
 
 @attrs.frozen
-class Verdict:
+class RowVerdict:
     """Whether the ring is right. *first* is where it first goes wrong, *stations* are all places in
     order. *silent* says, by rank, of how many steps it told no numbers. Of the *tokens*, *ties*
     differ from those here by rounding alone."""
@@ -315,10 +315,10 @@ class Verdict:
         return self.first is None and not self.silent
 
 
-def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Tolerance) -> Verdict:
+def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Tolerance) -> RowVerdict:
     """Judge a checked run."""
     places = _Places(answers)
-    stations: dict[tuple[Place, bool], Station] = {}
+    stations: dict[tuple[RowPlace, bool], Station] = {}
     given = {
         (claim.epoch, claim.n, claim.rank, claim.row, claim.position, claim.part): claim.numbers
         for claim in answers.claims
@@ -354,7 +354,7 @@ def judge(answers: RingAnswers, expected: Sequence[Expected], tolerance: Toleran
     silent = dict(answers.silent)
     for rank in _in_part(given, expected):
         silent[rank] = silent.get(rank, 0) + 1
-    return Verdict(found, first, silent, len(draws.found), ties(answers.rows, expected))
+    return RowVerdict(found, first, silent, len(draws.found), ties(answers.rows, expected))
 
 
 def deviation(numbers: Fingerprint, reference: Fingerprint) -> float:
@@ -381,19 +381,21 @@ class _Places:
     def __init__(self, answers: RingAnswers) -> None:
         self._tensor = answers.strategy == "tp"
         self._world = len(answers.names)
-        self.draw = Place(2 * self._world + 2, 0, "draw")
-        self.scores = Place(2 * self._world + 3, 0, "scores")
+        self.draw = RowPlace(2 * self._world + 2, 0, "draw")
+        self.scores = RowPlace(2 * self._world + 3, 0, "scores")
 
-    def of(self, claim: Claim) -> Place:
+    def of(self, claim: Claim) -> RowPlace:
         """The place that *claim* belongs to."""
         if self._tensor:
-            return Place(0, claim.rank, "share")
+            return RowPlace(0, claim.rank, "share")
         if claim.closing:
             at = 2 * self._world
-            return Place(at + 1, 0, "head") if claim.given else Place(at, self._world - 1, "hop")
+            return (
+                RowPlace(at + 1, 0, "head") if claim.given else RowPlace(at, self._world - 1, "hop")
+            )
         if claim.given:
-            return Place(2 * claim.rank + 1, claim.rank, "layers")
-        return Place(2 * claim.rank, claim.rank - 1, "hop")
+            return RowPlace(2 * claim.rank + 1, claim.rank, "layers")
+        return RowPlace(2 * claim.rank, claim.rank - 1, "hop")
 
     def before(self, claim: Claim) -> int:
         """The rank that gave what the sender of *claim* received."""
@@ -449,7 +451,7 @@ def _first(stations: Sequence[Station], *, tensor: bool) -> Difference | None:
 # -------------------------------------------------------------------- what was drawn
 
 
-def draws_of(place: Place, rows: Sequence[RingRow]) -> Station:
+def draws_of(place: RowPlace, rows: Sequence[RingRow]) -> Station:
     """For each token by how many nats another is likelier, by what the ring itself tells."""
     station = Station(place, True, Tolerance(0.0, 0.0))
     for number, row in enumerate(rows):
@@ -466,7 +468,7 @@ def draws_of(place: Place, rows: Sequence[RingRow]) -> Station:
 
 
 def scores_of(
-    place: Place, rows: Sequence[RingRow], expected: Sequence[Expected], tolerance: Tolerance
+    place: RowPlace, rows: Sequence[RingRow], expected: Sequence[Expected], tolerance: Tolerance
 ) -> Station:
     """How far the log probabilities of each token are from those here, in nats."""
     station = Station(place, True, attrs.evolve(tolerance, numbers=0.0))

@@ -22,9 +22,9 @@ from sealring_trio.files.models import describe_model
 from sealring.verify.answers import Ask, RingAnswers, plan_rows, run_rows
 from sealring.verify.judge import (
     Difference,
-    Place,
+    RowPlace,
+    RowVerdict,
     Station,
-    Verdict,
     compute,
     draws_of,
     judge,
@@ -79,7 +79,7 @@ class Verified:
     """The outcome: the *verdict* of the checked run, what first went wrong as it serves (*served*),
     and the *answers* of the checked run."""
 
-    verdict: Verdict
+    verdict: RowVerdict
     served: Difference | None
     answers: RingAnswers
     seed: int
@@ -144,7 +144,7 @@ def verify(ask: Ask, model: Path, options: Options, tell: Callable[[str], None])
     verdict = judge(checked, expected, tolerance)
     for number, again in zip(others, computed[len(rows) :], strict=True):
         expected[number] = again
-    place = Place(0, 0, "served")
+    place = RowPlace(0, 0, "served")
     wrong = draws_of(place, served.rows).wrong()
     wrong += scores_of(place, served.rows, expected, tolerance).wrong()
     cut = [row.cut is not None for row in rows]
@@ -160,7 +160,7 @@ def verify(ask: Ask, model: Path, options: Options, tell: Callable[[str], None])
 # -------------------------------------------------------------------------- in words
 
 
-def place_text(place: Place, answers: RingAnswers) -> str:
+def place_text(place: RowPlace, answers: RingAnswers) -> str:
     """*place* for people."""
     names, bounds = answers.names, answers.bounds
     rank = f"rank {place.rank} ({names[place.rank]})"

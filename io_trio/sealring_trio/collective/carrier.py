@@ -354,7 +354,7 @@ class Home(Protocol):
 
 
 @attrs.frozen
-class Place:
+class TunnelPlace:
     """This node in the ring of *epoch*: rank *own*, between *left* and *right*."""
 
     epoch: Epoch
@@ -402,7 +402,7 @@ class Streams:
         self._lanes: dict[int, _Lane] = {}  # by rank
         self._streams: dict[int, _Stream] = {}
         self._engines: set[Line] = set()  # connections with the engine, also those that part
-        self._place: Place | None = None
+        self._place: TunnelPlace | None = None
         self._opened = False  # the left neighbour's stream, which begins once
         self._late: _Stream | None = None  # it, once over, while the engine is to get what it said
         carrier.tended = self
@@ -522,7 +522,7 @@ class Streams:
 
     # ------------------------------------------------------------ collectives
 
-    def begin(self, place: Place) -> None:
+    def begin(self, place: TunnelPlace) -> None:
         """Begin the collective of *place*, and end the one before."""
         self._clear()
         self._place, self._opened = place, False

@@ -23,7 +23,7 @@ from sealring_protocol.link import LinkClosed
 from sealring_protocol.node import Node
 from sealring_protocol.security.roster import SignedRoster
 
-from sealring_trio.collective.carrier import Carrier, Place, Streams
+from sealring_trio.collective.carrier import Carrier, Streams, TunnelPlace
 from sealring_trio.collective.loopback import Loopback, Port, reserve
 from sealring_trio.net.pump import Pump
 from sealring_trio.processes.namespace import ALLOW, NoNamespace
@@ -176,7 +176,7 @@ class Tunnels:
             raise
         self._collective = Meeting(epoch, place, streams)
         left, right = (rank - 1) % world, (rank + 1) % world
-        streams.order(partial(streams.begin, Place(epoch, rank, left, right)))
+        streams.order(partial(streams.begin, TunnelPlace(epoch, rank, left, right)))
         self._owner.spawn(self._collective.listen)
         return place.port, place.relay
 

@@ -40,7 +40,7 @@ from sealring_trio.net.pump import Wire
 from sealring_trio.processes.interpreter import child_environment, run_module, signal_name
 from sealring_trio.processes.namespace import NoNamespace, take_sockets
 from sealring_trio.processes.secrecy import oom_kills
-from sealring_trio.processes.usage import Usage, read_usage
+from sealring_trio.processes.usage import ProcessUsage, read_usage
 
 # ---------------------------------------------------------------------- states
 # Two tables: the life of an engine process, and how several become a group.
@@ -340,7 +340,7 @@ class EngineProcess:
             if usage := read_usage(self.pid):
                 self._see(usage)
 
-    def _see(self, usage: Usage) -> None:
+    def _see(self, usage: ProcessUsage) -> None:
         """Put the deadline for the first message off by the time in which, by *usage*, the process
         has starved."""
         now = trio.current_time()

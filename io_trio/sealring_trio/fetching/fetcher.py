@@ -40,7 +40,7 @@ _WINDOW: Final = 10.0
 """Seconds over which the speed is taken."""
 
 
-class Progress:
+class FetchProgress:
     """How far fetching *total* bytes is, of which *here* were here before. `came` tells of more."""
 
     def __init__(self, total: int, here: int) -> None:
@@ -98,7 +98,7 @@ would cost a round trip."""
 
 
 @attrs.define
-class Piece:
+class FileRange:
     """Bytes *begin* to *end* (excluded) of *file*; those before *at* have come."""
 
     file: str
@@ -113,10 +113,10 @@ def keep_bytes_of(size: int, most: int, at_once: int = 1) -> int:
     return min(most, int(size * LOST) // at_once)
 
 
-def cut(gaps: Mapping[str, Sequence[Range]]) -> list[Piece]:
+def cut(gaps: Mapping[str, Sequence[Range]]) -> list[FileRange]:
     """The pieces of *gaps*, the ranges to come of each file, in order."""
     return [
-        Piece(file, start, min(start + PIECE, end))
+        FileRange(file, start, min(start + PIECE, end))
         for file, ranges in gaps.items()
         for begin, end in _joined(ranges)
         for start in range(begin, end, PIECE)
@@ -158,7 +158,7 @@ _TRIES: Final = 2
 
 T = TypeVar("T")
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[FetchProgress], None]
 """Told each second how far it is."""
 
 
@@ -170,7 +170,7 @@ async def fetch(
     Waits while another process fetches into the same folder. Raises `FetchFault` for what is
     permanent, and when no byte has come for *patience* seconds.
     """
-    waiting = Waiting(model, names, tell)
+    waiting = WaitingRequests(model, names, tell)
     while True:
         try:
             with model.lock() as ours:
@@ -183,14 +183,14 @@ async def fetch(
             return
 
 
-class Waiting:
+class WaitingRequests:
     """Waits while another process fetches into the folder of *model*, and says so."""
 
     def __init__(self, model: PartialModel, names: Sequence[str], tell: Tell) -> None:
         self._model: Final = model
         self._names: Final = names
         self._tell: Final = tell
-        self._progress: Progress | None = None
+        self._progress: FetchProgress | None = None
 
     async def look(self) -> bool:
         """Whether the tensors *names* are all here. If not, waits for a moment."""
@@ -201,7 +201,7 @@ class Waiting:
         if self._progress is None:
             log.warning("another process fetches into %s; waiting for it", model.folder)
             size = sum(model.entries[name].size for name in names)
-            self._progress = Progress(size, model.bytes_here(names))
+            self._progress = FetchProgress(size, model.bytes_here(names))
         self._progress.came(model.bytes_here(names))
         self._tell(self._progress)
         await trio.sleep(_LOOK)
@@ -226,8 +226,8 @@ class _Fetch:
         self._connections: Final = trio.CapacityLimiter(CONNECTIONS)
         self._hashers: Final = trio.CapacityLimiter(HASHERS)
         self._tries: Final[Counter[str]] = Counter()
-        self._pieces: list[Piece] = []
-        self._waiting: deque[Piece] = deque()
+        self._pieces: list[FileRange] = []
+        self._waiting: deque[FileRange] = deque()
         self._hashing: set[str] = set()
         self._fault: FetchFault | None = None
         self._not_before = -math.inf  # the hub wants no request before that
@@ -261,13 +261,13 @@ class _Fetch:
 
     # ------------------------------------------------------------ connections
 
-    async def _bring_all(self, pieces: list[Piece]) -> None:
+    async def _bring_all(self, pieces: list[FileRange]) -> None:
         """Fetch *pieces*, and keep the tensors that become complete."""
         self._pieces, self._waiting = pieces, deque(pieces)
         self._heard = trio.current_time()
         size = sum(self._model.entries[name].size for name in self._names)
         here = await self._survey(lambda: self._model.bytes_here(self._names))
-        progress = Progress(size, here)
+        progress = FetchProgress(size, here)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look, progress, progress.here)
             async with trio.open_nursery() as workers:
@@ -289,7 +289,7 @@ class _Fetch:
             self._fault = fault_of(error)
             scope.cancel()
 
-    async def _bring(self, piece: Piece) -> None:
+    async def _bring(self, piece: FileRange) -> None:
         backoff = Backoff(_LONGEST_PAUSE)
         while True:
             await trio.sleep_until(max(self._not_before, trio.current_time()))
@@ -321,7 +321,7 @@ class _Fetch:
             self._not_before = max(self._not_before, now + pause)
         await trio.sleep(pause)
 
-    def _read(self, piece: Piece) -> None:
+    def _read(self, piece: FileRange) -> None:
         """Read *piece* from the hub and write it. In a worker thread."""
         kept = piece.at
 
@@ -351,19 +351,19 @@ class _Fetch:
             self._held_up = False
             self._model.clear_fault()
 
-    async def _look(self, progress: Progress, before: int) -> None:
+    async def _look(self, progress: FetchProgress, before: int) -> None:
         while True:
             self._came(progress, before)
             await trio.sleep(_LOOK)
 
-    def _came(self, progress: Progress, before: int) -> None:
+    def _came(self, progress: FetchProgress, before: int) -> None:
         come = sum(piece.at - piece.begin for piece in self._pieces)
         progress.came(min(before + come, progress.total))
         self._tell(progress)
 
     # ------------------------------------------------------------------- hashes
 
-    def _touched(self, piece: Piece) -> Iterator[TensorEntry]:
+    def _touched(self, piece: FileRange) -> Iterator[TensorEntry]:
         """The wanted tensors that *piece* has bytes of."""
         entries = self._by_file.get(piece.file, [])
         at = bisect_left(entries, piece.begin, key=lambda e: e.offset + e.size)
@@ -525,7 +525,7 @@ class RankFetch:
         owned = tensors_of(model.entries, self._layers, first, last).values()
         return model, [name for layer in owned for name in layer]
 
-    def _tell(self, progress: Progress) -> None:
+    def _tell(self, progress: FetchProgress) -> None:
         self._report(progress.here, progress.total)
         now = trio.current_time()
         if now - self._told >= LOG_SECONDS:

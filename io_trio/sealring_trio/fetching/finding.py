@@ -27,7 +27,7 @@ from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import MAX_HEADER, read_entries
 
 from sealring_trio.errors import OperationError
-from sealring_trio.fetching.fetcher import Progress, check_room, fetch, total
+from sealring_trio.fetching.fetcher import FetchProgress, check_room, fetch, total
 from sealring_trio.fetching.hub import FetchFault, Hub, Listing, fault_of
 
 log = logging.getLogger("sealring.fetch")
@@ -220,19 +220,19 @@ def fetch_now(model: PartialModel, names: Sequence[str], hub: Hub) -> None:
 
 
 async def _fetch(
-    model: PartialModel, names: Sequence[str], hub: Hub, tell: Callable[[Progress], None]
+    model: PartialModel, names: Sequence[str], hub: Hub, tell: Callable[[FetchProgress], None]
 ) -> None:
     await fetch(model, names, hub, tell, patience=PATIENCE)
 
 
 @contextmanager
-def _shown(model: str) -> Iterator[Callable[[Progress], None]]:
+def _shown(model: str) -> Iterator[Callable[[FetchProgress], None]]:
     """Shows progress: one line that changes on a terminal, now and then a line elsewhere."""
     terminal = sys.stderr.isatty()
     before, after, pause = ("\r", "\x1b[K", 0.1) if terminal else ("", "\n", _LINE_SECONDS)
     told = -pause
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: FetchProgress) -> None:
         nonlocal told
         if time.monotonic() - told >= pause:
             told = time.monotonic()

@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 import attrs
 from sealring_model.errors import LoadError
 from sealring_model.loading.foreign_json import HUB_LISTING, ForeignFault, bound_of, parse_foreign
-from sealring_model.loading.partial_model import MAX_SIZE, Origin, WeightFile
+from sealring_model.loading.partial_model import MAX_SIZE, HubOrigin, WeightFile
 
 from sealring_trio.fetching.shared_files import is_shared
 
@@ -123,7 +123,7 @@ _OF_BODY: Final = ("content-length", "content-encoding", "transfer-encoding")
 class Listing:
     """What a model consists of at one commit: its weights, and its *small* files."""
 
-    origin: Origin
+    origin: HubOrigin
     small: dict[str, WeightFile]
 
     @property
@@ -195,7 +195,7 @@ class Hub:
             raise FetchFault(
                 f"{model} has more than {MAX_SMALL >> 20} MiB of configuration", permanent=True
             )
-        return Listing(Origin(model, revision, commit, weights), small)
+        return Listing(HubOrigin(model, revision, commit, weights), small)
 
     def _listed(self, model: str, revision: str) -> Any:
         """The hub's JSON about *model* at *revision*. Raises `FetchFault`."""
@@ -220,7 +220,7 @@ class Hub:
 
     def read(
         self,
-        origin: Origin,
+        origin: HubOrigin,
         file: str,
         begin: int,
         end: int,
@@ -247,7 +247,7 @@ class Hub:
 
     def _read(
         self,
-        origin: Origin,
+        origin: HubOrigin,
         file: str,
         wanted: tuple[int, int],
         take: Callable[[bytes], None],
@@ -287,7 +287,7 @@ class Hub:
             if len(self._places) > _MAX_PLACES:
                 del self._places[next(iter(self._places))]
 
-    def content(self, origin: Origin, file: str, begin: int, end: int) -> bytes:
+    def content(self, origin: HubOrigin, file: str, begin: int, end: int) -> bytes:
         """The bytes *begin* to *end* (excluded) of *file*. Raises `FetchFault`."""
         parts: list[bytes] = []
         self.read(origin, file, begin, end, parts.append)

@@ -40,7 +40,7 @@ MAX_LISTING: Final = bound_of(MEMBER_LISTING)[0]
 _WEIGHTS: Final = ".safetensors"
 
 
-class Refused(Exception):
+class NotShared(Exception):
     """Why a piece is not given, in words for the other member."""
 
 
@@ -68,7 +68,7 @@ class SharedFiles:
                 content = self._list(fresh=get.offset == 0)
                 return Piece(len(content), content[get.offset : get.offset + get.length])
             return self._read(get)
-        except Refused as error:
+        except NotShared as error:
             return Piece(0, b"", str(error))
         except LoadError:
             return Piece(0, b"", "the model there cannot be read")
@@ -89,23 +89,23 @@ class SharedFiles:
             while len(data) < length:
                 more = os.pread(stream.fileno(), length - len(data), get.offset + len(data))
                 if not more:
-                    raise Refused(f"{get.name} has become shorter")
+                    raise NotShared(f"{get.name} has become shorter")
                 data += more
         return Piece(size, data)
 
     def _open(self, name: str) -> int:
-        """A descriptor of the file *name*. Raises `Refused` and `OSError`."""
+        """A descriptor of the file *name*. Raises `NotShared` and `OSError`."""
         if not is_shared(name) or name not in os.listdir(self._folder):
-            raise Refused(f"the model there has no file {name} for other members")
+            raise NotShared(f"the model there has no file {name} for other members")
         path = Path(os.path.realpath(self._folder / name))
         # In one of these folders itself: what is below it could be another one a moment later.
         if path.parent not in self._roots():
-            raise Refused(f"{name} is a link out of the model's folder there")
+            raise NotShared(f"{name} is a link out of the model's folder there")
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(path, flags)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             os.close(handle)
-            raise Refused(f"{name} is no regular file there")
+            raise NotShared(f"{name} is no regular file there")
         return handle
 
     def _names(self) -> set[str]:
@@ -122,7 +122,7 @@ class SharedFiles:
         return roots
 
     def _check_here(self, file: str, begin: int, end: int, handle: int) -> None:
-        """Raise `Refused` unless the bytes *begin* to *end* of the weight file *file* are here."""
+        """Raise `NotShared` unless the bytes *begin* to *end* of the weight file *file* are here."""
         partial = self._fresh_partial()
         if partial is None:
             return
@@ -136,7 +136,7 @@ class SharedFiles:
             if entry.name in partial.hashes:
                 at = max(at, entry.offset + entry.size)
         if at < end:
-            raise Refused(f"that part of {file} is not there yet")
+            raise NotShared(f"that part of {file} is not there yet")
 
     def _fresh_partial(self) -> PartialModel | None:
         """The record of what is here, if the model is here in part."""
@@ -173,7 +173,7 @@ class SharedFiles:
         for name in sorted(self._names()):
             try:
                 handle = self._open(name)
-            except (Refused, OSError) as error:
+            except (NotShared, OSError) as error:
                 if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
                     raise
                 continue
@@ -187,7 +187,7 @@ class SharedFiles:
         }
         content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii")
         if len(content) > MAX_LISTING:
-            raise Refused("the model there has more tensors than a listing can name")
+            raise NotShared("the model there has more tensors than a listing can name")
         return content
 
     def _tensors(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import attrs
 import trio
-from sealring_model.draft.frames import Frame, FrameReader, Kind, pack
+from sealring_model.draft.frames import DraftFrame, DraftFrameKind, FrameReader, pack
 from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import Request
@@ -99,12 +99,12 @@ class Drafts:
         row = self._rows.get(uid)
         if row is not None and position == len(row.tokens):
             row.tokens.append(token)
-            self._send(Frame(Kind.TOKENS, uid, position, (token,)))
+            self._send(DraftFrame(DraftFrameKind.TOKENS, uid, position, (token,)))
 
     def over(self, uid: int) -> None:
         """Row *uid* is over."""
         if self._rows.pop(uid, None) is not None:
-            self._send(Frame(Kind.CLOSE, uid))
+            self._send(DraftFrame(DraftFrameKind.CLOSE, uid))
 
     # ---------------------------------------------------------------- the process
 
@@ -166,14 +166,14 @@ class Drafts:
                 return f"it said what is no guess: {error}"
         return self._stopped
 
-    def _hear(self, wire: Wire, frame: Frame, vocabulary: int) -> None:
+    def _hear(self, wire: Wire, frame: DraftFrame, vocabulary: int) -> None:
         """The process said *frame*. Raises `ValueError` for what it may not say."""
-        if frame.kind is Kind.READY and self._wire is None:
+        if frame.kind is DraftFrameKind.READY and self._wire is None:
             log.info("the draft model %s guesses tokens", self._model.name)
             self._wire, self._fault = wire, ""
             for uid in self._rows:
                 self._send_open(uid)
-        elif frame.kind is not Kind.GUESS or self._wire is None:
+        elif frame.kind is not DraftFrameKind.GUESS or self._wire is None:
             raise ValueError(frame.kind.name)
         elif max(frame.ids, default=0) >= vocabulary:
             raise ValueError(f"token {max(frame.ids)} of {vocabulary}")
@@ -186,9 +186,9 @@ class Drafts:
         history = tuple(row.tokens) if sampling.penalised else ()
         generated = len(row.tokens) - len(row.request.prompt) if history else 0
         told: Row = attrs.evolve(sampling, uid=uid, history=history, generated=generated)
-        self._send(Frame(Kind.OPEN, uid, 0, row.tokens, told))
+        self._send(DraftFrame(DraftFrameKind.OPEN, uid, 0, row.tokens, told))
 
-    def _send(self, frame: Frame) -> None:
+    def _send(self, frame: DraftFrame) -> None:
         wire = self._wire
         if wire is None:
             return

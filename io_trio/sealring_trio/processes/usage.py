@@ -16,14 +16,14 @@ from sealring_protocol.control.deadlines import ThreadUse
 
 
 @attrs.frozen
-class Usage:
+class ProcessUsage:
     """The *threads* of a process by id, and how often it waited for a page from disk (*faults*)."""
 
     threads: dict[int, ThreadUse]
     faults: int
 
 
-def read_usage(pid: int, system: Path = Path("/proc")) -> Usage | None:
+def read_usage(pid: int, system: Path = Path("/proc")) -> ProcessUsage | None:
     """What process *pid* has used so far, as *system* tells it; None where it does not say."""
     process = system / str(pid)
     threads = {}
@@ -38,7 +38,7 @@ def read_usage(pid: int, system: Path = Path("/proc")) -> Usage | None:
         # A kernel that was built or started without these counts says 0 of each. Threads that run
         # would then seem to wait.
         if any(use.cpu for use in threads.values()):
-            return Usage(threads, int(_stat(process)[9]))
+            return ProcessUsage(threads, int(_stat(process)[9]))
     return None
 
 

@@ -277,7 +277,7 @@ _PIN: Final = re.compile("[0-9]{1,20}")
 
 
 @attrs.frozen
-class Listing:
+class MemberListing:
     """What a member says that it has: *files* by size, and *tensors* by SHA-256 (empty where it
     does not know it). *pins* are those of the whole model. All of it may be a lie."""
 
@@ -339,7 +339,7 @@ class Members:
         return AskingLink(Asker(config, self.signer, self.keep, look), member)
 
 
-def listing_of(link: AskingLink) -> Listing:
+def listing_of(link: AskingLink) -> MemberListing:
     """What the member at the other end of *link* has. Raises `AskFault`."""
     try:
         return read_listing(link.content(LISTING, MAX_LISTING))
@@ -347,12 +347,12 @@ def listing_of(link: AskingLink) -> Listing:
         raise AskFault(f"the listing of {link.name} makes no sense") from None
 
 
-def read_listing(text: bytes) -> Listing:
+def read_listing(text: bytes) -> MemberListing:
     """The listing in *text*, without the files that may not be asked for. Raises `ValueError`."""
     try:
         value = parse_foreign(MEMBER_LISTING, text)
         files, tensors, pins = value["files"], value["tensors"], value["pins"]
-        found = Listing(
+        found = MemberListing(
             {name: size for name, size in files.items() if _is_file(name, size)},
             {name: told for name, told in tensors.items() if _HASH.fullmatch(told)},
             tuple(int(pin) for pin in pins if _PIN.fullmatch(pin)),

@@ -30,7 +30,13 @@ from sealring_protocol.codec.messages import Get
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.security.roster import Member
 
-from sealring_trio.fetching.fetcher import Progress, Tell, Waiting, check_room, keep_bytes_of
+from sealring_trio.fetching.fetcher import (
+    FetchProgress,
+    Tell,
+    WaitingRequests,
+    check_room,
+    keep_bytes_of,
+)
 from sealring_trio.fetching.hub import fault_of
 from sealring_trio.weights.asking import MAX_TOLD, AskFault, AskingLink, Members, listing_of, pieces
 
@@ -60,7 +66,7 @@ async def bring(model: PartialModel, names: Sequence[str], members: Members, tel
     Waits while another process fetches into the same folder. What holds it up is told by
     `PartialModel.fault`. Raises `FetchFault` if the disk is full, say.
     """
-    waiting = Waiting(model, names, tell)
+    waiting = WaitingRequests(model, names, tell)
     while True:
         try:
             with model.lock() as ours:
@@ -91,7 +97,7 @@ class _Bringing:
         model, names = self._model, self._names
         model.clear_fault()
         check_room(model, sum(e - b for gaps in model.gaps(names).values() for b, e in gaps))
-        progress = Progress(sum(model.entries[n].size for n in names), model.bytes_here(names))
+        progress = FetchProgress(sum(model.entries[n].size for n in names), model.bytes_here(names))
         failed: OSError | LoadError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look, progress, progress.here, tell)
@@ -158,7 +164,7 @@ class _Bringing:
     def _came(self, count: int) -> None:
         self._come += count
 
-    async def _look(self, progress: Progress, before: int, tell: Tell) -> None:
+    async def _look(self, progress: FetchProgress, before: int, tell: Tell) -> None:
         while True:
             progress.came(min(before + self._come, progress.total))
             tell(progress)

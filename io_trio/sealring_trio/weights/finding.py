@@ -18,7 +18,7 @@ from typing import Final
 from sealring_model.errors import LoadError
 from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import Origin, PartialModel, WeightFile
+from sealring_model.loading.partial_model import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.weights import MANIFEST, MAX_HEADER
 from sealring_protocol.codec.wire import clip
 
@@ -29,7 +29,7 @@ from sealring_trio.weights.asking import (
     MAX_TOLD,
     AskFault,
     AskingLink,
-    Listing,
+    MemberListing,
     Members,
     listing_of,
     pieces,
@@ -150,7 +150,7 @@ def _make(name: str, revision: str, link: AskingLink) -> Path:
         headers[file] = _header(link, file, size, MAX_HEADERS - sum(map(len, headers.values())))
     commit = _content_name(small, headers, listing)
     files = {file: WeightFile(size, "") for file, size in listing.weights.items()}
-    origin = Origin(name, revision, commit, files, listing.pins)
+    origin = HubOrigin(name, revision, commit, files, listing.pins)
     folder = model_store.folder_of(name, commit)
     try:
         PartialModel.create(folder, origin, small, headers)
@@ -182,7 +182,7 @@ def _range(link: AskingLink, file: str, begin: int, end: int) -> bytes:
 
 
 def _content_name(
-    small: Mapping[str, bytes], headers: Mapping[str, bytes], listing: Listing
+    small: Mapping[str, bytes], headers: Mapping[str, bytes], listing: MemberListing
 ) -> str:
     """A name for these files, by what is in them, of the form of a commit."""
     whole = hashlib.sha256(b"sealring members' model 1\n")

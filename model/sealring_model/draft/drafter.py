@@ -20,7 +20,7 @@ import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import Row
 
-from sealring_model.draft.frames import Frame, Kind
+from sealring_model.draft.frames import DraftFrame, DraftFrameKind
 from sealring_model.draft.memory import MOST_TOKENS
 from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.sampling.logit_processors import LogitProcessor, LogitProcessors
@@ -133,19 +133,19 @@ class Drafter:
         """Whether `work` has something to do."""
         return any(row.wants for row in self._rows.values())
 
-    def handle(self, frame: Frame) -> None:
+    def handle(self, frame: DraftFrame) -> None:
         """The head tells of a row."""
         match frame.kind:
-            case Kind.OPEN if frame.row is not None:
+            case DraftFrameKind.OPEN if frame.row is not None:
                 self._open(frame.uid, frame.row, frame.ids)
-            case Kind.TOKENS:
+            case DraftFrameKind.TOKENS:
                 self._tokens(frame.uid, frame.position, frame.ids)
-            case Kind.CLOSE:
+            case DraftFrameKind.CLOSE:
                 self._rows.pop(frame.uid, None)
             case _:
                 raise ValueError(f"the head does not say {frame.kind.name}")
 
-    def work(self) -> Frame | None:
+    def work(self) -> DraftFrame | None:
         """Run the model once for the row that has the fewest guesses. Its guesses, if there is a
         new one; None if only a chunk was read, or there is nothing to do."""
         waiting = {uid: row for uid, row in self._rows.items() if row.wants}
@@ -162,7 +162,7 @@ class Drafter:
         if row.caches.length == len(row.tokens):
             row.caches.keep()
         row.guesses.append(self._draw(row, logits))
-        return Frame(Kind.GUESS, uid, len(row.tokens), tuple(row.guesses))
+        return DraftFrame(DraftFrameKind.GUESS, uid, len(row.tokens), tuple(row.guesses))
 
     def _open(self, uid: int, row: Row, tokens: Sequence[int]) -> None:
         processor = LogitProcessors(self._vocabulary).take(0, (row,))

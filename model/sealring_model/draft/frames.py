@@ -30,7 +30,7 @@ MAX_GUESSES: Final = 4096
 """Bytes of a frame for the head: some guesses."""
 
 
-class Kind(enum.IntEnum):
+class DraftFrameKind(enum.IntEnum):
     """What a frame tells. READY: the model is loaded. OPEN: a row begins, with its tokens so far
     and how it is sampled. TOKENS: a row's tokens from a position on. CLOSE: a row is over. GUESS:
     what a row's tokens from a position on are likely to be."""
@@ -43,17 +43,17 @@ class Kind(enum.IntEnum):
 
 
 @attrs.frozen
-class Frame:
+class DraftFrame:
     """One frame, of row *uid*; *row* is how it is sampled."""
 
-    kind: Kind
+    kind: DraftFrameKind
     uid: int = 0
     position: int = 0
     ids: Sequence[int] = ()
     row: Row | None = None
 
 
-def pack(frame: Frame) -> bytes:
+def pack(frame: DraftFrame) -> bytes:
     """The bytes of *frame*."""
     rest = b""
     if frame.row is not None:
@@ -72,7 +72,7 @@ class FrameReader:
         self._rows: Final = rows
         self._held = bytearray()
 
-    def read(self, data: bytes) -> Iterator[Frame]:
+    def read(self, data: bytes) -> Iterator[DraftFrame]:
         """The frames that *data* completes. Raises `ValueError` for what is none."""
         self._held += data
         while len(self._held) >= _HEAD.size:
@@ -89,7 +89,7 @@ class FrameReader:
             ids = array(_ID, bytes(self._held[start:middle]))
             row = _row(bytes(self._held[middle:end])) if more else None
             del self._held[:end]
-            yield Frame(Kind(kind), uid, position, tuple(ids), row)
+            yield DraftFrame(DraftFrameKind(kind), uid, position, tuple(ids), row)
 
 
 def _row(data: bytes) -> Row:

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from sealring_model.draft.drafter import Drafter
-from sealring_model.draft.frames import Frame, FrameReader, Kind, pack
+from sealring_model.draft.frames import DraftFrame, DraftFrameKind, FrameReader, pack
 from sealring_model.errors import FORWARD_ERRORS, error_text
 from sealring_model.loading.kernel_cache import keep_kernels_private
 from sealring_model.mlx_lm_import import model_loader
@@ -52,7 +52,7 @@ def main() -> int:
     with socket.socket(fileno=options.fd) as sock:
         try:
             model, _ = model_loader().load_model(options.model)
-            sock.sendall(pack(Frame(Kind.READY)))
+            sock.sendall(pack(DraftFrame(DraftFrameKind.READY)))
             serve(sock, Drafter(model, options.vocabulary))
         except (BrokenPipeError, ConnectionResetError):
             return 0

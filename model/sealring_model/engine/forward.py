@@ -41,7 +41,7 @@ from sealring_model.lookahead.graphs import (
     unplaced_inlet,
 )
 from sealring_model.sampling.rows import RowParams
-from sealring_model.sampling.sampler_state import Sampled, Sampler, SamplerState
+from sealring_model.sampling.sampler_state import SampledTokens, Sampler, SamplerState
 from sealring_model.sampling.scores import ScoreArrays, Scoring
 from sealring_model.stage.caches import CacheStore, arrays
 from sealring_model.stage.device_io import DeviceIO, Inlet
@@ -318,7 +318,7 @@ class Forward:
         outlet = self._device_io.outlet(output)
         return BuiltDecode(batch, inlet, None, slots, outlet, Unplaced(tokens, last_place, grew))
 
-    def build_closing(self, state: SamplerState) -> tuple[Inlet, Sampled]:
+    def build_closing(self, state: SamplerState) -> tuple[Inlet, SampledTokens]:
         """The graph of the closing pass of the decode that *state* is of."""
         tokens = 1 + len(state.guesses)
         inlet = self._hidden_io.inlet(self._stage.hop_back, len(state.uids), tokens)
@@ -357,7 +357,7 @@ class Forward:
         self,
         message: Step | StepDone,
         state: SamplerState,
-        sampled: Sampled,
+        sampled: SampledTokens,
         inlet: Inlet | None,
         prints: Fingerprints | None,
     ) -> PendingAnswer:

@@ -173,7 +173,7 @@ _MEMBER_EXIT_GRACE: Final = 0.3
 """Seconds that a member has to end once its node is gone. It may be waiting for a peer."""
 
 
-class Engine:
+class EngineLoop:
     """One model on one rank, through any number of epochs."""
 
     def __init__(self, channel: Channel, info: ModelInfo, budget: int) -> None:
@@ -445,7 +445,7 @@ def serve(sock: socket.socket, options: argparse.Namespace, memory_limit: int) -
         budget = memory_budget(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)
-        Engine(channel, info, budget).run()
+        EngineLoop(channel, info, budget).run()
     except LoadError as error:
         channel.send(CannotServe(NO_EPOCH, error.KIND, error_text(error)))
         print(f"sealring engine: {error}", file=sys.stderr)

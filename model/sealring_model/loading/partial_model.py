@@ -130,7 +130,7 @@ class WeightFile:
 
 
 @attrs.frozen
-class Origin:
+class HubOrigin:
     """Which model this is: its hub id, the *revision* that was asked for, its *commit*, and its
     files of weights by name. *pins* are those of `pins`, if the source told them."""
 
@@ -142,7 +142,7 @@ class Origin:
 
 
 @attrs.frozen
-class Fault:
+class WriteFault:
     """What keeps tensors from coming. What is *permanent* is not tried again by itself."""
 
     text: str
@@ -153,7 +153,7 @@ class PartialModel:
     """What is here of a model. `write`, `sync` and `digest_of` may run in any thread; the others
     are for one thread."""
 
-    def __init__(self, folder: Path, origin: Origin) -> None:
+    def __init__(self, folder: Path, origin: HubOrigin) -> None:
         """Use `open` or `create`."""
         self.folder: Final = folder
         self.origin: Final = origin
@@ -182,7 +182,7 @@ class PartialModel:
             }
             model, revision, commit = value["model"], value["revision"], value["commit"]
             pins = tuple(int(pin) for pin in value.get("pins", ()))
-            origin = Origin(str(model), str(revision), str(commit), files, pins)
+            origin = HubOrigin(str(model), str(revision), str(commit), files, pins)
             for pin in pins:
                 pin.to_bytes(8)
         except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError):
@@ -193,7 +193,11 @@ class PartialModel:
 
     @classmethod
     def create(
-        cls, folder: Path, origin: Origin, small: Mapping[str, bytes], headers: Mapping[str, bytes]
+        cls,
+        folder: Path,
+        origin: HubOrigin,
+        small: Mapping[str, bytes],
+        headers: Mapping[str, bytes],
     ) -> PartialModel:
         """Make *folder*, with the *small* files whole and of each weight file its header.
 
@@ -358,11 +362,11 @@ class PartialModel:
     # ------------------------------------------------------- faults and the lock
 
     @property
-    def fault(self) -> Fault | None:
+    def fault(self) -> WriteFault | None:
         """What keeps the rest from coming; None if nothing does."""
         try:
             value = read_json(self.folder / FAULT)
-            return Fault(str(value["text"]), value["permanent"] is True)
+            return WriteFault(str(value["text"]), value["permanent"] is True)
         except (LoadError, OSError, KeyError):
             return None
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
-from sealring_model.sampling.sampler_state import Sampled
+from sealring_model.sampling.sampler_state import SampledTokens
 from sealring_model.stage.device_io import DeviceIO, Inlet, Outlet
 
 _PLACE_BYTES: Final = 4
@@ -129,7 +129,7 @@ class BuiltClosing:
     batch: int
     tokens: int
     inlet: Inlet
-    sampled: Sampled
+    sampled: SampledTokens
     launched: bool = False
 
     def arrays(self) -> tuple[mx.array, ...]:

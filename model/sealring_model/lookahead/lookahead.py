@@ -68,7 +68,7 @@ from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
 from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due, let_go
-from sealring_model.sampling.sampler_state import Sampled, SamplerState
+from sealring_model.sampling.sampler_state import SampledTokens, SamplerState
 from sealring_model.stage.caches import CacheStore
 from sealring_model.stage.device_io import DeviceIO, Inlet
 
@@ -379,7 +379,7 @@ class Lookahead:
     def build(
         self,
         awaiting_logits: Mapping[int, SamplerState],
-        build_closing: Callable[[SamplerState], tuple[Inlet, Sampled]],
+        build_closing: Callable[[SamplerState], tuple[Inlet, SampledTokens]],
         build_decode: Callable[[int, int], BuiltDecode],
     ) -> bool:
         """Build one graph; False if there is none to build.

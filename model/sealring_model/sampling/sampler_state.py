@@ -65,7 +65,7 @@ class SamplerState:
 
 
 @attrs.frozen(eq=False)
-class Sampled:
+class SampledTokens:
     """What was sampled: *tokens*, uint32, one for each row, and their log probabilities. If
     *guesses* were read ahead, one for the place of each, and one more.
 
@@ -139,7 +139,7 @@ class Sampler:
         """What a decode of *batch* reads: the last tokens of *uids*, uint32 ``(rows,)``."""
         return self._last.take(batch, uids)
 
-    def answered(self, batch: int, sampled: Sampled, ids: Sequence[int]) -> None:
+    def answered(self, batch: int, sampled: SampledTokens, ids: Sequence[int]) -> None:
         """What was *sampled* for *batch* was answered with *ids*. For the thread that answers."""
         self._last.answered(batch, sampled.last, ids[-1])
 
@@ -181,7 +181,7 @@ class Sampler:
         its tokens."""
         state.masks = self._constraints.masks(state.constraints, state.positions, state.guesses)
 
-    def end(self, state: SamplerState, logits: mx.array) -> Sampled:
+    def end(self, state: SamplerState, logits: mx.array) -> SampledTokens:
         """Sample from *logits* ``(rows, vocabulary)``; builds a graph and launches nothing. *state*
         must not lack masks."""
         before, state.before = state.before, None
@@ -198,7 +198,7 @@ class Sampler:
 
     def _end_ahead(
         self, state: SamplerState, processor: LogitProcessor | None, logits: mx.array
-    ) -> Sampled:
+    ) -> SampledTokens:
         """Sample the tokens of one row from *logits* ``(1 + guesses, vocabulary)``.
 
         Each is drawn as if the guesses before it were right. The next decode reads the last one
@@ -224,7 +224,7 @@ class Sampler:
         last: mx.array,
         after: LogitProcessor | None,
         logprobs: LogprobArrays | None,
-    ) -> Sampled:
+    ) -> SampledTokens:
         """What was sampled. Nothing can fail any more: from now on the next sampling follows this
         one, which drew *last*."""
         changed = () if after is None else after.arrays
@@ -237,7 +237,9 @@ class Sampler:
             read = partial(_drawn, outlet, guesses=state.guesses)
             followed = [(constraint, partial(read, at)) for at, constraint in following]
         answered = self._device_io.outlet(tokens)
-        sampled = Sampled(answered, last, logprobs, changed, state.guesses, over, tuple(followed))
+        sampled = SampledTokens(
+            answered, last, logprobs, changed, state.guesses, over, tuple(followed)
+        )
         self._last.sampled(state.batch, state.uids, last)
         state.after = after
         if after is not None:

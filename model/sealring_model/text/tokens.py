@@ -141,7 +141,7 @@ class ToolFormat:
         """The format of the model's answers, if the whole of them has one; else None."""
         return self.format if self.format is not None and self.format.whole else None
 
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedCall]:
         """The calls in *text* of functions among *tools*; among them a call of another is one
         without a name. Raises `ValueError` if there are none."""
         if self.format is not None:
@@ -161,7 +161,7 @@ class ToolFormat:
 
 
 @attrs.frozen
-class ToolCall:
+class ParsedCall:
     """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none.
     Without a name it is no call: *arguments* is a text for the reader."""
 
@@ -172,18 +172,18 @@ class ToolCall:
 
 def _calls_read(
     format: CallFormat, text: str, tools: Sequence[Mapping[str, Any]]
-) -> list[ToolCall]:
+) -> list[ParsedCall]:
     """The calls in *text*, which is all of a call in *format*. Raises `ValueError`."""
     if format.reader is None:
         raise ValueError("no reader")
     kinds = value_kinds(tools, nested=format.nested)
     reading = Reading(format.reader, kinds, format.start, format.end)
-    calls: list[ToolCall] = []
+    calls: list[ParsedCall] = []
     parts: list[str] = []
     for part in reading.add(text) + reading.end():
         match part:
             case CallStart(name, id):
-                calls.append(ToolCall(name, "", id))
+                calls.append(ParsedCall(name, "", id))
                 parts = []
             case CallPart(more):
                 parts.append(more)
@@ -194,19 +194,19 @@ def _calls_read(
     return calls
 
 
-def _unknown(call: ToolCall) -> ToolCall:
+def _unknown(call: ParsedCall) -> ParsedCall:
     """*call*, of a function that there is not, as a text."""
     text = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
-    return ToolCall("", text)
+    return ParsedCall("", text)
 
 
-def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+def _tool_call(call: Mapping[str, Any]) -> ParsedCall:
     name, arguments = call["name"], call["arguments"]
     if not isinstance(name, str):
         raise TypeError("a function's name is a text")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    told = ToolCall(name, arguments, str(call.get("id") or ""))
+    told = ParsedCall(name, arguments, str(call.get("id") or ""))
     for text in attrs.astuple(told):
         text.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
     return told

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
-from sealring_protocol.conformance.result import VALID, Answer, Json, Kinds, Mismatch, compare
+from sealring_protocol.conformance.result import VALID, Json, Kinds, Mismatch, VectorAnswer, compare
 from sealring_protocol.conformance.streams import WAYS, ways
 
 
@@ -38,7 +38,7 @@ class Family:
             except Exception as error:  # noqa: BLE001 - an error that nothing documents is a failure
                 self._fail(vector, way, f"{type(error).__name__}: {error}")
 
-    def compare(self, vector: Json, answer: Answer | None) -> None:
+    def compare(self, vector: Json, answer: VectorAnswer | None) -> None:
         """Compare *answer* with *vector*."""
         self._count(vector)
         if answer is None:
@@ -89,7 +89,7 @@ def check(families: Mapping[str, Iterable[Json]], kinds: Kinds = KINDS) -> dict[
 
 
 def check_answers(
-    families: Mapping[str, Iterable[Json]], answers: Mapping[str, Answer]
+    families: Mapping[str, Iterable[Json]], answers: Mapping[str, VectorAnswer]
 ) -> dict[str, Family]:
     """Compare *answers*, by the vector's id, with the vectors of *families*."""
     done = {name: Family() for name in families}

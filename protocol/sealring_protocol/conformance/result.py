@@ -354,7 +354,7 @@ _NOTHING: Final = hashlib.sha256().hexdigest()
 
 
 @attrs.frozen
-class Answer:
+class VectorAnswer:
     """The result of one vector."""
 
     result: str
@@ -364,7 +364,7 @@ class Answer:
     skip: str = ""
 
 
-def compare(answer: Answer, vector: Mapping[str, Any]) -> None:
+def compare(answer: VectorAnswer, vector: Mapping[str, Any]) -> None:
     """Raise `Mismatch` unless *answer* is the expected result of *vector*."""
     if vector["result"] == VALID:
         must(answer.result == VALID, f"it was refused: {answer.why or answer.result}")
@@ -384,10 +384,10 @@ def questions(families: Mapping[str, Iterable[Json]]) -> Iterator[str]:
             yield json.dumps({name: vector[name] for name in ("id", "kind", "input")})
 
 
-def read_answers(lines: Iterable[str]) -> dict[str, Answer]:
+def read_answers(lines: Iterable[str]) -> dict[str, VectorAnswer]:
     """The answers in *lines*, by the vector's id. Raises `NoVectors` for a malformed or repeated
     answer."""
-    answers: dict[str, Answer] = {}
+    answers: dict[str, VectorAnswer] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
@@ -398,15 +398,17 @@ def read_answers(lines: Iterable[str]) -> dict[str, Answer]:
                     'An answer is like {"id": "frame/one", "result": "valid", "output": {...}}.',
                 ) from None
             if name in answers:
-                raise NoVectors(f"line {number} answers {name} again", "Answer each vector once.")
+                raise NoVectors(
+                    f"line {number} answers {name} again", "VectorAnswer each vector once."
+                )
             answers[name] = answer
     return answers
 
 
-def _read(line: str) -> tuple[str, Answer]:
+def _read(line: str) -> tuple[str, VectorAnswer]:
     said = json.loads(line)
     name = str(said.pop("id"))
-    return name, Answer(**({"result": SKIPPED, **said} if said.keys() == {"skip"} else said))
+    return name, VectorAnswer(**({"result": SKIPPED, **said} if said.keys() == {"skip"} else said))
 
 
 @attrs.define
@@ -423,12 +425,12 @@ class Result:
         """Raise `Mismatch` unless this is the expected result of *vector*."""
         compare(self.answer(), vector)
 
-    def answer(self) -> Answer:
+    def answer(self) -> VectorAnswer:
         """The result as an answer to the vector."""
         result, why = VALID, ""
         if self.error is not None:
             result, why = (self.answered or wire_code(self.error)).name, str(self.error)
-        return Answer(result, self.output, hashlib.sha256(self.released).hexdigest(), why)
+        return VectorAnswer(result, self.output, hashlib.sha256(self.released).hexdigest(), why)
 
 
 Kinds = Mapping[str, Callable[[Given, Result], None]]

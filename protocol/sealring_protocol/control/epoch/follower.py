@@ -529,7 +529,7 @@ class Follower:
         effects: list[Effect] = []
         for action in actions:
             match action:
-                case pipeline.ToEngine(message):
+                case pipeline.ToOwnEngine(message):
                     self._engine.deadline.owe(now)
                     effects.append(ToEngine(message))
                 case pipeline.ToNext(message) if self._tensor:

@@ -41,7 +41,7 @@ from sealring_protocol.table import Machine, Table
 
 
 @attrs.frozen
-class ToEngine:
+class ToOwnEngine:
     """Have this rank's engine work on *message*."""
 
     message: Step | StepDone
@@ -72,7 +72,7 @@ class Answered:
     failed: Failure | None
 
 
-Action = ToEngine | ToNext | ToRanks | Answered
+Action = ToOwnEngine | ToNext | ToRanks | Answered
 
 
 def weight(message: Step | StepDone | Row) -> int:
@@ -208,7 +208,7 @@ class FollowerPipeline:
                 "with it"
             )
         self._working.append(step)
-        return [ToEngine(step)]
+        return [ToOwnEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
         """The engine returned *message* of this epoch."""
@@ -289,7 +289,7 @@ class HeadPipeline:
                     self._undecided.add(step.n)
             case Prefill(scored=True):
                 self._return.add(step.n)
-        return [ToEngine(step)]
+        return [ToOwnEngine(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
         """This rank's engine returned *message* of this epoch."""
@@ -365,7 +365,7 @@ class HeadPipeline:
                 break
             del self._held[n]
             self._closing.append(n)
-            actions.append(ToEngine(message))
+            actions.append(ToOwnEngine(message))
         return actions
 
     def _fault_of(self, answer: StepDone) -> Failure | None:

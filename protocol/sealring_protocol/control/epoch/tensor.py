@@ -35,7 +35,7 @@ from sealring_protocol.control.deadlines import Extension
 from sealring_protocol.control.epoch.pipeline import (
     Action,
     Answered,
-    ToEngine,
+    ToOwnEngine,
     ToRanks,
     check_spent,
     weight,
@@ -112,7 +112,7 @@ class TensorLeader:
         """Start *step*, the next by number, on every rank."""
         self._state.fire(LeaderEvent.STEP)
         self._flights.append(_Flight(step))
-        return [ToEngine(step), ToRanks(step)]
+        return [ToOwnEngine(step), ToRanks(step)]
 
     def output(self, message: Step | StepDone) -> list[Action]:
         """The head's engine returned *message* of this epoch."""

@@ -240,7 +240,7 @@ class Steps:
         effects: list[Effect] = []
         for action in actions:
             match action:
-                case pipeline.ToEngine(message):
+                case pipeline.ToOwnEngine(message):
                     self._engine.owe(now)
                     effects.append(ToEngine(message))
                     if isinstance(message, StepDone):

@@ -49,7 +49,7 @@ from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
 # another's single one by one row. Rows that are not fit yet (see `next`) are skipped.
 
 
-class Waiting:
+class WaitingRows:
     """The waiting rows. Interrupted ones do not count in its length."""
 
     def __init__(self) -> None:
@@ -497,7 +497,7 @@ class RunningRows:
         self.rows: dict[int, LiveRow] = {}  # every row that is not over
         self.live: dict[int, LiveRow] = {}  # rows in `rows` that have caches, or are about to
         self.reading: dict[int, LiveRow] = {}  # rows in `live` with private caches
-        self.waiting = Waiting()
+        self.waiting = WaitingRows()
         self.prefixes = Prefixes()
         self.leaving: list[int] = []  # rows to evict from their groups
         self.dropping: list[int] = []  # private caches and snapshots to drop
