@@ -44,7 +44,7 @@ _NOTHING: Final = Progress()
 _AT_ONCE: Final = 16  # traces that are told before others have their turn
 
 MAX_LIVE: Final = 64
-"""LiveRequests under way that the state of the ring has at most."""
+"""Requests under way that the state of the ring has at most."""
 
 
 def describe(head: ApiHead) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def build_app(
             Route("/tokenize", Tokens(head, "tokenize"), methods=["POST"]),
             Route("/detokenize", Tokens(head, "detokenize"), methods=["POST"]),
             Route("/v1/cluster", cluster.cluster),
-            Route("/v1/requests", cluster.Requests().answer),
+            Route("/v1/requests", cluster.LiveRequests().answer),
             Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
             Route("/v1/requests/{id}/trace", cluster.trace),
             Route("/metrics", metrics),

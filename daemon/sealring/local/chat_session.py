@@ -205,7 +205,7 @@ def _markdown(session: ChatSession) -> str:
     names = {
         "system": "System",
         "user": "Question",
-        "assistant": f"StreamedAnswer ({session.model})",
+        "assistant": f"Answer ({session.model})",
     }
     parts = [f"## {names[each['role']]}\n\n{each['content'].strip()}" for each in session.messages]
     return "\n\n".join([f"# Chat with {session.model}", *parts]) + "\n"

@@ -276,9 +276,9 @@ class _Rules:
 
 @attrs.frozen
 class _AsJson:
-    """A call between *before* and *after*, which `MarkTerminals.literal` reads, with JSON arguments; or as
-    *also* has it. A section may have *many*, in a list if they are *listed*. An answer that begins
-    as a *bare* one is one; further marks that open a call are *starts*."""
+    """A call between *before* and *after*, which `MarkTerminals.literal` reads, with JSON
+    arguments; or as *also* has it. A section may have *many*, in a list if they are *listed*. An
+    answer that begins as a *bare* one is one; further marks that open a call are *starts*."""
 
     before: str
     after: str = ""

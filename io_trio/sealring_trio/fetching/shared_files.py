@@ -122,7 +122,7 @@ class SharedFiles:
         return roots
 
     def _check_here(self, file: str, begin: int, end: int, handle: int) -> None:
-        """Raise `NotShared` unless the bytes *begin* to *end* of the weight file *file* are here."""
+        """Raise `NotShared` unless the bytes *begin* to *end* of the weights *file* are here."""
         partial = self._fresh_partial()
         if partial is None:
             return

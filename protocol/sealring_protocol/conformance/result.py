@@ -399,7 +399,7 @@ def read_answers(lines: Iterable[str]) -> dict[str, VectorAnswer]:
                 ) from None
             if name in answers:
                 raise NoVectors(
-                    f"line {number} answers {name} again", "VectorAnswer each vector once."
+                    f"line {number} answers {name} again", "Answer each vector once."
                 )
             answers[name] = answer
     return answers
