@@ -219,8 +219,8 @@ def test_a_page_in_the_assistant_s_turn_has_no_thoughts(kind: str) -> None:
     found: dict[str, Any] = {"type": kind, "title": page, "source": source}
     if kind == "search_result":
         found |= {"source": "http://x", "content": [{"type": "text", "text": page}]}
-    empty = {"type": "text", "text": ""}
-    for first in ([], [empty]):
+    for before in (None, "", "<think>hm"):
+        first = [] if before is None else [{"type": "text", "text": before}]
         said = [*first, found, {"type": "text", "text": "I never send mail."}]
         talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": said}]
         body = {"max_tokens": 9, "messages": [*talk, {"role": "user", "content": "r"}]}

@@ -618,3 +618,22 @@ def scattered() -> Tokenizer:
     """A tokenizer whose template each test sets."""
     with tempfile.TemporaryDirectory() as folder:
         return made_of(SCATTERED, Path(folder), chat_template="{{ messages }}")
+
+
+@pytest.mark.parametrize("name", ["GPTSw3Tokenizer", "SiglipTokenizer"])
+def test_marks_are_not_forged_by_how_many_there_are(tmp_path: Path, name: str) -> None:
+    """Tokenizers without offsets: a template's mark before a break was counted for each length of a
+    mark that is longer, and a text with as many marks more was taken for one without any."""
+    marks = families.MISTRAL_MARKS.split()
+    for file in ("spiece.model", "spm.model"):
+        (tmp_path / file).write_bytes(families.piece_model("bpe"))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    config = {"tokenizer_class": name, "bos_token": "<s>", "eos_token": "</s>"}
+    config |= {"unk_token": "<unk>", "pad_token": "<unk>", "chat_template": families.MISTRAL}
+    config |= {"additional_special_tokens": marks[2:]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = Tokenizer(tmp_path)
+    own = [made.chat([{"role": "user", "content": "x"}]).count(made.ids()["[INST]"])]
+    for many in range(9):
+        ids = made.chat([{"role": "user", "content": "]" + "x[INST]" * many}])
+        assert [ids.count(made.ids()["[INST]"])] == own

@@ -350,10 +350,11 @@ class _Talk:
                     if text:
                         text = f"<system-reminder>\n{text}\n</system-reminder>"
                     self._add("user", "content", text)
-                case "assistant", "document" | "search_result" as kind:
-                    # Without a line of ours, marks that it begins with would be around thoughts.
-                    text = self.plain(block, where, history=history)
-                    self._add("assistant", "content", f"[{kind}]\n{text}")
+                case "assistant", "document" | "search_result":
+                    # It is no part of the answer: its marks could begin or end the thoughts.
+                    self._add("user", "content", self.plain(block, where, history=history))
+                case "assistant", kind if kind.endswith("_tool_result"):
+                    self._add("user", "content", self.plain(block, where, history=history))
                 case role, _:
                     self._add(role, "content", self.plain(block, where, history=history))
         if not blocks:

@@ -294,7 +294,12 @@ class Marks:
         if one := re.search(f"{_BEFORE}({self._ones.pattern}){_BEHIND}", text):
             raise _unwritable(one[1])
         parts, meant = [*_parts(text)], plain(text)
-        if self._count(meant) == sum(map(self._count, parts), Counter[str]()):
+        places, at = [], 0
+        for part in parts:
+            places += [(at + place, mark) for place, mark in self._marks.found(part)]
+            at += len(part)
+        counts = sum(map(self._count, parts), Counter[str]())
+        if [*self._marks.found(meant)] == places and self._count(meant) == counts:
             return [int(token) for token in self._inner.encode(meant, add_special_tokens=around)]
         lead = self._inner.encode("", add_special_tokens=True) if around else []
         found = (self._inner.encode(part, add_special_tokens=False) for part in parts)
@@ -354,7 +359,8 @@ class _Finder:
         """The marks in *text* and where they begin, also those that overlap."""
         for head in self._heads.finditer(text):
             at = head.start()
-            parts = (text[at : at + length] for length in self._lengths)
+            room = len(text) - at
+            parts = (text[at : at + length] for length in self._lengths if length <= room)
             yield from ((at, part) for part in parts if part in self._marks)
 
     def broken(self, text: str) -> str:
