@@ -38,6 +38,9 @@ MAX_CONNECTIONS: Final = 1024
 """Most connections at once, where the process's limit on descriptors allows as many. Memory: about
 48 KiB for each, in buffers, besides what its request takes."""
 
+MOST_LOOKS: Final = 16
+"""Connections that are looked at for one that may be closed for another."""
+
 PART_OF_SOURCE: Final = 0.75
 """How much of them one source may have."""
 
@@ -262,8 +265,7 @@ class Connections:
 
     def make_room(self, source: str | None = None) -> bool:
         """Close the first connection in line, of *source* or of any. True if there was one."""
-        idle = (place for place in self._idle.of(source) if not (place.waiting or place.spoke))
-        place = next(iter(self._over.of(source)), None) or next(idle, None)
+        place = next(iter(self._over.of(source)), None) or self._silent(source)
         if place is None:
             place = max(self._stalled.of(source), key=_waited, default=None)
             if place is None or _waited(place) < STALL_SECONDS:
@@ -272,6 +274,17 @@ class Connections:
         self._closed += 1
         self._tell()
         return True
+
+    def _silent(self, source: str | None) -> Place | None:
+        """The first idle connection in line whose client has sent nothing. One that has spoken goes
+        to the end of the line. Few are looked at, as each look asks the kernel."""
+        idle = (place for place in self._idle.of(source) if not place.waiting)
+        for place in [*itertools.islice(idle, MOST_LOOKS)]:
+            if not place.spoke:
+                return place
+            self._idle.discard(place)
+            self._idle.add(place)
+        return None
 
     def close(self) -> None:
         """Close idle connections; the others end with their answers."""

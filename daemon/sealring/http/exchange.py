@@ -230,6 +230,7 @@ class HttpConnection:
         try:
             request = await self._request()
         except ApiError as error:
+            self._place.busy()  # while it is told so, it does not wait for a request
             await self._refuse(error)
             return False
         if request is None:

@@ -78,6 +78,10 @@ _HTML: Final = re.compile(
 )
 
 
+_REPLACES: Final = re.compile(r"""replace\(\s*(['"])(.*?)\1\s*,\s*(['"])(.*?)\3""")
+"""Where a template writes one text for another, both of which stand there."""
+
+
 def _is_control(content: str, *, special: bool) -> bool:
     """Whether an added token is a mark. Vocabularies also add what is plain text: runs of white
     space (GPT-NeoX, Gemma), HTML (Gemma), and words."""
@@ -120,6 +124,8 @@ class Marks:
             )
         self._inner: Final = inner
         self._template: Final = template
+        found = _REPLACES.findall(template or "")
+        self._replaced: Final = [(old, new) for _, old, _, new in found if old]
         self._added: Final = frozenset(added)
         self.ids: Final = frozenset(control)
         """The ids of control tokens."""
@@ -171,6 +177,7 @@ class Marks:
             text = text.translate(_ESCAPED)
         if len(text) <= self._marks.most and self._compares(text):
             return text
+        text = self._kept_apart(text)
         if not (body := text.strip()):  # what is around it is left for the template to trim
             return text
         if self._ones.search(text):
@@ -183,6 +190,21 @@ class Marks:
         if self._alike.is_part(normal.strip()) or self._alike.broken(normal) != normal:
             return text.replace(body, _CHARACTER.sub(rf"{_BEFORE}\g<0>{_BEHIND}", body))
         return guarded
+
+    def _kept_apart(self, text: str) -> str:
+        """*text* with breaks where a mark would arise once the template has taken its words out of
+        it, or written others for them: Nemotron's and SmolLM3's take out ``/think``."""
+        changed, arises = text, False
+        for old, new in self._replaced:
+            if old in changed:
+                changed = changed.replace(old, new)
+                arises |= next(self._marks.found(changed), None) is not None
+        if not arises:
+            return text
+        for old, new in self._replaced:
+            apart = f"{old[:1]}{_BREAK}{old[1:]}" if new else f"{old}{_BREAK}"
+            text = text.replace(old, apart)
+        return text
 
     def _compares(self, word: str) -> bool:
         """Whether the template, or what is before it, looks *word* up or compares it."""

@@ -398,9 +398,7 @@ def read_answers(lines: Iterable[str]) -> dict[str, VectorAnswer]:
                     'An answer is like {"id": "frame/one", "result": "valid", "output": {...}}.',
                 ) from None
             if name in answers:
-                raise NoVectors(
-                    f"line {number} answers {name} again", "Answer each vector once."
-                )
+                raise NoVectors(f"line {number} answers {name} again", "Answer each vector once.")
             answers[name] = answer
     return answers
 
