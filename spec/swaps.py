@@ -182,7 +182,7 @@ SWAPS: Final = (
     Swap(
         "EP-04",
         "control.membership",
-        "if epoch.instance == self._epoch.instance and epoch.counter > self._epoch.counter:",
-        "if epoch.counter > self._epoch.counter:",
+        "if epoch.instance == self.epoch.instance and epoch.counter > self.epoch.counter:",
+        "if epoch.counter > self.epoch.counter:",
     ),
 )

@@ -124,7 +124,9 @@ def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
     kind, body = KINDS[source.below(len(KINDS))], source.rest()
-    context = ChoiceContext(cast(Generator, None), _tokenizer(), "", "")  # no call is read here
+    context = ChoiceContext(
+        cast(Generator, None), _tokenizer().words, "", ""
+    )  # no call is read here
     try:
         prepared = ParsedRequest.of(*_read(kind, ASKED, body))
         if "references" in prepared.told:

@@ -237,7 +237,7 @@ async def play(
     told |= began
     checked(api, json.loads(json.dumps(told)), rest)  # what a worker says is what a node takes
     parsed = ParsedRequest.of(told, rest)
-    context = ChoiceContext(cast(Generator, None), tokenizer, "")
+    context = ChoiceContext(cast(Generator, None), tokenizer.words, "")
     options = kind.options(told["options"])
     trace = Trace("a", api, "", began=0.0)
     trace.tokens = 9  # as many as the limit allows
@@ -507,7 +507,7 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], st
     )
     checked("responses", json.loads(json.dumps(told)), rest)
     parsed = ParsedRequest.of(told, rest)
-    context = ChoiceContext(cast(Generator, None), tokenizer, "")
+    context = ChoiceContext(cast(Generator, None), tokenizer.words, "")
     options = kind.options(told["options"])
     shape = kind.shape(
         options, parsed, context, About("a", 0, "m", "f", Trace("a", "", "", began=0.0))

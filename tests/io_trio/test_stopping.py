@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import trio
 import trio.testing
-from sealring.generation import generation
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
 from sealring.service.requests import Requests
@@ -85,22 +82,3 @@ async def test_a_reason_is_one_line_and_no_longer_than_one_reads(
     assert trace.given_up.startswith(" [31mred  and more!")
     assert len(trace.given_up) == 1000
     assert replies == [{"event": "done"}]
-
-
-async def test_a_stop_does_not_wait_for_a_tokenizer_that_is_still_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A disk may not answer: nothing can end the thread that reads."""
-    reading, answers = trio.Event(), threading.Event()
-
-    def read(model: Path) -> None:
-        trio.from_thread.run_sync(reading.set)
-        answers.wait(30)
-
-    monkeypatch.setattr(generation, "Tokenizer", read)
-    with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(Generator(Ring(0), tiny.path()).tokenizer)  # type: ignore[arg-type]
-            await reading.wait()
-            nursery.cancel_scope.cancel()
-    answers.set()
