@@ -230,7 +230,7 @@ class TextWorkers:
                 self._start()
                 started = True
             await self._changed.wait()
-            if not self._living and not self._idle:
+            if not (self._living or self._idle or self.unloadable):
                 raise OperationError(self._fault, "The log says more.")
 
     def _give_back(self, worker: _Worker, size: int) -> None:
