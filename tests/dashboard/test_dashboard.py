@@ -37,8 +37,8 @@ LONG = 1000
 
 
 @contextmanager
-def busy(served: Served) -> Iterator[None]:
-    """A request that runs until the block ends, or somebody cancels it."""
+def busy(served: Served) -> Iterator[list[str]]:
+    """A request that runs until the block ends, or somebody cancels it; its id comes first."""
     body = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "Tell me a story."}],
@@ -50,21 +50,26 @@ def busy(served: Served) -> Iterator[None]:
     url = f"{served.url}/v1/chat/completions"
     over = threading.Event()
     begun = threading.Event()
+    ids: list[str] = []
 
     def ask() -> None:
         while not over.is_set():
             with httpx2.stream("POST", url, json=body, timeout=PATIENCE) as response:
-                for _ in response.iter_lines():
-                    begun.set()
+                for line in response.iter_lines():
+                    if not ids and line.startswith("data: {"):
+                        ids.append(json.loads(line.removeprefix("data: "))["id"])
+                        begun.set()
                     if over.is_set():
                         return
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert begun.wait(PATIENCE)
-    yield
-    over.set()
-    thread.join()
+    try:
+        assert begun.wait(PATIENCE)
+        yield ids
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_the_ring_is_told_to_the_eye_and_to_the_ear(page: Page) -> None:
@@ -141,12 +146,13 @@ def test_a_load_is_seen(page: Page, served: Served) -> None:
 
 
 def test_a_running_request_is_cancelled_by_its_button(page: Page, served: Served) -> None:
-    with busy(served):
+    with busy(served) as ids:
+        name = ids[0][-6:]
         row = page.get_by_role("list", name="Running requests").get_by_role("listitem")
+        row = row.filter(has_text=name)  # what the page shows may be a second old
         expect(row.first).to_contain_text("decoding")
         expect(page.locator("#request-count")).to_have_text("1 running")
         button = row.first.get_by_role("button", name="Cancel request")
-        name = button.get_attribute("aria-label").split()[-1]
         button.focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("status")).to_have_text(f"Request {name} is cancelled.")
