@@ -53,6 +53,26 @@ MISTAKES = {
         ["line 5: 'listen': '0.0.0.0' is no address; write host:port"],
         "",
     ),
+    "a size that is a number": (
+        GOOD + "memory = 0\n",
+        ["line 7: 'memory': Input should be a text, in quotes"],
+        "",
+    ),
+    "a path that is a number": (
+        GOOD + "state = 4\n",
+        ["line 7: 'state': Input should be a text, in quotes"],
+        "",
+    ),
+    "an address that is a port": (
+        GOOD + "api = 7480\n",
+        ["line 7: 'api'", "Input should be a text, in quotes"],
+        "",
+    ),
+    "one name in the place of several": (
+        GOOD + 'aliases = "gpt-4o"\n',
+        ["line 7: 'aliases': Input should be a list, in brackets"],
+        "",
+    ),
     "bad size": (GOOD + 'memory = "much"\n', ["line 7: 'memory': 'much' is no size"], ""),
     "bad strategy": (GOOD + 'strategy = "dp"\n', ["line 7: 'strategy': Input should be"], ""),
     "bad api_keys": (GOOD + 'api_keys = "never"\n', ["line 7: 'api_keys': Input should be"], ""),

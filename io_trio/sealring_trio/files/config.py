@@ -45,8 +45,14 @@ def _folder(info: pydantic.ValidationInfo) -> Path:
     return info.context.resolve().parent if isinstance(info.context, Path) else Path()
 
 
-def _in_folder(value: object, info: pydantic.ValidationInfo) -> object:
-    return _folder(info) / value if isinstance(value, str) else value
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("Input should be a text, in quotes")
+    return value
+
+
+def _in_folder(value: object, info: pydantic.ValidationInfo) -> Path:
+    return _folder(info) / _text(value)
 
 
 def _file_or_value(value: str, info: pydantic.ValidationInfo) -> str:
@@ -54,12 +60,12 @@ def _file_or_value(value: str, info: pydantic.ValidationInfo) -> str:
     return str(path) if is_there(path) else value
 
 
-def _address(value: object) -> object:
-    return parse_address(value) if isinstance(value, str) else value
+def _address(value: object) -> tuple[str, int]:
+    return parse_address(_text(value))
 
 
-def _size(value: object) -> object:
-    return parse_size(value) if isinstance(value, str) else value
+def _size(value: object) -> int:
+    return parse_size(_text(value))
 
 
 def _check_draft(value: object) -> object:
@@ -68,21 +74,23 @@ def _check_draft(value: object) -> object:
     return value
 
 
-def _tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
+def _listed(value: object) -> tuple[object, ...]:
+    if not isinstance(value, list):
+        raise ValueError("Input should be a list, in brackets")
+    return tuple(value)
 
 
-T = TypeVar("T")
-_Text: Final = pydantic.WithJsonSchema({"type": "string"})
-FilePath = Annotated[Path, pydantic.BeforeValidator(_in_folder), _Text]
+_E = TypeVar("_E")
+_AS_TEXT: Final = pydantic.WithJsonSchema({"type": "string"})
+FilePath = Annotated[Path, pydantic.BeforeValidator(_in_folder), _AS_TEXT]
 """A file's path, absolute or in the folder of the config."""
 FileOrValue = Annotated[str, pydantic.AfterValidator(_file_or_value)]
 """The path of a file if there is one, else what was written."""
-Address = Annotated[tuple[str, int], pydantic.BeforeValidator(_address), _Text]
+Address = Annotated[tuple[str, int], pydantic.BeforeValidator(_address), _AS_TEXT]
 """A host and a port, written ``host:port``."""
-Size = Annotated[int, pydantic.BeforeValidator(_size), _Text]
+Size = Annotated[int, pydantic.BeforeValidator(_size), _AS_TEXT]
 """Bytes, written with K, M, G or T."""
-Listed = Annotated[tuple[T, ...], pydantic.BeforeValidator(_tuple)]
+Listed = Annotated[tuple[_E, ...], pydantic.BeforeValidator(_listed)]
 """A list of TOML."""
 
 
@@ -302,10 +310,10 @@ class NodeFile(pydantic.BaseModel):
             )
 
 
-F = TypeVar("F", bound=NodeFile)
+AnyFile = TypeVar("AnyFile", bound=NodeFile)
 
 
-def load_file(path: Path, kind: type[F], strategy: StrategyName | None = None) -> F:
+def load_file(path: Path, kind: type[AnyFile], strategy: StrategyName | None = None) -> AnyFile:
     """The config at *path*, of a *kind*; *strategy*, if given, in place of its own.
 
     Raises `UserError` that names the key and its line.

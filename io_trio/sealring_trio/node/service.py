@@ -29,7 +29,7 @@ from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, Supervisor
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.fetcher import RankFetch
-from sealring_trio.files.config import F, NodeFile
+from sealring_trio.files.config import AnyFile, NodeFile
 from sealring_trio.files.key_files import KeyLog
 from sealring_trio.node.drafts import Drafts
 from sealring_trio.node.expiry import watch_expiry
@@ -44,7 +44,7 @@ ENGINE_MODULE: Final = "sealring_model.engine.main"
 
 
 def build_runtime(
-    setup: NodeSetup[F], module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
+    setup: NodeSetup[AnyFile], module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
 ) -> Runtime:
     """Make the node of *setup*, not yet running. Its engine runs *module* with *arguments*, or with
     the usual ones if there are none. Raises `UserError` where the parts do not fit."""
@@ -72,7 +72,7 @@ def build_runtime(
     )
 
 
-def _build_node(setup: NodeSetup[F]) -> Node:
+def _build_node(setup: NodeSetup[AnyFile]) -> Node:
     config = setup.config
     return Node(
         NodeConfig(
@@ -115,7 +115,7 @@ def _engine(config: NodeFile, command: EngineCommand) -> Callable[[EngineOwner],
 
 
 @contextlib.asynccontextmanager
-async def running(setup: NodeSetup[F], runtime: Runtime) -> AsyncIterator[Runtime]:
+async def running(setup: NodeSetup[AnyFile], runtime: Runtime) -> AsyncIterator[Runtime]:
     """Run the node of *setup* while the block lasts. At its end the links are closed in good order;
     a block that is left by an exception ends them at once.
 

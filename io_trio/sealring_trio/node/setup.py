@@ -28,7 +28,7 @@ from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.fetcher import Source, fetch
 from sealring_trio.fetching.hub import Hub
-from sealring_trio.files.config import SUITES, F, NodeFile
+from sealring_trio.files.config import SUITES, AnyFile, NodeFile
 from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model, is_hub_id, refuse_absent_folder
@@ -117,10 +117,10 @@ log = logging.getLogger("sealring")
 
 
 @attrs.frozen
-class NodeSetup(Generic[F]):
+class NodeSetup(Generic[AnyFile]):
     """Everything that a node needs, read and checked."""
 
-    config: F
+    config: AnyFile
     identity: OwnIdentity
     roster: SignedRoster
     store: RosterStore
@@ -130,7 +130,7 @@ class NodeSetup(Generic[F]):
     draft: DraftModel | None = None  # on a head that has one
 
 
-def prepare(config: F, pause: Pause | None = time.sleep) -> NodeSetup[F]:
+def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyFile]:
     """Read and check every file that *config* names. Where other members are to give the model,
     wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
     signer = read_key(config.key)
@@ -203,7 +203,7 @@ def _check_place(config: NodeFile, roster: Roster, own: bytes) -> None:
     )
 
 
-def renewed(setup: NodeSetup[F]) -> NodeSetup[F]:
+def renewed(setup: NodeSetup[AnyFile]) -> NodeSetup[AnyFile]:
     """*setup* for another life in the same process: peers must tell the two apart, and a newer
     roster may be in force. Raises `UserError`."""
     identity = attrs.evolve(setup.identity, instance=secrets.randbits(63) | 1)
