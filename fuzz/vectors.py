@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.conformance.result import resolved
+from sealring_protocol.conformance.files import resolved
 
 import spec.vectors
 

@@ -28,7 +28,7 @@ import sys
 import time
 from typing import Any, Final
 
-from sealring_protocol.conformance.result import find_folder, load
+from sealring_protocol.conformance.files import find_folder, load
 
 from spec.mutants import (
     MODULES,

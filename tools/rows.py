@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from sealring_protocol.conformance.files import find_folder, load
 from sealring_protocol.conformance.kinds import KINDS, run
-from sealring_protocol.conformance.result import find_folder, load
 
 from tools.arguments import command
 from tools.forked import LEFT_OUT, in_forks, tests_of

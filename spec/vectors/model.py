@@ -16,7 +16,7 @@ from typing import Final
 
 import attrs
 from sealring_protocol.codec.messages import FailureKind
-from sealring_protocol.conformance.result import Json, replaced, u64
+from sealring_protocol.conformance.files import Json, replaced, u64
 from sealring_protocol.errors import CloseCode
 
 __all__ = ["FORGED", "LIMIT", "MALFORMED", "Json", "Vector", "refused", "to_text", "u64", "valid"]

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.conformance.result import SCHEMA as SCHEMA_NAME
-from sealring_protocol.conformance.result import load
+from sealring_protocol.conformance.files import SCHEMA as SCHEMA_NAME
+from sealring_protocol.conformance.files import load
 
 import spec.vectors.generate
 

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import cyclopts
 from sealring_model.sampling import vectors as sampling_vectors
 from sealring_protocol.conformance import report
+from sealring_protocol.conformance.files import NoVectors, chosen, find_folder, load
 from sealring_protocol.conformance.kinds import KINDS
-from sealring_protocol.conformance.result import NoVectors, chosen, find_folder, load
 from sealring_trio.errors import FOUND_WRONG, UserError
 
 from sealring.output import print_json, print_table

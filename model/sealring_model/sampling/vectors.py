@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from sealring_protocol.codec.encoding import from_fields, to_fields
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.conformance.result import Json, Kinds, Result
+from sealring_protocol.conformance.files import Json
+from sealring_protocol.conformance.result import Kinds, Result
 
 
 def _row(fields: Json) -> Any:

@@ -28,15 +28,8 @@ import sys
 from pathlib import Path
 
 from sealring_protocol.conformance import report
-from sealring_protocol.conformance.result import (
-    Json,
-    NoVectors,
-    chosen,
-    find_folder,
-    load,
-    questions,
-    read_answers,
-)
+from sealring_protocol.conformance.files import Json, NoVectors, chosen, find_folder, load
+from sealring_protocol.conformance.result import questions, read_answers
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,8 +8,9 @@ from typing import Any
 
 import attrs
 
+from sealring_protocol.conformance.files import Json
 from sealring_protocol.conformance.kinds import ENGINE_KINDS, KINDS
-from sealring_protocol.conformance.result import VALID, Json, Kinds, Mismatch, VectorAnswer, compare
+from sealring_protocol.conformance.result import VALID, Kinds, Mismatch, VectorAnswer, compare
 from sealring_protocol.conformance.streams import WAYS, ways
 
 
