@@ -124,9 +124,8 @@ def check(data: bytes) -> None:
     """What is not refused becomes rows with one encoding each, as many as were asked for."""
     source = Source(data)
     kind, body = KINDS[source.below(len(KINDS))], source.rest()
-    context = ChoiceContext(
-        cast(Generator, None), _tokenizer().words, "", ""
-    )  # no call is read here
+    words = _tokenizer().words
+    context = ChoiceContext(cast(Generator, None), words, "", "")  # no call is read here
     try:
         prepared = ParsedRequest.of(*_read(kind, ASKED, body))
         if "references" in prepared.told:

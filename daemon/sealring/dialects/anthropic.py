@@ -36,7 +36,7 @@ from sealring.generation.trace import Trace
 
 # ---------------------------------------------------------------------- anthropic body
 # The bodies of ``POST /v1/messages`` and its ``count_tokens``, checked in their form;
-# `anthropic_input` makes the inner request of them.
+# `convert` makes the inner request of them.
 #
 # Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are
 # refused by name. A block has the fields of all its kinds, since a union would blame the wrong

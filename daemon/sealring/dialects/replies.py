@@ -1,6 +1,6 @@
 """What clients see of an answer: a shape for each API.
 
-A choice (`choices`) says what is new in an answer. A shape keeps it, and makes of it the events of
+A `Choice` says what is new in an answer. A shape keeps it, and makes of it the events of
 a stream or the whole body. Both forms come from one source, so they cannot differ.
 """
 

@@ -42,12 +42,12 @@ from sealring.dialects.schema import (
 )
 
 # ---------------------------------------------------------------------- responses body
-# The body of ``POST /v1/responses``, checked in its form; `responses_input` makes the inner
+# The body of ``POST /v1/responses``, checked in its form; `convert` makes the inner
 # request of it.
 #
 # Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are
 # refused by name. Items, parts and tools have one class each with the fields of all their kinds,
-# since a union of many would blame the wrong kind for a fault; `responses_input` looks at the
+# since a union of many would blame the wrong kind for a fault; `convert` looks at the
 # kind.
 
 

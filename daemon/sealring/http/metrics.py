@@ -2,7 +2,7 @@
 
 The traces feed counters and histograms as requests go on. Gauges, and counters that the node keeps
 itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules: base
-units, and ``_total`` for counters. `gen_ai` has those of OpenTelemetry's names.
+units, and ``_total`` for counters. `GenAi` has those of OpenTelemetry's names.
 """
 
 from __future__ import annotations

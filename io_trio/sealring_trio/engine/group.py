@@ -3,7 +3,7 @@
 The node sees one engine. Every member gets each message that the node sends, and holds its share of
 each weight. Each layer ends with a sum over all members, in an MLX collective that never leaves the
 machine (private members share a network that nobody else is in). So the members compute the same
-steps. The first member's answers are used, and the others' are compared with them (`merge`).
+steps. The first member's answers are used, and the others' are compared with them (`Merger`).
 
 The first order to load makes them a group. Each member is told its share and loads it. When all
 have loaded, each is told where the others are, and joins within a deadline. MLX's `init` waits

@@ -1,8 +1,8 @@
 """Keeps the engine of one node alive.
 
 MLX can hang, abort, hold the GIL or change the process's limits, and none of that may affect the
-links. So the tensors are computed in a child process (`process`), and this module starts another
-when one ends. An engine that died, or could not be started (no descriptor, memory or process was
+links. So the tensors are computed in a child process (`EngineProcess`), and this module starts
+another when one ends. An engine that died, or could not be started (no descriptor, memory or process was
 free), is replaced after a pause. The pause doubles while engines die young and unproven. An engine
 that was ended on purpose is replaced at once.
 
@@ -120,7 +120,7 @@ GROUP_TABLE: Final[Table[GroupState, GroupEvent]] = {
 # one sign of an engine's death, because a process that dies closes it. An engine that hangs is
 # killed: by `end` when a deadline of the node has passed, if it has sent nothing within
 # `START_TIMEOUT`, or if the kernel says that it is stopped, which is sooner than any deadline.
-# Time in which the engine starves counts towards no deadline (`starvation`).
+# Time in which the engine starves counts towards no deadline (`Starvation`).
 #
 # No process is left behind. The child exits at the end of its stream, the kernel kills it with
 # its parent (on Linux), and `EngineProcess.run` kills it when cancelled. The child has a session

@@ -27,7 +27,7 @@ A decode is launched ahead only once the decode before it is done. Until then ML
 that the device reads, and the new graph would write to copies, for as many layers as are not done
 yet: each launch would be another CUDA graph, which may have to be made. To make a CUDA graph, or to
 load a kernel for the first time, CUDA waits for the whole device. For the same reason what the
-device has not done before is not launched ahead (see `steadiness`).
+device has not done before is not launched ahead (see `Steadiness`).
 
 A decode whose hidden states come before it was launched is launched before the device is told of
 them. A decode of one token on rank 0 waits for no input, so it gets a *gate*, which is opened once

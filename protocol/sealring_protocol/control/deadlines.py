@@ -5,7 +5,7 @@ shows only in the steps themselves. The deadline of a step is a multiple of the 
 It is generous until the first steps are known, because a first step compiles and pages in. Loading
 has its own deadline, set by the caller that orders it.
 
-Deadlines exclude starvation (`starvation`): while an engine starves, its deadline is extended, by
+Deadlines exclude starvation (`Starvation`): while an engine starves, its deadline is extended, by
 at most `LONGEST_EXTENSION` for each answer, so that no wait is endless.
 """
 
