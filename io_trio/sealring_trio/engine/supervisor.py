@@ -2,9 +2,9 @@
 
 MLX can hang, abort, hold the GIL or change the process's limits, and none of that may affect the
 links. So the tensors are computed in a child process (`EngineProcess`), and this module starts
-another when one ends. An engine that died, or could not be started (no descriptor, memory or process was
-free), is replaced after a pause. The pause doubles while engines die young and unproven. An engine
-that was ended on purpose is replaced at once.
+another when one ends. An engine that died, or could not be started (no descriptor, memory or
+process was free), is replaced after a pause. The pause doubles while engines die young and
+unproven. An engine that was ended on purpose is replaced at once.
 
 `group` does the same for several processes that are one engine.
 """

@@ -47,7 +47,7 @@ def _folder(info: pydantic.ValidationInfo) -> Path:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError("Input should be a text, in quotes")
+        raise ValueError("Input should be a text, in quotes")  # noqa: TRY004 - for pydantic
     return value
 
 
@@ -76,7 +76,7 @@ def _check_draft(value: object) -> object:
 
 def _listed(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise ValueError("Input should be a list, in brackets")
+        raise ValueError("Input should be a list, in brackets")  # noqa: TRY004
     return tuple(value)
 
 

@@ -1,9 +1,9 @@
 """The scheduler's rows: those with caches on the ranks, those about to get them, and those waiting.
 
-A request becomes a row and waits (`WaitingRows`) until a place is free and every rank has room for its
-caches (`CacheRoom`). It is opened, perhaps from a snapshot (`Prefixes`), prefilled, and joins its
-group. It leaves because it ended, or because it must make room; then it waits again, and its prompt
-and its tokens so far are prefilled anew. This module only notes what leaves (`leaving`,
+A request becomes a row and waits (`WaitingRows`) until a place is free and every rank has room for
+its caches (`CacheRoom`). It is opened, perhaps from a snapshot (`Prefixes`), prefilled, and joins
+its group. It leaves because it ended, or because it must make room; then it waits again, and its
+prompt and its tokens so far are prefilled anew. This module only notes what leaves (`leaving`,
 `dropping`); the next step carries it out on all ranks.
 
 Of one sharer's rows with equal prompts only one, the leader, reads the prompt. The others wait for
