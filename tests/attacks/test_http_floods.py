@@ -22,7 +22,14 @@ import psutil
 import pytest
 import trio
 from sealring.http import server
-from sealring.http.connections import STALL_SECONDS, Connections, source_of
+from sealring.http.connections import (
+    MOST_LOOKS,
+    STALL_SECONDS,
+    Connections,
+    Place,
+    source_of,
+)
+from sealring.http.http1 import Http1
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.doorway import HOST, door, get, hello, one, read, reply, rest
@@ -42,6 +49,21 @@ async def test_idle_connections_give_way_the_oldest_first() -> None:
         assert await one(half[-1]) == (200, b"GET /")
         for stream in [*strangers, *half]:
             await stream.aclose()
+
+
+def test_few_are_looked_at_for_one_that_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And others the next time: each look asks the kernel, in the pass that accepts a client."""
+    looks: list[Place] = []
+    monkeypatch.setattr(Place, "spoke", property(lambda place: looks.append(place) or True))
+
+    async def main() -> None:
+        book = Connections(4 * MOST_LOOKS)  # of which one source may have three quarters
+        assert all(book.admit("alice") for _ in range(3 * MOST_LOOKS))
+        for times in (1, 2, 3):
+            assert book.admit("alice") is None
+            assert len(looks) == len({*map(id, looks)}) == times * MOST_LOOKS
+
+    trio.run(main)
 
 
 def test_a_source_at_its_cap_loses_its_own() -> None:
@@ -157,6 +179,30 @@ async def test_clients_that_stall_in_a_request_give_way(mock_clock: MockClock) -
         await served.works()
         assert len(served.book) == 2
         for stream in slow:
+            await stream.aclose()
+
+
+async def test_who_is_refused_and_reads_nothing_gives_way(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it has sent more. The kernel is played full for what refuses a request: how much it
+    takes before it is depends on the system."""
+    flush, room = Http1.flush, trio.Event()
+
+    async def full(http: Http1) -> None:
+        if http._unsent.startswith(b"HTTP/1.1 400 "):
+            with http._place.stalled():
+                await room.wait()
+        await flush(http)
+
+    monkeypatch.setattr(Http1, "flush", full)
+    async with door(hello, limit=3) as served:
+        deaf = [await served.connect(b"no request\r\n\r\n" + bytes(5000)) for _ in range(3)]
+        await wait_all_tasks_blocked()
+        mock_clock.jump(STALL_SECONDS)
+        await served.works()
+        room.set()
+        for stream in deaf:
             await stream.aclose()
 
 
