@@ -295,7 +295,7 @@ class RefusalPart(Model):
 Parts = Annotated[list[TextPart | RefusalPart], Several(max_length=MAX_PARTS)]
 
 
-class FunctionCalled(Model):
+class HistoryFunction(Model):
     """A call that the model made; *arguments* is a JSON text, or what it says."""
 
     name: str
@@ -307,7 +307,7 @@ class CalledTool(Model):
 
     id: str | None = None
     type: Literal["function"] = "function"
-    function: FunctionCalled
+    function: HistoryFunction
 
 
 class Message(Model):
@@ -319,7 +319,7 @@ class Message(Model):
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: Annotated[list[CalledTool], Several(max_length=MAX_PARTS)] | None = None
-    function_call: FunctionCalled | None = None
+    function_call: HistoryFunction | None = None
     tool_call_id: str | None = None
 
     @property
@@ -566,11 +566,6 @@ class ChatRequest(ChatOptions, Prompted):
         else:
             self.tool_choice = chosen
         self.parallel_tool_calls = False
-
-    @property
-    def calls_functions(self) -> bool:
-        """Whether calls are told as calls of functions, as older clients read them."""
-        return bool(self.functions)
 
 
 class CompletionOptions(Sampled):

@@ -39,8 +39,6 @@ Fault = Callable[[Sequence[Grammar]], tuple[str, list[str]]]
 nothing is; and what llguidance leaves out of schemas that it is lenient with."""
 
 Schema = Any
-Write = Callable[["_Rules", str, Schema], str]
-"""Writes the call of a function by its name and its parameters, in Lark."""
 
 _OBJECT: Final = {"type": "object"}
 _BREAK: Final = "\n?"

@@ -170,7 +170,7 @@ async def fetch(
     Waits while another process fetches into the same folder. Raises `FetchFault` for what is
     permanent, and when no byte has come for *patience* seconds.
     """
-    waiting = WaitingRequests(model, names, tell)
+    waiting = WaitForOther(model, names, tell)
     while True:
         try:
             with model.lock() as ours:
@@ -183,7 +183,7 @@ async def fetch(
             return
 
 
-class WaitingRequests:
+class WaitForOther:
     """Waits while another process fetches into the folder of *model*, and says so."""
 
     def __init__(self, model: PartialModel, names: Sequence[str], tell: Tell) -> None:

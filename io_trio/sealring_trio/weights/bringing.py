@@ -33,7 +33,7 @@ from sealring_protocol.security.roster import Member
 from sealring_trio.fetching.fetcher import (
     FetchProgress,
     Tell,
-    WaitingRequests,
+    WaitForOther,
     check_room,
     keep_bytes_of,
 )
@@ -66,7 +66,7 @@ async def bring(model: PartialModel, names: Sequence[str], members: Members, tel
     Waits while another process fetches into the same folder. What holds it up is told by
     `PartialModel.fault`. Raises `FetchFault` if the disk is full, say.
     """
-    waiting = WaitingRequests(model, names, tell)
+    waiting = WaitForOther(model, names, tell)
     while True:
         try:
             with model.lock() as ours:

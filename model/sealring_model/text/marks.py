@@ -125,7 +125,7 @@ class Marks:
         self._inner: Final = inner
         self._template: Final = template
         found = _REPLACES.findall(template or "")
-        self._replaced: Final = [(old, new) for _, old, _, new in found if old]
+        self._replaced: Final = dict.fromkeys((old, new) for _, old, _, new in found if old)
         self._added: Final = frozenset(added)
         self.ids: Final = frozenset(control)
         """The ids of control tokens."""
