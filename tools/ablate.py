@@ -57,7 +57,8 @@ def ratios(
             off.write_text(part)
             time.sleep(SETTLE_SECONDS)
             paces.setdefault(part, []).append(ask())
-            print(f"round {number}, without {part or 'nothing'}: {paces[part][-1]:.1f} tokens/s", file=sys.stderr)
+            said = f"round {number}, without {part or 'nothing'}: {paces[part][-1]:.1f} tokens/s"
+            print(said, file=sys.stderr)
         if number:  # the first warms up
             whole = statistics.mean(paces[""])
             found[""].append(whole)
@@ -110,9 +111,8 @@ def main() -> int:
             loads: dict[str, Callable[[], float]] = {
                 "row": lambda: _ask(head, texts[0], asked.tokens, guesses=())[0],
                 "groups": partial(ring_pace, head, texts, asked.tokens),
-                "guesses": lambda: guess(),
+                "guesses": guessed(head, texts[0], asked.tokens, 0.7),
             }
-            guess = guessed(head, texts[0], asked.tokens, 0.7)
             if len(list(off.parent.glob("ready *"))) != 2:
                 raise SystemExit("an engine has no switches: its parts have other names now")
             for load in asked.loads.split(","):

@@ -1,8 +1,9 @@
-"""Switches parts of look-ahead off and on in engines; `tools.ablate` puts this folder on PYTHONPATH.
+"""Switches parts of look-ahead off and on in engines, for `tools.ablate`.
 
-Python imports this module as it starts. In an engine a thread waits for the engine's modules, puts
-a switch at each part of `PARTS`, and then reads the file of the parts that are off again and again.
-So one ring, whose device no other process shares, runs with and without a part in turn.
+Its folder is on PYTHONPATH, so Python imports this module as it starts. In an engine a thread waits
+for the engine's modules, puts a switch at each part, and then reads the file of the
+parts that are off again and again. So one ring, whose device no other process shares, runs with and
+without a part in turn.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def rewritten(owner: Any, name: str, lines: dict[str, str]) -> None:
 
 
 def put_switches() -> None:
-    """Put a switch at each part."""
+    """Put a switch at each part of `PARTS` of `tools.ablate`."""
     from sealring_model.channel import Channel  # noqa: PLC0415
     from sealring_model.engine.executor import Executor  # noqa: PLC0415
     from sealring_model.engine.forward import Forward  # noqa: PLC0415
