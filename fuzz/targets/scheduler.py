@@ -35,9 +35,10 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.control.scheduler import guesses as guess_costs
+from sealring_protocol.control.scheduler.guesses import GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.rows import Planned
 from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import LocalProtocolError
 
 from fuzz.source import Source
@@ -84,14 +85,14 @@ def seeds() -> Iterator[bytes]:
     yield bytes(range(256))
 
 
-class AlwaysPay(guess_costs.GuessCosts):
+class AlwaysPay(GuessCosts):
     """Guesses pay, however few are right; each time another number of them is read ahead."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(StepTimes())
         self.asked = 0
 
-    def break_even(self, ways: guess_costs.Ways) -> float:
+    def break_even(self, ways: Ways) -> float:
         """Any share will do."""
         return 0.0
 
@@ -100,14 +101,15 @@ class AlwaysPay(guess_costs.GuessCosts):
         """Any share will do."""
         return 0.0
 
-    def way(self, share: float, most: int, ways: guess_costs.Ways) -> guess_costs.Way:
+    def way(self, share: float, most: int, ways: Ways) -> Way:
         """Any number that there may be, with steps behind or without."""
         self.asked += 1
         sizes = [0, *(guesses for guesses in ways.sizes if guesses <= most)]
         turn, size = divmod(self.asked, len(sizes))
-        return guess_costs.Way(ways.piped and turn % 4 > 0, sizes[size])
+        return Way(ways.piped and turn % 4 > 0, sizes[size])
 
-    def seconds(self, after: guess_costs.After, ahead: int = 0) -> float | None:
+    @property
+    def plain(self) -> float | None:
         """They are known from the beginning."""
         return 1.0
 

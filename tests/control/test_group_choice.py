@@ -6,7 +6,7 @@ import attrs
 import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready
 from sealring_protocol.control.requests import Request, SchedulerConfig
-from sealring_protocol.control.scheduler.groups import cheapest_group
+from sealring_protocol.control.scheduler.batching import cheapest_group
 from sealring_protocol.control.scheduler.rows import LiveRow
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 

@@ -4,13 +4,13 @@ import attrs
 import pytest
 from sealring_protocol.control.requests import Request
 from sealring_protocol.control.scheduler.guesses import (
-    After,
     Fed,
     GuessCosts,
     RowGuesses,
     Way,
     Ways,
 )
+from sealring_protocol.control.scheduler.times import After, StepTimes
 
 FLAT = {1: 1.05, 2: 1.1, 4: 1.2}
 """Seconds of a device that waits for its memory, by guesses ahead."""
@@ -21,36 +21,36 @@ STEEP = {1: 1.9, 2: 2.8, 4: 4.6}
 
 def test_a_pipeline_guesses_in_the_way_that_is_faster():
     """Reading ahead takes hardly longer than one token; a guess for each stage gains little."""
-    costs, ways = GuessCosts(), Ways(piped=True, sizes=(1, 2, 4))
+    costs, ways = GuessCosts(StepTimes()), Ways(piped=True, sizes=(1, 2, 4))
     for seconds, after in ((1.0, After.PLAIN), (0.8, After.RIGHT), (1.1, After.WRONG)):
         for _ in range(8):
-            costs.took(after, seconds)
+            costs.times.answered(after, seconds)
     assert costs.way(0.8, 4, ways) == Way(True, 1)  # not known yet
     for _ in range(8):
         for size in (1, 2, 4):
-            costs.took(After.PLAIN, FLAT[size], size)
+            costs.times.answered(After.PLAIN, FLAT[size], size)
             for after in (After.RIGHT, After.WRONG):
-                costs.took(after, 1.5 * FLAT[size], size)
+                costs.times.answered(after, 1.5 * FLAT[size], size)
     assert costs.way(0.8, 4, ways) == Way(False, 4)
     assert costs.way(0.8, 3, ways) == Way(False, 2)
     assert costs.way(0.0, 4, ways).ahead == 0
     for _ in range(40):
         for size in (1, 2, 4):
             for after in After:
-                costs.took(after, STEEP[size], size)
-        costs.took(After.PLAIN, 1.0)
+                costs.times.answered(after, STEEP[size], size)
+        costs.times.answered(After.PLAIN, 1.0)
     assert costs.way(0.8, 4, ways) == Way(True, 0)
 
 
 def test_a_pipeline_reads_several_guesses_with_each_step_where_both_ways_together_are_faster():
     """A step of three tokens takes a half longer than one of one, and half of its time if it was in
     flight already when the one before was answered."""
-    costs, ways = GuessCosts(), Ways(piped=True, sizes=(1, 2, 4))
+    costs, ways = GuessCosts(StepTimes()), Ways(piped=True, sizes=(1, 2, 4))
     for ahead, seconds in enumerate((1.0, 1.3, 1.5, 1.9, 2.4)):
         for _ in range(8):
-            costs.took(After.PLAIN, seconds, ahead)
-            costs.took(After.RIGHT, seconds / 2, ahead)
-            costs.took(After.WRONG, seconds, ahead)
+            costs.times.answered(After.PLAIN, seconds, ahead)
+            costs.times.answered(After.RIGHT, seconds / 2, ahead)
+            costs.times.answered(After.WRONG, seconds, ahead)
     assert [costs.way(share, 4, ways) for share in (0.3, 0.6, 0.9)] == [
         Way(True, 0),
         Way(True, 1),
@@ -62,10 +62,10 @@ def test_a_pipeline_reads_several_guesses_with_each_step_where_both_ways_togethe
 
 def known(times: dict[tuple[After, int], float]) -> GuessCosts:
     """Costs that have measured *times*."""
-    costs = GuessCosts()
+    costs = GuessCosts(StepTimes())
     for (after, ahead), seconds in times.items():
         for _ in range(8):
-            costs.took(after, seconds, ahead)
+            costs.times.answered(after, seconds, ahead)
     return costs
 
 
@@ -130,7 +130,7 @@ def test_a_share_pays_if_it_does_in_one_of_the_ways():
 
 
 def test_times_are_told_by_what_a_step_came_after_and_what_it_read():
-    assert known(SINGLE | PAIRS | {(After.PLAIN, 4): 2.0}).told == {
+    assert known(SINGLE | PAIRS | {(After.PLAIN, 4): 2.0}).times.of_guesses == {
         "plain": 1.0,
         "right": 0.6,
         "wrong": 1.0,
@@ -145,7 +145,7 @@ def timed(*steps: tuple[int, bool | None, float], turns: int = 5) -> GuessCosts:
     """What is learnt of a row's *steps*: how many guesses each reads ahead, whether it is followed
     by one that begins with a right guess, or a wrong one, and its seconds. They are done *turns*
     times over, one after the other."""
-    costs, tokens, now = GuessCosts(), [1], 0.0
+    costs, tokens, now = GuessCosts(StepTimes()), [1], 0.0
     guesses = RowGuesses(tokens, Request((1,)))
     for _ in range(turns):
         for ahead, right, seconds in steps:
@@ -160,7 +160,7 @@ def timed(*steps: tuple[int, bool | None, float], turns: int = 5) -> GuessCosts:
 
 
 @pytest.mark.parametrize(
-    ("steps", "told"),
+    ("steps", "known_times"),
     [
         ([(0, None, 1.0)], {"plain": 1.0}),
         ([(0, True, 1.0)], {"right": 1.0}),
@@ -178,8 +178,8 @@ def timed(*steps: tuple[int, bool | None, float], turns: int = 5) -> GuessCosts:
         ([(2, True, 1.0), (0, True, 1.0)], {}),
     ],
 )
-def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, told):
-    assert timed(*steps).told == told
+def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, known_times):
+    assert timed(*steps).times.of_guesses == known_times
 
 
 @pytest.mark.parametrize(
@@ -188,15 +188,15 @@ def test_a_time_is_learnt_of_what_the_step_came_after_and_what_it_read(steps, to
 def test_the_time_of_steps_that_are_never_alike_is_known_in_the_end(steps):
     """Else they would be tried for ever."""
     sizes = {f"ahead {ahead}" for ahead, _, _ in steps if ahead}
-    assert not timed(*steps).told
-    assert sizes <= set(timed(*steps, turns=100).told)
+    assert not timed(*steps).times.of_guesses
+    assert sizes <= set(timed(*steps, turns=100).times.of_guesses)
 
 
 def test_what_a_token_takes_is_measured_anew_after_all_tokens_of_the_step():
     """Those of the step that makes it due are not of the pause, however many it read."""
     costs, tokens, now = known({(After.PLAIN, 0): 1.0}), [1], 0.0
     guesses = RowGuesses(tokens, Request((1,), guesses=(5,) * 9000))
-    while costs.seconds(After.PLAIN) is not None:
+    while costs.plain is not None:
         now += 1.0
         guesses.drawn((5,) * 8, (5,) * 9, now, costs, alone=True)
         tokens += (5,) * 9
@@ -206,14 +206,14 @@ def test_what_a_token_takes_is_measured_anew_after_all_tokens_of_the_step():
         now += 3.0
         guesses.drawn((), (5,), now, costs, alone=True)
         tokens.append(5)
-    assert costs.seconds(After.PLAIN) == 3.0
+    assert costs.plain == 3.0
 
 
 def test_a_device_that_prepares_for_a_shape_more_than_once_is_not_taken_for_slow():
-    costs, ways = GuessCosts(), Ways(piped=False, sizes=(4,))
+    costs, ways = GuessCosts(StepTimes()), Ways(piped=False, sizes=(4,))
     for _ in range(8):
-        costs.took(After.PLAIN, 1.0)
+        costs.times.answered(After.PLAIN, 1.0)
     for seconds in (300.0, 150.0, 1.5, 1.4):
-        costs.took(After.PLAIN, seconds, 4)
-    assert costs.seconds(After.PLAIN, 4) == 1.4
+        costs.times.answered(After.PLAIN, seconds, 4)
+    assert costs.times.known[After.PLAIN, 4] == 1.4
     assert costs.way(0.8, 4, ways) == Way(False, 4)

@@ -9,7 +9,6 @@ from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, St
 from sealring_protocol.control.plan import scheduler_config
 from sealring_protocol.control.requests import Request, SchedulerConfig
 from sealring_protocol.control.scheduler.guesses import (
-    After,
     Fed,
     GuessCosts,
     Lookup,
@@ -17,6 +16,7 @@ from sealring_protocol.control.scheduler.guesses import (
     right_ones,
 )
 from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING, STEP_ROOM
 
@@ -82,13 +82,13 @@ BUSY, QUIET = (3.0, 1.6, 3.1), (1.0, 0.6, 1.5)
     ("share", "least", "most"), [(0.0, 0.0, 0.1), (0.3, 0.0, 0.5), (0.8, 0.9, 1.0), (1.0, 0.9, 1.0)]
 )
 def test_guesses_are_made_while_they_pay(share: float, least: float, most: float) -> None:
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     row.run(200, QUIET, share)
     assert least <= row.run(4000, QUIET, share) <= most
 
 
 def test_a_row_whose_text_changes_is_guessed_again() -> None:
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     assert row.run(1000, QUIET, 0.0) < 0.2
     row.run(1000, QUIET, 1.0)
     assert row.run(1000, QUIET, 1.0) > 0.9
@@ -97,7 +97,7 @@ def test_a_row_whose_text_changes_is_guessed_again() -> None:
 def test_a_row_that_pauses_sees_what_it_would_have_guessed() -> None:
     """Its pauses have grown to 512 tokens, yet it goes on once some guesses would have been right,
     and not while none would have been."""
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     row.run(3000, QUIET, 0.0)
     assert row.run(3000, QUIET, 0.0) == 0
     assert row.run(60, QUIET, 1.0) > 0.6
@@ -105,19 +105,19 @@ def test_a_row_that_pauses_sees_what_it_would_have_guessed() -> None:
 
 def test_a_row_whose_first_guess_is_wrong_guesses_once_one_would_have_been_right() -> None:
     """Unless a wrong one costs nothing, as far as is known."""
-    costs = GuessCosts()
+    costs = GuessCosts(StepTimes())
     Row(costs).run(200, QUIET, 0.7)
     row = Row(costs)
     assert row.run(100, QUIET, 0.0) == 0.01
     assert row.run(40, QUIET, 1.0) > 0.9
-    free = GuessCosts()
+    free = GuessCosts(StepTimes())
     Row(free).run(200, (1.0, 0.6, 1.0), 0.7)
     assert 0.1 < Row(free).run(100, (1.0, 0.6, 1.0), 0.0) < 0.5
 
 
 def test_a_row_that_is_not_asked_for_guesses_looks_none_up() -> None:
     """To index a long prompt takes time and memory, and rows that share a group never guess."""
-    costs = GuessCosts()
+    costs = GuessCosts(StepTimes())
     Row(costs).run(200, QUIET, 0.7)
     row = Row(costs)
     row.run(1, QUIET, 0.0)
@@ -130,7 +130,7 @@ def test_a_row_that_is_not_asked_for_guesses_looks_none_up() -> None:
 
 
 def test_a_row_that_lost_a_step_pauses_whatever_it_would_have_guessed() -> None:
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     row.run(200, QUIET, 1.0)
     row.guesses.pause()
     assert row.run(32, QUIET, 1.0) == 0
@@ -139,27 +139,27 @@ def test_a_row_that_lost_a_step_pauses_whatever_it_would_have_guessed() -> None:
 
 def test_what_a_token_takes_without_guesses_is_measured_again() -> None:
     """It was slow once, so that wrong guesses seemed to cost nothing: they do now."""
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     row.run(200, BUSY, 0.9)
     row.run(1000, QUIET, 0.2)
     assert row.run(4000, QUIET, 0.2) < 0.3
 
 
 def test_a_row_that_waited_for_an_epoch_tells_nothing_of_guesses() -> None:
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     row.run(5, QUIET, 0.0)
     row.now += 1000
     row.guesses.interrupted()
     row.run(5, QUIET, 0.0)
-    assert row.costs.seconds(After.PLAIN) == pytest.approx(1.0)
+    assert row.costs.plain == pytest.approx(1.0)
 
 
 def test_a_row_that_is_not_alone_any_more_tells_nothing_of_guesses() -> None:
-    row = Row(GuessCosts())
+    row = Row(GuessCosts(StepTimes()))
     row.run(5, QUIET, 0.0)
     row.guesses.drawn((), (5,), row.now + 1000, row.costs, alone=False)
     row.run(1, QUIET, 0.0)
-    assert row.costs.seconds(After.PLAIN) == pytest.approx(1.0)
+    assert row.costs.plain == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -35,9 +35,10 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.chunks import Chunks
+from sealring_protocol.control.scheduler.batching import Chunks
 from sealring_protocol.control.scheduler.rows import LiveRow
 from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import RemoteProtocolError
 
 from tests.sim.brains import Brains
@@ -329,15 +330,17 @@ def test_other_numbers_of_scores_than_tokens_are_refused(count):
 
 
 def test_scored_chunks_have_a_pace_of_their_own_which_counts_the_closing_pass():
-    chunks = Chunks(SchedulerConfig(chunk_seconds=1.0))
-    chunks.shape(2)
+    times = StepTimes()
+    chunks = Chunks(SchedulerConfig(chunk_seconds=1.0), times)
+    chunks.stages = 2
     plain, wanting = LiveRow(1, Request((1,) * 9000, 1), 9001, [1] * 9000), None
     request = scored((1,) * 9000)
     wanting = LiveRow(2, request, 9000, list(request.prompt))
 
     def took(work: Prefill, closing: float) -> None:
-        spent = (Spent(round(work.count * 1e3)),) * 2
-        chunks.took(StepTiming(1, work, (1,), 10**9, spent, Spent(round(closing * 1e6))))
+        each, last = round(work.count * 1e3), round(closing * 1e6)
+        spent = (Spent(each), Spent(each))
+        times.took(StepTiming(1, work, (1,), 2 * each + last, spent, Spent(last)))
 
     sizes = {}
     for row in (plain, wanting):

@@ -32,7 +32,8 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.guesses import FREE, After, GuessCosts, Way, Ways
+from sealring_protocol.control.scheduler.guesses import FREE, GuessCosts, Way, Ways
+from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.fake_engine import FakeEngine, reference
@@ -49,7 +50,7 @@ class AlwaysPay(GuessCosts):
     that another would have been right."""
 
     def __init__(self, random: Random | None = None, *, trusting: bool = True) -> None:
-        super().__init__()
+        super().__init__(StepTimes())
         self.random = random
         self.trusting = trusting
 
@@ -66,7 +67,8 @@ class AlwaysPay(GuessCosts):
             return Way(ways.piped, max(sizes))
         return Way(self.random.choice([False, ways.piped]), self.random.choice(sizes))
 
-    def seconds(self, after: After, ahead: int = 0) -> float | None:
+    @property
+    def plain(self) -> float | None:
         return 1.0
 
 

@@ -19,7 +19,6 @@ nothing to compare, it tries again after the pause.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -27,16 +26,13 @@ from typing import Final
 import attrs
 
 from sealring_protocol.control.requests import Request
-from sealring_protocol.control.scheduler.times import Times
+from sealring_protocol.control.scheduler.times import GAIN, LEAST, After, StepTimes
 from sealring_protocol.limits import MAX_GUESSED
 
-# ---------------------------------------------------------------------- guess costs
-# When guesses pay: what right ones gain, and what wrong ones cost, as measured.
-#
 # Stages that would wait cost nothing, in theory. In practice machines share memory, processors or
 # a link, so that work on a wrong guess slows down the rest. And a step that reads several guesses
 # *ahead* gives more tokens, but takes longer. So the time between two answers to a row that
-# decodes alone is averaged, by how many guesses the step read ahead, and by what was in flight
+# decodes alone is learnt, by how many guesses the step read ahead, and by what was in flight
 # behind the step before (`After`).
 #
 # Of k guesses that a step reads ahead, each right with a share a if those before it are, it gives
@@ -44,15 +40,10 @@ from sealring_protocol.limits import MAX_GUESSED
 # + 1 are right: a share a^(k + 1) of all steps. So each `Way` of guessing has a pace in tokens
 # per second, and the fastest is taken.
 #
-# Guesses are read ahead in place of none only if that is 5 % faster. A time that is not known, or
-# has not been measured for a long time, is taken to rise with k as between the two next smaller k
-# that are known. Where 0 is one of them it is taken not to rise: on some machines to read any
-# guess at all takes long, and further ones take little. The smallest k that is not known is tried
-# a few times, by a row that decodes alone, if it promises 5 % more than the best that is. So a
-# row goes on to guess where no k that is known pays, but the next one promises to.
-#
-# The time after no guess is forgotten where all tokens have been guessed for long: the machine
-# may have other work now.
+# Guesses are read ahead in place of none only if that is faster by `GAIN`. The smallest k that is
+# not known is tried a few times, by a row that decodes alone, if it promises as much more than the
+# best that is. So a row goes on to guess where no k that is known pays, but the next one promises
+# to.
 
 
 _UNKNOWN: Final = 0.3
@@ -62,34 +53,8 @@ FREE: Final = 0.02
 """The break-even share where wrong guesses cost nothing, so that a row that has none right
 pauses."""
 
-_STALE: Final = 512
-"""Intervals after guesses, in a row, after which it is not known any more what a token takes
-without."""
-
-_GAIN: Final = 1.05
-"""How much faster than without guesses it must be to read some ahead, as the share of right ones is
-known roughly; and how much faster than the best one a way must promise to be that is not known."""
-
-_LEAST: Final = 1e-9
-"""Seconds that a token takes at least."""
-
-_UNLIKE: Final = 16
-"""Intervals in a row of which none counts, after which one does: else those of a row whose steps
-never read as many guesses as those beside them would not be known, and a trial not end."""
-
 _HALVINGS: Final = 6
 """How exactly a break-even share is computed."""
-
-
-class After(enum.Enum):
-    """What the step that an answer is to came after. PLAIN: a step with nothing behind it. RIGHT:
-    the step was in flight then, and began with a right guess. WRONG: another step was, and began
-    with a wrong one.
-    """
-
-    PLAIN = "plain"
-    RIGHT = "right"
-    WRONG = "wrong"
 
 
 @attrs.frozen
@@ -112,47 +77,16 @@ class Ways:
 
 
 class GuessCosts:
-    """The measured times of one ring."""
+    """When guesses pay: what right ones gain, and what wrong ones cost, by *times*."""
 
-    def __init__(self) -> None:
-        self._times: Times[tuple[After, int]] = Times()  # and guesses ahead
-        self._known = self._times.known
-        self._guessed = 0  # intervals since the last one after no guess
-        self._unlike = 0  # intervals since the last one that was alike
-
-    def took(self, after: After, seconds: float, ahead: int = 0, *, alike: bool = True) -> bool:
-        """A step that read so many guesses *ahead*, and came *after* that, was answered *seconds*
-        after the step before it. The steps before and behind it are *alike* if they read as many
-        guesses ahead; of those in a row that are not, only each 17th counts. Larger ones delay it,
-        and the first of its size may not have been built ahead. True if it is not known any more
-        what a token takes after no guess."""
-        self._unlike = 0 if alike else self._unlike + 1
-        if self._unlike % (_UNLIKE + 1):
-            return False
-        self._times.add((after, ahead), seconds)
-        plain = after is After.PLAIN and not ahead
-        self._guessed = 0 if plain else self._guessed + 1
-        if self._guessed < _STALE:
-            return False
-        self._guessed = 0
-        self._times.forget((After.PLAIN, 0))
-        return True
-
-    def seconds(self, after: After, ahead: int = 0) -> float | None:
-        """The mean seconds of steps that read so many guesses *ahead*, *after* that; None before it
-        is known."""
-        return self._known.get((after, ahead))
+    def __init__(self, times: StepTimes) -> None:
+        self.times: Final = times
+        self._known = times.known
 
     @property
-    def told(self) -> dict[str, float]:
-        """The mean seconds that are known, by name. Of steps that read no guess ahead: `plain`,
-        `right` and `wrong`. Of those that read four: `ahead 4`, with none behind; `right 4` and
-        `wrong 4`."""
-        told = {}
-        for after, ahead in sorted(self._known, key=lambda key: (key[1], key[0].value)):
-            name = "ahead" if ahead and after is After.PLAIN else after.value
-            told[f"{name} {ahead}" if ahead else name] = self._known[after, ahead]
-        return told
+    def plain(self) -> float | None:
+        """The mean seconds of a token after no guess; None before they are known."""
+        return self._known.get((After.PLAIN, 0))
 
     def break_even(self, ways: Ways) -> float:
         """The share of right guesses at which they begin to pay in one of *ways*, or promise to in
@@ -175,20 +109,19 @@ class GuessCosts:
     def break_even_piped(self) -> float:
         """The share of right guesses at which one for each idle stage begins to pay. Where stages
         are idle that takes no margin: both times are compared at the same size."""
-        known = self._known.get
-        plain, right = known((After.PLAIN, 0)), known((After.RIGHT, 0))
+        plain, right = self.plain, self._known.get((After.RIGHT, 0))
         if plain is None or right is None:
             return _UNKNOWN
         if right >= plain:
             return 2.0
-        wrong = max(plain, known((After.WRONG, 0)) or 0.0)
+        wrong = max(plain, self._known.get((After.WRONG, 0)) or 0.0)
         return max(FREE, (wrong - plain) / (wrong - right))
 
     def _break_even(self, way: Way, *, known: bool = True) -> float:
-        plain = self._known.get((After.PLAIN, 0))
+        plain = self.plain
         if plain is None:
             return _UNKNOWN
-        wanted = (_GAIN if known else _GAIN * _GAIN) / max(plain, _LEAST)
+        wanted = (GAIN if known else GAIN * GAIN) / max(plain, LEAST)
         if self._pace(way, 1.0) <= wanted:
             return 2.0
         low, high = FREE, 1.0
@@ -201,10 +134,10 @@ class GuessCosts:
         """How a row with these *ways* is to guess, if so large a *share* of its guesses is right,
         and it may read *most* ahead with one step."""
         best = Way(ways.piped and share >= self.break_even_piped)
-        plain = self._known.get((After.PLAIN, 0))
+        plain = self.plain
         if plain is None or not ways.sizes:
             return best
-        pace = _GAIN / max(plain, _LEAST)
+        pace = GAIN / max(plain, LEAST)
         if ways.piped:
             pace = max(pace, self._pace(Way(True), share))
         for piped in (True, False) if ways.piped else (False,):
@@ -214,7 +147,7 @@ class GuessCosts:
                 if ahead > most or not (known or ways.alone):
                     break
                 found = self._pace(way, share)
-                if found > (pace if known else _GAIN * pace):
+                if found > (pace if known else GAIN * pace):
                     best, pace = way, found
                 if not known:
                     break
@@ -232,33 +165,15 @@ class GuessCosts:
         for _ in range(way.ahead):
             useful *= share
             tokens += useful
-        plain = self._expected(After.PLAIN, way.ahead)
+        plain = self.times.expected(After.PLAIN, way.ahead)
         if not way.piped:
-            return tokens / max(_LEAST, plain or 0.0)
-        right = self._expected(After.RIGHT, way.ahead)
+            return tokens / max(LEAST, plain or 0.0)
+        right = self.times.expected(After.RIGHT, way.ahead)
         if right is None:
             return float("inf")
-        wrong = self._expected(After.WRONG, way.ahead) or max(right, plain or 0.0)
+        wrong = self.times.expected(After.WRONG, way.ahead) or max(right, plain or 0.0)
         useful *= share
-        return tokens / max(_LEAST, useful * right + (1 - useful) * wrong)
-
-    def _expected(self, after: After, ahead: int) -> float | None:
-        """The seconds of steps that read so many guesses *ahead*. Where they are not known, they
-        are taken to rise as between the two next smaller numbers for which they are, but not if one
-        of these is 0. None if they are known for none."""
-        known: list[tuple[int, float]] = []
-        for fewer in range(ahead, -1, -1):
-            seconds = self._known.get((after, fewer))
-            if seconds is not None:
-                known.append((fewer, seconds))
-                if fewer == ahead or len(known) == 2:
-                    break
-        if not known:
-            return None
-        (most, seconds), (least, less) = known[0], known[-1]
-        if least == 0:
-            return seconds
-        return seconds + max(0.0, seconds - less) / max(1, most - least) * (ahead - most)
+        return tokens / max(LEAST, useful * right + (1 - useful) * wrong)
 
 
 GUESSES_AHEAD: Final = (1, 2, 4, 8, MAX_GUESSED)
@@ -430,7 +345,7 @@ class RowGuesses:
         return tuple(chain[len(under_way) :])
 
     def _may_guess(self, costs: GuessCosts) -> bool:
-        first = len(self._request.prompt) + _BASELINE if costs.seconds(After.PLAIN) is None else 0
+        first = len(self._request.prompt) + _BASELINE if costs.plain is None else 0
         if not self._trusted and costs.break_even(self.ways) > FREE:
             self._foreseen = self._after(())
             return False
@@ -504,8 +419,8 @@ class RowGuesses:
         """A step was answered that read so many guesses *ahead*. The next step comes after
         *behind*. True if it is not known any more what a token takes after no guess.
 
-        For *alike* see `GuessCosts.took`. The time of a step is not learnt that the first guesses
-        follow, which make it late.
+        For *alike* see `StepTimes.answered`. The time of a step is not learnt that the first
+        guesses follow, which make it late.
         """
         last, lone = self._last, behind is After.PLAIN
         self._last = None if ahead and lone else behind, now
@@ -516,7 +431,7 @@ class RowGuesses:
             after = After.PLAIN
         elif after is After.PLAIN and not lone:
             return False
-        return after is not None and costs.took(after, now - then, ahead, alike=alike)
+        return after is not None and costs.times.answered(after, now - then, ahead, alike=alike)
 
     def _judge_all(self, guesses: Sequence[int], tokens: Sequence[int], costs: GuessCosts) -> None:
         right = right_ones(guesses, tokens)

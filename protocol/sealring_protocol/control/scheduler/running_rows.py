@@ -35,7 +35,7 @@ from sealring_protocol.control.requests import (
     RoomOverflow,
     SchedulerConfig,
 )
-from sealring_protocol.control.scheduler.groups import cheapest_group
+from sealring_protocol.control.scheduler.batching import cheapest_group
 from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError

@@ -1,7 +1,7 @@
 """The scheduler, on the head alone: it chooses the next step and interprets its answer.
 
 Requests become rows and wait (`running_rows`). As far as the ranks have room for their caches
-(`CacheRoom`), rows are prefilled chunk by chunk (`chunks`) into private caches, join a group, and
+(`CacheRoom`), rows are prefilled chunk by chunk (`batching`) into private caches, join a group, and
 get one token for each DECODE step of their group. Every change of the set of rows is one of two:
 open and prefill, or leave (evict, drop). Cancelling, preempting and recovering from a lost epoch
 therefore share one path: the row leaves, and if it goes on, its prompt and its tokens so far are
@@ -65,11 +65,11 @@ from sealring_protocol.control.requests import (
     TokenIds,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.chunks import Chunks
-from sealring_protocol.control.scheduler.groups import GroupTuner
+from sealring_protocol.control.scheduler.batching import Chunks, group_count
 from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD, Fed, GuessCosts, Ways
 from sealring_protocol.control.scheduler.rows import Flight, Flights, LiveRow, Planned
 from sealring_protocol.control.scheduler.running_rows import RunningRows
+from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_GUESSED
 
@@ -93,10 +93,10 @@ class Guessing:
     one that begins with no guess waits until the tokens are known.
     """
 
-    def __init__(self, running: RunningRows, flights: Flights) -> None:
+    def __init__(self, running: RunningRows, flights: Flights, times: StepTimes) -> None:
         self._running = running
         self._flights = flights
-        self.costs = GuessCosts()
+        self.costs = GuessCosts(times)
         self._stages = 0
         self._sizes: tuple[int, ...] = ()
 
@@ -524,13 +524,13 @@ class Scheduler:
         self._running = RunningRows(config, context, first_uid)
         self._flights = Flights()
         self._maker = StepMaker(self._running, self._flights)
-        self._chunks = Chunks(config)
+        self._times = StepTimes()
+        self._chunks = Chunks(config, self._times)
         self._read_last = False
         self._losses = Losses(self._running)
         self._window = self._stages = 1
         self._groups = config.groups  # 0: as many as pay
-        self._tuner = GroupTuner()
-        self._guessing = Guessing(self._running, self._flights)
+        self._guessing = Guessing(self._running, self._flights, self._times)
         self._results = Results(self._running, self._guessing)
 
     # -------------------------------------------------------------- requests
@@ -606,7 +606,8 @@ class Scheduler:
         epochs."""
         self._window, self._stages, self._groups = window, stages, groups
         self._guessing.shape(stages if guesses else 0)
-        self._chunks.shape(stages)
+        self._chunks.stages = stages
+        self._times.begin()
         self._spread()
 
     def _spread(self) -> None:
@@ -614,7 +615,7 @@ class Scheduler:
         most, groups = max(1, self.config.groups), self._groups
         if not groups:
             rows = len(self._running.live) + len(self._running.waiting)
-            groups = self._tuner.groups(rows, self._stages, most, self.config.rows)
+            groups = group_count(self._times, rows, self._stages, most, self.config.rows)
         self._running.groups = min(groups, most)
         self._running.most_groups = self._running.groups if self._groups else most
 
@@ -622,7 +623,7 @@ class Scheduler:
         """Change the configuration; the ring may have other ranks now. Call only between epochs."""
         self.config = config
         self._running.config = config
-        self._chunks.resize(config)
+        self._chunks.config = config
         self._spread()
 
     def forget_ranks(self) -> None:
@@ -630,7 +631,7 @@ class Scheduler:
         between epochs."""
         self._losses.forget()
         self._running.room.learnt.clear()
-        self._tuner = GroupTuner()
+        self._times.forget()
 
     # ---------------------------------------------------------------- epochs
 
@@ -773,21 +774,21 @@ class Scheduler:
 
     @property
     def slow_links(self) -> str:
-        """See `ChunkPace.slow_links`."""
-        return self._chunks.slow_links
+        """See `ChunkTimes.slow_links`."""
+        return self._times.chunks[False].slow_links
 
     @property
     def guess_seconds(self) -> dict[str, float]:
-        """See `GuessCosts.told`."""
-        return self._guessing.costs.told
+        """See `StepTimes.of_guesses`."""
+        return self._times.of_guesses
 
     def took(self, timing: StepTiming) -> None:
         """Learn from *timing*, of a step that was answered."""
-        self._chunks.took(timing)
-        if not isinstance(timing.work, Decode) or timing.work.guessed or timing.parallel:
-            return
-        if not (self._guessing.reading or self._flights.guesses):
-            self._tuner.took([*map(len, self.ledger.groups.values())], timing)
+        lone = isinstance(timing.work, Decode) and not (timing.work.guessed or timing.parallel)
+        if lone and not (self._guessing.reading or self._flights.guesses):
+            self._times.took(timing, [*map(len, self.ledger.groups.values())])
+        else:
+            self._times.took(timing)
 
     def returned(self, n: int) -> None:
         """Step *n* has come back from the ring. Only the head's engine still works on it, and it

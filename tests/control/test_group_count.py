@@ -1,4 +1,4 @@
-"""What the tuner of groups learns from which decodes."""
+"""How many groups there are, by the times of which decodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.requests import Request, SchedulerConfig
-from sealring_protocol.control.scheduler.groups import GroupTuner
+from sealring_protocol.control.scheduler.batching import group_count
 from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.control.scheduler.times import StepTimes
 
 
 def timing(rows: int, seconds: float, *compute: float) -> StepTiming:
@@ -17,56 +18,56 @@ def timing(rows: int, seconds: float, *compute: float) -> StepTiming:
     return StepTiming(1, Decode(0), tuple(range(rows)), int(seconds * 1e6), spent)
 
 
-def feed(tuner: GroupTuner, groups: list[int], *, ways: float = 0.0, times: int = 8) -> None:
+def feed(known: StepTimes, groups: list[int], *, ways: float = 0.0, times: int = 8) -> None:
     """Both stages work 10 ms on each decode, which is as long again under way with *ways* 1."""
     for _ in range(times):
-        tuner.took(groups, timing(max(groups), 0.02 * (1 + ways), 0.01, 0.01))
+        known.took(timing(max(groups), 0.02 * (1 + ways), 0.01, 0.01), groups)
 
 
 def test_it_begins_with_a_group_for_each_stage():
-    assert [GroupTuner().groups(8, stages, 4, 8) for stages in (1, 2, 3, 6)] == [1, 2, 3, 4]
+    assert [group_count(StepTimes(), 8, stages, 4, 8) for stages in (1, 2, 3, 6)] == [1, 2, 3, 4]
 
 
 def test_more_are_tried_as_far_as_decodes_travel():
-    tuner = GroupTuner()
-    feed(tuner, [4, 4], ways=0.5)
-    assert tuner.groups(8, 2, 4, 8) == 3
-    tuner = GroupTuner()
-    feed(tuner, [4, 4], ways=1)
-    assert tuner.groups(8, 2, 4, 8) == 4
-    assert tuner.groups(2, 2, 3, 8) == 3  # lately there were eight
-    feed(tuner, [1, 1], times=2000)
-    assert tuner.groups(2, 2, 3, 8) == 2  # each has its own
+    known = StepTimes()
+    feed(known, [4, 4], ways=0.5)
+    assert group_count(known, 8, 2, 4, 8) == 3
+    known = StepTimes()
+    feed(known, [4, 4], ways=1)
+    assert group_count(known, 8, 2, 4, 8) == 4
+    assert group_count(known, 2, 2, 3, 8) == 3  # lately there were eight
+    feed(known, [1, 1], times=2000)
+    assert group_count(known, 2, 2, 3, 8) == 2  # each has its own
 
 
 def test_rows_that_wait_for_a_place_decode_no_faster_in_any_number():
-    tuner = GroupTuner()
-    feed(tuner, [8, 8], ways=1)
-    assert tuner.groups(32, 2, 4, 8) == tuner.groups(1000, 2, 4, 8) == 4
+    known = StepTimes()
+    feed(known, [8, 8], ways=1)
+    assert group_count(known, 32, 2, 4, 8) == group_count(known, 1000, 2, 4, 8) == 4
 
 
 def test_groups_of_uneven_sizes_tell_nothing():
-    tuner = GroupTuner()
-    feed(tuner, [5, 3], ways=1)
-    assert tuner.groups(8, 2, 4, 8) == 2
+    known = StepTimes()
+    feed(known, [5, 3], ways=1)
+    assert group_count(known, 8, 2, 4, 8) == 2
 
 
 def test_a_rank_that_claims_to_have_worked_for_years_keeps_no_other_number_for_long():
-    honest, told = GroupTuner(), GroupTuner()
-    told.took([4, 4], timing(4, 0.04, 0.01, 1e12))
-    for tuner in (honest, told):
-        feed(tuner, [4, 4], ways=1, times=64)
-    assert told.groups(8, 2, 4, 8) == honest.groups(8, 2, 4, 8) == 4
+    honest, claimed = StepTimes(), StepTimes()
+    claimed.took(timing(4, 0.04, 0.01, 1e12), [4, 4])
+    for known in (honest, claimed):
+        feed(known, [4, 4], ways=1, times=64)
+    assert group_count(claimed, 8, 2, 4, 8) == group_count(honest, 8, 2, 4, 8) == 4
 
 
 def test_fewer_are_tried_only_if_their_time_with_few_rows_promises_more():
     for alone, number in ((0.005, 1), (0.02, 2)):
-        tuner = GroupTuner()
+        known = StepTimes()
         for _ in range(8):
-            tuner.took([1], timing(1, alone, alone / 2, alone / 2))
-        feed(tuner, [1, 1])
-        feed(tuner, [4, 4])
-        assert tuner.groups(8, 2, 2, 8) == number
+            known.took(timing(1, alone, alone / 2, alone / 2), [1])
+        feed(known, [1, 1])
+        feed(known, [4, 4])
+        assert group_count(known, 8, 2, 2, 8) == number
 
 
 READY = Ready(Epoch(1, 1), 0, 1, True, 1 << 30, CacheCost(0, 4))
