@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from sealring_protocol.diagnosis.causes import ADVICE, DIAL_ADVICE, Cause
+from sealring_protocol.diagnosis import ADVICE, DIAL_ADVICE, Cause
 
 from docs import words
 from docs.schemas import table

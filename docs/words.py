@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sealring_protocol.diagnosis.causes import Cause
+from sealring_protocol.diagnosis import Cause
 
 FIELDS: Final = {
     "model": "The model's name, as `GET /v1/models` has it.",

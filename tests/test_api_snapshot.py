@@ -40,7 +40,7 @@ PUBLIC = [
     "control.standing",
     "links.peers",
     "links.logs",
-    "diagnosis.why",
+    "diagnosis",
     "errors",
     "events",
     "limits",

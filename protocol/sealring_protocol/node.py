@@ -28,7 +28,7 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
 )
-from sealring_protocol.control.deadlines import earliest, is_due
+from sealring_protocol.control.deadlines import StarvedRanks, earliest, is_due
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
@@ -41,12 +41,11 @@ from sealring_protocol.control.requests import (
     SchedulerConfig,
 )
 from sealring_protocol.control.standing import Standing
-from sealring_protocol.diagnosis.why import (
+from sealring_protocol.diagnosis import (
     EngineFacts,
     Facts,
     Obstacle,
     ObstacleLog,
-    StarvedRanks,
     first_permanent,
     obstacles,
     starving,

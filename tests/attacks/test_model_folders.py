@@ -24,7 +24,7 @@ from sealring_model.errors import LoadError, TextError
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.weights import write_manifest
 from sealring_model.text.tokens import Tokenizer, check_tokenizer
-from sealring_protocol.diagnosis.causes import Cause
+from sealring_protocol.diagnosis import Cause
 from sealring_trio.errors import OperationError
 
 from tests.attacks.test_floods import at_work

@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol.codec.messages import Decode, Epoch, Step
 from sealring_protocol.control.deadlines import (
+    AVERAGED,
     ENGINE,
     LONGEST_EXTENSION,
+    TELL_AGAIN,
     AnswerDeadline,
-    Deadline,
-    Extension,
     Starvation,
+    StarvedRanks,
     ThreadUse,
+    Wait,
 )
 from sealring_protocol.control.epoch.tensor import StepDeadline
-from sealring_protocol.diagnosis.why import AVERAGED, TELL_AGAIN, StarvedRanks
 
 LOOK = 0.4
 
@@ -106,13 +107,14 @@ def test_nothing_starves_longer_than_time_passes(looks):
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1e12)), max_size=30))
 def test_a_deadline_is_put_off_by_no_more_than_was_waited_and_no_more_than_the_bound(claims):
-    extension, now = Extension(), 10.0
+    wait, now = Wait(), 10.0
+    wait.begin(now)
     for elapsed, claimed in claims:
         now += elapsed
-        before = extension.seconds
-        extension.add(claimed, 10.0, now)
-        assert before <= extension.seconds
-        assert extension.seconds <= max(before, min(LONGEST_EXTENSION, now - 10.0) + 1e-6)
+        before = wait.extension
+        wait.starved(claimed, now)
+        assert before <= wait.extension
+        assert wait.extension <= max(before, min(LONGEST_EXTENSION, now - 10.0) + 1e-6)
 
 
 def learnt(watch, took=1.0, now=0.0):
@@ -150,22 +152,22 @@ def test_an_order_is_put_off_and_the_next_begins_anew(seconds):
 
 
 def test_who_owes_nothing_is_given_nothing():
-    watch, deadline, lockstep = AnswerDeadline(ENGINE), Deadline(), StepDeadline()
+    watch, deadline, lockstep = AnswerDeadline(ENGINE), AnswerDeadline(), StepDeadline()
     for each in (watch, deadline, lockstep):
         each.starved(5.0, 6.0)
-    assert (watch.deadline, deadline.at, lockstep.deadline) == (None, None, None)
+    assert (watch.deadline, deadline.deadline, lockstep.deadline) == (None, None, None)
 
 
 def test_one_deadline_is_put_off_and_set_anew():
-    deadline = Deadline()
-    deadline.set(0.0, 20.0)
+    deadline = AnswerDeadline()
+    deadline.order(0.0, 20.0)
     deadline.starved(3.0, 4.0)
-    assert deadline.at == 23.0
+    assert deadline.deadline == 23.0
     assert deadline.extended == ", nor within 3 s more, as it starved"
-    deadline.set(30.0, 20.0)
-    assert deadline.at == 50.0
+    deadline.order(30.0, 20.0)
+    assert deadline.deadline == 50.0
     deadline.clear()
-    assert deadline.at is None
+    assert deadline.deadline is None
 
 
 def test_reports_that_come_every_half_second_keep_a_step_of_tensor_parallelism_alive():

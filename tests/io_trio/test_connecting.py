@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.abc
 import trio.testing
-from sealring_protocol.diagnosis.causes import DIAL_ADVICE
+from sealring_protocol.diagnosis import DIAL_ADVICE
 from sealring_trio.errors import OperationError
 from sealring_trio.net.connecting import dial
 

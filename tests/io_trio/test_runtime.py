@@ -20,7 +20,7 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.effects import ToEngine
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
-from sealring_protocol.diagnosis.causes import Cause
+from sealring_protocol.diagnosis import Cause
 from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.supervisor import pack

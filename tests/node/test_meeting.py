@@ -6,7 +6,7 @@ import pytest
 from sealring_protocol import limits
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
-from sealring_protocol.diagnosis.why import Cause
+from sealring_protocol.diagnosis import Cause
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import Hangup
 from sealring_protocol.links.peers import SAME_KEY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import attrs
-from sealring_protocol.diagnosis.why import Cause, link_trouble
+from sealring_protocol.diagnosis import Cause, link_trouble
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.links.peers import STEADY_SECONDS, Fault
 from sealring_protocol.security.roles import Purpose

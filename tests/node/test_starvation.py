@@ -14,7 +14,7 @@ from sealring_protocol.control.deadlines import (
 )
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request
-from sealring_protocol.diagnosis.why import Cause, starving
+from sealring_protocol.diagnosis import Cause, starving
 
 from tests.node.test_waiting import heard
 from tests.sim.cluster import Cluster

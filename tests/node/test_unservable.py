@@ -17,8 +17,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, NotServed, Request
 from sealring_protocol.control.standing import Phase
-from sealring_protocol.diagnosis.causes import Cause
-from sealring_protocol.diagnosis.why import first_permanent
+from sealring_protocol.diagnosis import Cause, first_permanent
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_ENDS
 

@@ -10,8 +10,14 @@ from sealring_protocol.control.effects import Level, Note, Send
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.epochs import NOTICE_SECONDS, Notices
 from sealring_protocol.control.standing import Phase
-from sealring_protocol.diagnosis.causes import BY_HINDRANCE, HINDRANCES, Cause
-from sealring_protocol.diagnosis.why import TELL_SECONDS, Obstacle, ObstacleLog
+from sealring_protocol.diagnosis import (
+    BY_HINDRANCE,
+    HINDRANCES,
+    TELL_SECONDS,
+    Cause,
+    Obstacle,
+    ObstacleLog,
+)
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_REASONS, NO_RANK, WAITINGS_PER_SECOND
 from sealring_protocol.links.logs import Notes

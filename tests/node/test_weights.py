@@ -4,7 +4,7 @@ to trust them."""
 from __future__ import annotations
 
 import pytest
-from sealring_protocol.diagnosis.causes import Cause
+from sealring_protocol.diagnosis import Cause
 
 from tests.sim.cluster import Cluster
 

@@ -19,8 +19,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.standing import Phase
-from sealring_protocol.diagnosis.causes import ADVICE, Cause
-from sealring_protocol.diagnosis.why import TELL_SECONDS, obstacles
+from sealring_protocol.diagnosis import ADVICE, TELL_SECONDS, Cause, obstacles
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster

@@ -35,7 +35,7 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.diagnosis.why import Obstacle, first_permanent, obstacles
+from sealring_protocol.diagnosis import Obstacle, first_permanent, obstacles
 from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.runtime import Counted, Runtime, Stream

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 from sealring_model.text.tokens import has_chat_template
-from sealring_protocol.diagnosis.why import starving
+from sealring_protocol.diagnosis import starving
 from sealring_protocol.link import Link
 from sealring_trio.units import is_loopback
 

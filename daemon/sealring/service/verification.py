@@ -33,7 +33,7 @@ from sealring_protocol.control.requests import (
     RowOpened,
     TokenOut,
 )
-from sealring_protocol.diagnosis.why import Cause
+from sealring_protocol.diagnosis import Cause
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_LOGPROBS
 from sealring_trio.errors import OperationError, UserError

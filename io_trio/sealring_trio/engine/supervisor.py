@@ -31,7 +31,7 @@ from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
-from sealring_protocol.control.deadlines import Deadline, Starvation
+from sealring_protocol.control.deadlines import AnswerDeadline, Starvation
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table
@@ -239,7 +239,7 @@ class EngineProcess:
         self._wire.make_room()
         self._heard = heard
         self._looked = looked
-        self._starts = Deadline()  # by when it is to say something
+        self._starts = AnswerDeadline()  # by when it is to say something
         self._starting = trio.CancelScope()
         self.starvation = Starvation()
         self._machine = Machine(ENGINE_TABLE, EngineState.SPAWNED)
@@ -345,15 +345,15 @@ class EngineProcess:
         has starved."""
         now = trio.current_time()
         more = self.starvation.look(usage.threads, usage.faults, now)
-        if self._machine.state is EngineState.SPAWNED and self._starts.at is not None:
+        if self._machine.state is EngineState.SPAWNED and self._starts.deadline is not None:
             self._starts.starved(more, now)
-            self._starting.deadline = self._starts.at
+            self._starting.deadline = self._starts.deadline
         self._looked()
 
     async def _read(self, others: trio.CancelScope) -> None:
         """Take the messages of the process until its stream ends; then cancel the *others*."""
         decoder = FrameDecoder({FrameKind.LOCAL: MAX_LOCAL_BODY})
-        self._starts.set(trio.current_time(), START_TIMEOUT)
+        self._starts.order(trio.current_time(), START_TIMEOUT)
         with trio.move_on_after(START_TIMEOUT) as self._starting:
             with contextlib.suppress(OSError):
                 while data := await self._wire.receive():

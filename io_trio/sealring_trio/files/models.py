@@ -16,7 +16,7 @@ from sealring_model.loading.model_store import known_commit, split_id, stored_na
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.text.tokens import Tokenizer, check_tokenizer
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.diagnosis.causes import ADVICE, Cause
+from sealring_protocol.diagnosis import ADVICE, Cause
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.hub import REACH_IT, FetchFault

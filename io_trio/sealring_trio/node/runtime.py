@@ -48,7 +48,7 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.diagnosis.why import Facts
+from sealring_protocol.diagnosis import Facts
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link

@@ -1,12 +1,20 @@
-"""Deadlines for answers, learnt from the times that earlier answers took.
+"""Deadlines for answers, learnt from the times of earlier ones, and put off by starvation.
 
 A daemon answers PING even when its engine hangs, so a hung engine, or a rank that swallows steps,
 shows only in the steps themselves. The deadline of a step is a multiple of the slowest step so far.
 It is generous until the first steps are known, because a first step compiles and pages in. Loading
 has its own deadline, set by the caller that orders it.
 
-Deadlines exclude starvation (`Starvation`): while an engine starves, its deadline is extended, by
-at most `LONGEST_EXTENSION` for each answer, so that no wait is endless.
+An engine starves while it is ready to run, and its machine does not let it. A hung engine sleeps,
+or spins; one that waits for a GPU sleeps. A starved one waits for a processor, or for memory to be
+read back from disk, and operating systems count such waiting (`Starvation`). Ranks report it to one
+another (`StarvedRanks`), and deadlines exclude it (`Wait`), by at most `LONGEST_EXTENSION` for each
+answer, so that no wait is endless. So a starved engine gets as much running time as any other, and
+a hung one gets no more than before.
+
+Some delays cannot be seen here, and count against the deadline: a device or disk that is slow or
+busy with other programs, a lower clock rate, and compressed memory, which costs processor time
+instead of waiting.
 """
 
 from __future__ import annotations
@@ -16,17 +24,7 @@ from typing import Final
 
 import attrs
 
-# ---------------------------------------------------------------------- starvation
-# Whether an engine starves: it is ready to run, and its machine does not let it.
-#
-# A hung engine sleeps, or spins; one that waits for a GPU sleeps. A starved one is ready to run
-# and waits for a processor, or for memory to be read back from disk. Operating systems count such
-# waiting. Deadlines exclude it (`deadlines`), so a starved engine gets as much running time as
-# any other, and a hung one gets no more than before.
-#
-# Some delays cannot be seen here, and count against the deadline: a device or disk that is slow
-# or busy with other programs, a lower clock rate, and compressed memory, which costs processor
-# time instead of waiting.
+from sealring_protocol.codec.messages import Progress
 
 
 @attrs.frozen
@@ -84,7 +82,116 @@ class Starvation:
         return more
 
 
-# ---------------------------------------------------------------------- deadlines
+@attrs.frozen
+class Starved:
+    """The engine of *rank* has starved for the fraction *part* of its time, since *since*
+    (monotonic seconds)."""
+
+    rank: int
+    part: float
+    since: float
+
+
+AVERAGED: Final = 5.0
+"""Seconds over which starvation is averaged."""
+
+STARVED: Final = 0.75
+"""The fraction of its time from which an engine counts as starved."""
+
+FED: Final = 0.5
+"""The fraction of its time below which it no longer counts as starved."""
+
+TELL_AGAIN: Final = 600.0
+"""Least seconds between two log lines about the same engine."""
+
+
+@attrs.define
+class _Rank:
+    began: float  # the first sample
+    at: float  # the latest
+    seconds: float  # the total reported then
+    counted: float = 0.0
+    part: float = 0.0
+    since: float | None = None
+    told: float | None = None
+
+
+class StarvedRanks:
+    """How much the engine of each rank starves. Times are monotonic seconds."""
+
+    __slots__ = ("_process", "_ranks", "lent", "own")
+
+    def __init__(self) -> None:
+        self.own = 0.0
+        """Seconds that this node's engine processes have starved, in all."""
+        self.lent = 0.0
+        """Seconds that tensor parallelism has waited for other ranks' starved engines."""
+        self._process = 0.0  # the present process's part of `own`
+        self._ranks: dict[int, _Rank] = {}
+
+    def process(self, seconds: float) -> None:
+        """This node's engine process has starved for *seconds* in all. Report 0 for a new
+        process."""
+        self.own += max(0.0, seconds - self._process)
+        self._process = seconds
+
+    def added_to(self, progress: Progress) -> tuple[Progress, Progress]:
+        """Two copies of *progress*: one with this engine's starvation, and one for the peers, which
+        adds the time spent waiting for other starved engines."""
+        own, told = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
+        return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=told)
+
+    def renumbered(self) -> None:
+        """Forget all ranks: they are other nodes now."""
+        self._ranks.clear()
+
+    def look(self, rank: int, seconds: float | None, now: float) -> float:
+        """The engine of *rank* has starved for *seconds* in all. Returns how much of that is new.
+
+        A smaller total than before means that its node has a new process. None means that nothing
+        was reported yet on a new link; the next report counts against the last one. A report beyond
+        the time since the first sample is cut.
+        """
+        known = self._ranks.setdefault(rank, _Rank(now, now, seconds or 0.0))
+        seconds = known.seconds if seconds is None else seconds
+        elapsed, more = now - known.at, max(0.0, seconds - known.seconds)
+        more = min(more, now - known.began - known.counted)
+        known.at, known.seconds = now, seconds
+        known.counted += more
+        if elapsed <= 0:
+            return more
+        part = min(1.0, more / elapsed)
+        known.part += (part - known.part) * min(1.0, elapsed / AVERAGED)
+        if known.part < FED:
+            known.since = None
+        elif known.part >= STARVED and known.since is None:
+            known.since = now
+        return more
+
+    def is_news(self, rank: int, now: float) -> bool:
+        """True if the engine of *rank* starves and the log should report it now."""
+        known = self._ranks[rank]
+        if known.since is None or known.since == known.told:
+            return False
+        if known.told is not None and now - known.told < TELL_AGAIN:
+            return False
+        known.told = known.since
+        return True
+
+    def reset_all_but(self, ranks: set[int]) -> None:
+        """Count every rank except *ranks* as not starved: nothing is reported about them for
+        now."""
+        for rank, known in self._ranks.items():
+            if rank not in ranks:
+                known.part, known.since = 0.0, None
+
+    def of(self, *ranks: int) -> tuple[Starved, ...]:
+        """The engines of *ranks* that starve now."""
+        return tuple(
+            Starved(rank, known.part, known.since)
+            for rank in ranks
+            if (known := self._ranks.get(rank)) is not None and known.since is not None
+        )
 
 
 _WARM_UP: Final = 4
@@ -109,60 +216,36 @@ def is_due(deadline: float | None, now: float) -> bool:
     return deadline is not None and now >= deadline
 
 
-class Extension:
-    """How far the deadline of one answer is extended."""
+class Wait:
+    """The wait for one answer, and how far its deadline is put off. Times are monotonic seconds."""
 
-    __slots__ = ("seconds",)
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        """Seconds to add to the deadline. Reset to 0 for each new answer."""
-
-    def add(self, seconds: float, since: float, now: float) -> None:
-        """Extend by *seconds* of starvation. *since* is when the wait for the answer began; the
-        extension never exceeds the time waited."""
-        most = min(LONGEST_EXTENSION, now - since) - self.seconds
-        self.seconds += max(0.0, min(seconds, most))
-
-    @property
-    def told(self) -> str:
-        """Text to append to the timeout's reason; empty below one second."""
-        return f", nor within {self.seconds:.0f} s more, as it starved" if self.seconds >= 1 else ""
-
-
-class Deadline:
-    """The deadline of one answer whose time limit is known. Times are monotonic seconds."""
-
-    __slots__ = ("_ends", "_extension", "_since")
+    __slots__ = ("extension", "since")
 
     def __init__(self) -> None:
-        self._extension = Extension()
-        self._since = 0.0
-        self._ends: float | None = None
+        self.since = 0.0
+        """When it began."""
+        self.extension = 0.0
+        """Seconds to add to the deadline."""
 
-    def set(self, now: float, seconds: float) -> None:
-        """Expect the answer within *seconds* of *now*."""
-        self._since, self._ends = now, now + seconds
-        self._extension.seconds = 0.0
-
-    def clear(self) -> None:
-        """Stop waiting."""
-        self._ends = None
+    def begin(self, now: float) -> None:
+        """Wait for the next answer from now on."""
+        self.since, self.extension = now, 0.0
 
     def starved(self, seconds: float, now: float) -> None:
-        """The engine that owes the answer starved for *seconds* more."""
-        if self._ends is not None:
-            self._extension.add(seconds, self._since, now)
+        """The engine that owes the answer starved for *seconds* more. The extension never exceeds
+        the time waited."""
+        most = min(LONGEST_EXTENSION, now - self.since) - self.extension
+        self.extension += max(0.0, min(seconds, most))
+
+    def taken(self, now: float) -> float:
+        """How long it has taken, without starvation."""
+        return now - self.since - self.extension
 
     @property
     def extended(self) -> str:
-        """Text to append to the timeout's reason."""
-        return self._extension.told
-
-    @property
-    def at(self) -> float | None:
-        """When the answer is overdue; None if none is expected."""
-        return None if self._ends is None else self._ends + self._extension.seconds
+        """Text to append to the timeout's reason; empty below one second."""
+        seconds = self.extension
+        return f", nor within {seconds:.0f} s more, as it starved" if seconds >= 1 else ""
 
 
 @attrs.frozen
@@ -183,25 +266,22 @@ ROUND: Final = DeadlineRule(180.0, 30.0, 40.0)
 first."""
 
 
-class AnswerDeadline:
+class AnswerDeadline(Wait):
     """The deadline of a peer or engine that owes one or more answers. Times are monotonic seconds.
 
     It differs from `tensor.StepDeadline`. Here a late answer delays only its own receiver, so a
     generous deadline from one number, the slowest answer, is enough. In a collective one frozen
     rank hangs all others; there the deadline is short and considers what makes a step slow: its
-    kind, its tokens, and compilation. Both extend for starvation (`Extension`).
+    kind, its tokens, and compilation.
     """
 
-    __slots__ = (
-        *("_ends", "_extension", "_is_order", "_owed", "_rule", "_seen", "_since", "_slowest"),
-        "deadline",
-    )
+    __slots__ = ("_ends", "_is_order", "_owed", "_rule", "_seen", "_slowest", "deadline")
 
-    def __init__(self, patience: DeadlineRule) -> None:
-        self._rule = patience
-        self._extension = Extension()
+    def __init__(self, rule: DeadlineRule = ENGINE) -> None:
+        super().__init__()
+        self._rule = rule
         self._owed = 0
-        self._since = self._ends = 0.0
+        self._ends = 0.0
         self._is_order = False
         self._slowest = 0.0
         self._seen = 0
@@ -212,13 +292,12 @@ class AnswerDeadline:
         """One more answer is owed."""
         self._owed += 1
         if self._owed == 1:
-            self._begin(now)
+            self._next(now)
 
-    def _begin(self, now: float, seconds: float | None = None) -> None:
+    def _next(self, now: float, seconds: float | None = None) -> None:
         """Start the wait for the next answer, if one is owed, for *seconds* or as long as a step
         may take."""
-        self._since = now
-        self._extension.seconds = 0.0
+        self.begin(now)
         if not self._owed:
             self.deadline = None
             return
@@ -232,30 +311,24 @@ class AnswerDeadline:
         """Replace all owed answers by one: the answer to an order that may take *seconds*, or, if
         None, as long as a first step."""
         self._owed, self._is_order = 1, True
-        self._begin(now, self._rule.first if seconds is None else seconds)
+        self._next(now, self._rule.first if seconds is None else seconds)
 
     def answered(self, now: float) -> None:
         """One answer came. An answer that is not owed changes nothing."""
         if not self._owed:
             return
         if not self._is_order:
-            taken = now - self._since - self._extension.seconds
-            self._slowest = max(self._slowest, taken)
+            self._slowest = max(self._slowest, self.taken(now))
             self._seen += 1
         self._is_order = False
         self._owed -= 1
-        self._begin(now)
+        self._next(now)
 
     def starved(self, seconds: float, now: float) -> None:
         """The engine that owes an answer starved for *seconds* more."""
         if self._owed:
-            self._extension.add(seconds, self._since, now)
-            self.deadline = self._ends + self._extension.seconds
-
-    @property
-    def extended(self) -> str:
-        """Text to append to the timeout's reason."""
-        return self._extension.told
+            super().starved(seconds, now)
+            self.deadline = self._ends + self.extension
 
     def clear(self) -> None:
         """Stop waiting: no answer is owed."""

@@ -21,7 +21,7 @@ from sealring_protocol.codec.messages import (
     Prepared,
     Ready,
 )
-from sealring_protocol.control.deadlines import ENGINE, AnswerDeadline
+from sealring_protocol.control.deadlines import AnswerDeadline
 from sealring_protocol.control.effects import (
     Effect,
     EndCollective,
@@ -310,7 +310,7 @@ class RankEngine:
         """The layers that the process has, or is loading."""
         self.ready: Ready | None = None
         """The answer to the order of a pipeline, or to the order to join."""
-        self.deadline = AnswerDeadline(ENGINE)
+        self.deadline = AnswerDeadline()
         """When the next answer is overdue."""
         self.joining = Joining(rank, world)
         """The way into the epoch's collective."""

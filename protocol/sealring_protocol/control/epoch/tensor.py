@@ -31,7 +31,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Work,
 )
-from sealring_protocol.control.deadlines import Extension
+from sealring_protocol.control.deadlines import Wait
 from sealring_protocol.control.epoch.pipeline import (
     Action,
     Answered,
@@ -274,7 +274,7 @@ class _Owed(NamedTuple):
     joins: bool
 
 
-class StepDeadline:
+class StepDeadline(Wait):
     """The deadline of the oldest step under way, from the slowest of its kind so far.
 
     One frozen rank hangs every other rank of a collective, so the deadline is short. A step's time
@@ -286,23 +286,20 @@ class StepDeadline:
     """
 
     __slots__ = (
-        "_extension",
         "_grace",
         "_owed",
         "_rule",
         "_seen",
-        "_since",
         "_slowest",
         "_steps",
         "_token",
     )
 
     def __init__(self, rule: StepDeadlineRule | None = None) -> None:
+        super().__init__()
         self._rule = rule or StepDeadlineRule()
-        self._extension = Extension()
         self._owed: deque[_Owed] = deque()
         self._seen: set[_Shape] = set()
-        self._since = 0.0
         self._slowest: dict[tuple[type[Work], bool], float] = {}  # seconds a token, warm
         self._token = 0.0  # seconds of a forward of one token
         self._grace = 1.0
@@ -311,7 +308,7 @@ class StepDeadline:
     def owe(self, step: Step, rows: int, now: float) -> None:
         """*step*, which works on *rows* rows, was sent."""
         if not self._owed:
-            self._begin(now)
+            self.begin(now)
         work = step.work
         tokens = work.count if isinstance(work, Prefill) else 0
         if isinstance(work, Decode):
@@ -327,18 +324,13 @@ class StepDeadline:
             return
         shape, tokens, joins = self._owed.popleft()
         if shape in self._seen and tokens and not joins:
-            rate = (now - self._since - self._extension.seconds) / tokens
+            rate = self.taken(now) / tokens
             self._slowest[shape.kind] = max(self._slowest.get(shape.kind, 0.0), rate)
         self._seen.add(shape)
-        self._begin(now)
+        self.begin(now)
         self._steps += 1
         if self._steps == STEADY:
             self._grace = 1.0
-
-    def _begin(self, now: float) -> None:
-        """Wait for the next answer from now on."""
-        self._since = now
-        self._extension.seconds = 0.0
 
     def starved(self, seconds: float, now: float) -> None:
         """A rank that works on the oldest step starved for *seconds* more. Reports of starvation
@@ -346,14 +338,9 @@ class StepDeadline:
         passed."""
         if not self._owed:
             return
-        self._extension.add(seconds, self._since, now)
-        if self._extension.seconds >= STARVED:
+        super().starved(seconds, now)
+        if self.extension >= STARVED:
             self._grace = max(self._grace, 2.0)
-
-    @property
-    def extended(self) -> str:
-        """Text to append to the timeout's reason."""
-        return self._extension.told
 
     def expect(self, seconds: float) -> None:
         """A forward of one token takes *seconds*, as measured or reported by a rank."""
@@ -384,4 +371,4 @@ class StepDeadline:
         if not slowest and (reads or not self._token):
             least = max(least, rule.first)
         patience = max(least, rule.factor * max(self._token, tokens * rate))
-        return self._since + patience + self._extension.seconds
+        return self.since + patience + self.extension

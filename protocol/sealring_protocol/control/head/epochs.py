@@ -28,7 +28,7 @@ from sealring_protocol.codec.messages import (
     Ready,
     Waiting,
 )
-from sealring_protocol.control.deadlines import Deadline, earliest, is_due
+from sealring_protocol.control.deadlines import AnswerDeadline, earliest, is_due
 from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.head.models import compare
@@ -249,7 +249,7 @@ class Epochs:
         self._world = len(config.names)
         self._plan_request = config.plan_request
         self._backoff = EpochBackoff()
-        self._bootstrap = Deadline()
+        self._bootstrap = AnswerDeadline()
         self._notices = Notices(self._world)
         self._next_up = self._world == 1  # the step link to rank 1
         self._tries = TensorTries()
@@ -381,7 +381,7 @@ class Epochs:
             self._failures.clear()  # somebody has changed something: nothing is refused for it
         self._notices.withdraw()
         epoch = self.membership.start(prepare=self.tensor)
-        self._bootstrap.set(now, self._config.bootstrap_seconds)
+        self._bootstrap.order(now, self._config.bootstrap_seconds)
         orders = bootstraps(
             plan,
             epoch,
@@ -435,7 +435,7 @@ class Epochs:
         all_prepared = self.membership.prepared
         ports = [all_prepared[rank].port for rank in range(self._world)]
         orders = joining(self._engine.order, self.hosts, ports, int(seconds * 1000))
-        self._bootstrap.set(now, 2 * seconds)
+        self._bootstrap.order(now, 2 * seconds)
         sends = [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return [*sends, *self._engine.join(orders[0], now)]
 
@@ -570,14 +570,16 @@ class Epochs:
     @property
     def deadline(self) -> float | None:
         """When to call `handle_timeout`; None while `serving`, and if there is nothing to do."""
-        return earliest(self._bootstrap.at, self._backoff.until, self._engine.joining.deadline)
+        return earliest(
+            self._bootstrap.deadline, self._backoff.until, self._engine.joining.deadline
+        )
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Act on the first deadline that has passed."""
         if is_due(self._engine.joining.deadline, now):
             failed = Failure(0, FailureKind.GROUP, self._engine.joining.give_up())
             return self.rank_not_ready(0, failed, now)
-        if is_due(self._bootstrap.at, now):
+        if is_due(self._bootstrap.deadline, now):
             text = f"{self._missing()} did not get ready in time"
             self.fails(Failure(self.membership.missing[0], FailureKind.DEADLINE, text))
             if self._gives_up_tensor(now):

@@ -4,30 +4,25 @@
 serves. Each obstacle has a cause for programs, and for people what it is, how long it has lasted,
 and what to do. The log, `sealring status`, ``/health``, ``/v1/cluster``, the page and a 503 use
 these texts.
+
+Programs use a cause's value; `docs/words.py` has its meaning. A head tells the other ranks less: it
+sends one of WAITING's hindrances, which a rank turns into a cause again.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from sealring_protocol.codec.messages import FailureKind, Progress, Reason, Waiting
+from sealring_protocol.codec.messages import FailureKind, Hindrance, Progress, Reason, Waiting
+from sealring_protocol.control.deadlines import Starved
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.head.models import ONE_SIDED, OTHER_BUILD, one_sided, short
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.standing import Phase, Standing
-from sealring_protocol.diagnosis.causes import (
-    ADVICE,
-    BY_HINDRANCE,
-    DIAL_ADVICE,
-    HINDRANCES,
-    OWN_LOG,
-    PERMANENT,
-    RINGWIDE,
-    Cause,
-)
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.links.logs import RefusedSource
@@ -36,8 +31,179 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 from sealring_protocol.words import STILL_FETCHED, ago, lasting, told_here
 
-# ---------------------------------------------------------------------- facts
-# The inputs and outputs of `why`: what a node knows of itself and its peers, and the obstacles.
+__all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
+
+
+class Cause(enum.Enum):
+    """Why a node, or its ring, does not serve."""
+
+    DRAINING = "draining"
+    STARVED = "engine_starved"
+    ROSTER_EXPIRED = "roster_expired"
+    ROSTER_CONFLICT = "roster_conflict"
+    NOT_A_MEMBER = "not_a_member"
+    ENGINE_STARTING = "engine_starting"
+    ENGINE_DYING = "engine_dying"
+    ENGINE_UNREADABLE = "engine_unreadable"
+    NO_TOKENIZER = "no_tokenizer"
+    TOKENIZER_LOADING = "tokenizer_loading"
+    NO_ADDRESS = "no_address"
+    DIALING = "dialing"
+    UNREACHABLE = "unreachable"
+    SILENT = "silent"
+    ITSELF = "dialed_itself"
+    NO_ANSWER = "no_answer"
+    OTHER_MODEL = "other_model"
+    MANIFEST = "manifest_on_one_side"
+    OTHER_BUILD = "other_build"
+    OTHER_POLICY = "other_policy"
+    SAME_KEY = "same_key"
+    REFUSED = "refused"
+    BROKEN = "link_broken"
+    PEER_ENGINE = "peer_engine_starting"
+    TOO_LITTLE_ROOM = "too_little_room"
+    NO_PLAN = "no_plan"
+    UNSERVABLE = "model_unservable"
+    CANNOT_SERVE = "cannot_serve"
+    COLLECTIVE = "collective"
+    FETCHING = "fetching"
+    LOADING = "loading"
+    NO_EPOCH = "no_epoch"
+    BEGINNING = "beginning"
+
+
+ADVICE: Final[Mapping[Cause, str]] = {
+    Cause.DRAINING: "Ask again once the node has begun again; after a change of the head, ask the "
+    "new one.",
+    Cause.STARVED: "See what else runs on that machine, and whether its container or service has a "
+    "limit of processor time or memory.",
+    Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
+    "(sealring roster install): the others take it from there.",
+    Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
+    "which takes the next serial, and give it to any one node (sealring roster install).",
+    Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
+    Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
+    Cause.ENGINE_DYING: "This node's log says what it died of.",
+    Cause.NO_TOKENIZER: "Fetch the model again, or take another conversion of it, and start this "
+    "node again.",
+    Cause.TOKENIZER_LOADING: "",
+    Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
+    Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
+    Cause.DIALING: "",
+    Cause.UNREACHABLE: "See that it runs, and that the address in the roster is its 'listen'.",
+    Cause.SILENT: "A node says nothing to whom it cannot verify. Its clock, its key, its "
+    "coordinator or its cluster is another, and its log says which: compare 'date' and "
+    "'sealring roster show ROSTER' on both machines.",
+    Cause.ITSELF: "The roster has that node's address wrong, or the keys of two machines are "
+    "swapped: compare 'sealring roster show ROSTER' with the key and the address of each machine.",
+    Cause.NO_ANSWER: "Its process is stopped or hangs, its machine is overloaded, or another "
+    "program listens there.",
+    Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
+    Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
+    "the node again whose folder has changed.",
+    Cause.OTHER_BUILD: "Install the same release, or the same commit, on every machine, and start "
+    "the nodes again: 'sealring status --config CONFIG' shows the version and build of each.",
+    Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
+    Cause.SAME_KEY: "Two nodes run with one key: a machine was copied, say. Stop one of them, or "
+    "give it a key of its own (sealring keygen, roster add).",
+    Cause.REFUSED: "The log of the node that refused says more.",
+    Cause.BROKEN: "It is dialed again.",
+    Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
+    Cause.TOO_LITTLE_ROOM: "Raise 'memory' in the configs, add a machine, or take a smaller or "
+    "quantized model: see 'sealring plan'.",
+    Cause.NO_PLAN: "Change the strategy, the number of ranks or the layers, or take another model: "
+    "'sealring plan' tries it.",
+    Cause.UNSERVABLE: "Waiting does not help: mend on that rank what this names, or take another "
+    "model or strategy; then start that node again.",
+    Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
+    Cause.COLLECTIVE: "See that the ranks reach one another, or use strategy = 'pp'.",
+    Cause.FETCHING: "Each rank goes on by itself; its log says how fast.",
+    Cause.LOADING: "",
+    Cause.BEGINNING: "",
+    Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
+}
+"""What to do about each cause."""
+
+PERMANENT: Final = frozenset(
+    {
+        Cause.ENGINE_UNREADABLE,
+        Cause.NO_TOKENIZER,
+        Cause.OTHER_MODEL,
+        Cause.MANIFEST,
+        Cause.OTHER_BUILD,
+        Cause.TOO_LITTLE_ROOM,
+        Cause.NO_PLAN,
+        Cause.UNSERVABLE,
+    }
+)
+"""Causes that last until somebody changes a model, a config or a machine. Nobody should wait for
+them to go away."""
+
+RINGWIDE: Final = frozenset({Cause.TOO_LITTLE_ROOM, Cause.NO_PLAN, Cause.FETCHING})
+"""Causes that concern no rank in particular."""
+
+OWN_LOG: Final = "This node's log says more. It is tried again by itself."
+"""The advice if the rank that cannot serve is this node."""
+
+DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
+    ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
+    ("no answer", "Its machine is off, the address is another's, or a firewall drops it."),
+    ("route", "No way leads to that network: check the address, the routes and any VPN."),
+    ("unreachable", "No way leads to that network: check the address, the routes and any VPN."),
+    ("name", "The name does not resolve here: correct it in the roster, or in the name service."),
+    ("nodename", "The name does not resolve here: correct it in the roster."),
+)
+"""The advice for a failed dial, by a word in the operating system's reason."""
+
+HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
+    Cause.DRAINING: None,
+    Cause.STARVED: None,
+    Cause.ROSTER_EXPIRED: Hindrance.REFUSED,
+    Cause.ROSTER_CONFLICT: Hindrance.REFUSED,
+    Cause.NOT_A_MEMBER: Hindrance.REFUSED,
+    Cause.ENGINE_STARTING: Hindrance.ENGINE,
+    Cause.ENGINE_DYING: Hindrance.ENGINE,
+    Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
+    Cause.NO_TOKENIZER: None,
+    Cause.TOKENIZER_LOADING: None,
+    Cause.NO_ADDRESS: Hindrance.ABSENT,
+    Cause.DIALING: None,
+    Cause.UNREACHABLE: Hindrance.ABSENT,
+    Cause.SILENT: Hindrance.ABSENT,
+    Cause.ITSELF: Hindrance.ABSENT,
+    Cause.NO_ANSWER: Hindrance.ABSENT,
+    Cause.OTHER_MODEL: Hindrance.MODEL,
+    Cause.MANIFEST: Hindrance.MODEL,
+    Cause.OTHER_BUILD: Hindrance.REFUSED,
+    Cause.OTHER_POLICY: Hindrance.REFUSED,
+    Cause.SAME_KEY: Hindrance.REFUSED,
+    Cause.REFUSED: Hindrance.REFUSED,
+    Cause.BROKEN: Hindrance.LINK,
+    Cause.PEER_ENGINE: Hindrance.ENGINE,
+    Cause.TOO_LITTLE_ROOM: Hindrance.PLAN,
+    Cause.NO_PLAN: Hindrance.UNSERVABLE,
+    Cause.UNSERVABLE: Hindrance.UNSERVABLE,
+    Cause.CANNOT_SERVE: Hindrance.FAILED,
+    Cause.COLLECTIVE: Hindrance.COLLECTIVE,
+    Cause.FETCHING: Hindrance.FAILED,
+    Cause.LOADING: None,
+    Cause.NO_EPOCH: None,
+    Cause.BEGINNING: None,
+}
+"""The hindrance that a head sends for each cause; None for a cause that it does not send."""
+
+BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
+    Hindrance.ABSENT: Cause.UNREACHABLE,
+    Hindrance.REFUSED: Cause.REFUSED,
+    Hindrance.MODEL: Cause.OTHER_MODEL,
+    Hindrance.ENGINE: Cause.PEER_ENGINE,
+    Hindrance.PLAN: Cause.TOO_LITTLE_ROOM,
+    Hindrance.FAILED: Cause.CANNOT_SERVE,
+    Hindrance.UNSERVABLE: Cause.UNSERVABLE,
+    Hindrance.COLLECTIVE: Cause.COLLECTIVE,
+    Hindrance.LINK: Cause.BROKEN,
+}
+"""The cause that a rank derives from each hindrance."""
 
 
 YOUNG_SECONDS: Final = 120.0
@@ -130,16 +296,6 @@ class EngineFacts:
 
 
 @attrs.frozen
-class Starved:
-    """The engine of *rank* has starved for the fraction *part* of its time, since *since*
-    (monotonic seconds)."""
-
-    rank: int
-    part: float
-    since: float
-
-
-@attrs.frozen
 class Facts:
     """What a node knows.
 
@@ -175,114 +331,6 @@ class Facts:
         name = self.roster.members[rank].name
         return f"the head ({name})" if rank == 0 and self.rank else f"rank {rank} ({name})"
 
-
-# ---------------------------------------------------------------------- starved ranks
-# Which engines starve now, as far as this node is told: for the log, the status and clients.
-
-
-AVERAGED: Final = 5.0
-"""Seconds over which starvation is averaged."""
-
-STARVED: Final = 0.75
-"""The fraction of its time from which an engine counts as starved."""
-
-FED: Final = 0.5
-"""The fraction of its time below which it no longer counts as starved."""
-
-TELL_AGAIN: Final = 600.0
-"""Least seconds between two log lines about the same engine."""
-
-
-@attrs.define
-class _Rank:
-    began: float  # the first sample
-    at: float  # the latest
-    seconds: float  # the total reported then
-    counted: float = 0.0
-    part: float = 0.0
-    since: float | None = None
-    told: float | None = None
-
-
-class StarvedRanks:
-    """How much the engine of each rank starves. Times are monotonic seconds."""
-
-    __slots__ = ("_process", "_ranks", "lent", "own")
-
-    def __init__(self) -> None:
-        self.own = 0.0
-        """Seconds that this node's engine processes have starved, in all."""
-        self.lent = 0.0
-        """Seconds that tensor parallelism has waited for other ranks' starved engines."""
-        self._process = 0.0  # the present process's part of `own`
-        self._ranks: dict[int, _Rank] = {}
-
-    def process(self, seconds: float) -> None:
-        """This node's engine process has starved for *seconds* in all. Report 0 for a new
-        process."""
-        self.own += max(0.0, seconds - self._process)
-        self._process = seconds
-
-    def added_to(self, progress: Progress) -> tuple[Progress, Progress]:
-        """Two copies of *progress*: one with this engine's starvation, and one for the peers, which
-        adds the time spent waiting for other starved engines."""
-        own, told = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
-        return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=told)
-
-    def renumbered(self) -> None:
-        """Forget all ranks: they are other nodes now."""
-        self._ranks.clear()
-
-    def look(self, rank: int, seconds: float | None, now: float) -> float:
-        """The engine of *rank* has starved for *seconds* in all. Returns how much of that is new.
-
-        A smaller total than before means that its node has a new process. None means that nothing
-        was reported yet on a new link; the next report counts against the last one. A report beyond
-        the time since the first sample is cut.
-        """
-        known = self._ranks.setdefault(rank, _Rank(now, now, seconds or 0.0))
-        seconds = known.seconds if seconds is None else seconds
-        elapsed, more = now - known.at, max(0.0, seconds - known.seconds)
-        more = min(more, now - known.began - known.counted)
-        known.at, known.seconds = now, seconds
-        known.counted += more
-        if elapsed <= 0:
-            return more
-        part = min(1.0, more / elapsed)
-        known.part += (part - known.part) * min(1.0, elapsed / AVERAGED)
-        if known.part < FED:
-            known.since = None
-        elif known.part >= STARVED and known.since is None:
-            known.since = now
-        return more
-
-    def is_news(self, rank: int, now: float) -> bool:
-        """True if the engine of *rank* starves and the log should report it now."""
-        known = self._ranks[rank]
-        if known.since is None or known.since == known.told:
-            return False
-        if known.told is not None and now - known.told < TELL_AGAIN:
-            return False
-        known.told = known.since
-        return True
-
-    def reset_all_but(self, ranks: set[int]) -> None:
-        """Count every rank except *ranks* as not starved: nothing is reported about them for
-        now."""
-        for rank, known in self._ranks.items():
-            if rank not in ranks:
-                known.part, known.since = 0.0, None
-
-    def of(self, *ranks: int) -> tuple[Starved, ...]:
-        """The engines of *ranks* that starve now."""
-        return tuple(
-            Starved(rank, known.part, known.since)
-            for rank in ranks
-            if (known := self._ranks.get(rank)) is not None and known.since is not None
-        )
-
-
-__all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
 
 _BY_CODE: Final[Mapping[int, Cause]] = {
     CloseCode.ROSTER_CONFLICT: Cause.ROSTER_CONFLICT,
