@@ -28,9 +28,9 @@ from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import WIRE_CODES, CloseCode, SealringError
 from sealring_protocol.security import initiator, responder
-from sealring_protocol.security.attestation import EvidenceKind, TrustLevel
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
+from sealring_protocol.security.roster import EvidenceKind, TrustLevel
 
 from spec import tables, words
 from spec.trace import make

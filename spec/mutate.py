@@ -7,7 +7,7 @@
 
 What the mutants are is in `spec.mutants`; the operators need the dependency group ``mutation``. A
 mutant is killed when a vector does not come out as it should (those that are likely to be about
-the module run in every way that `conformance.streams` knows), or else a test of the rooms
+the module run in every way that `conformance.report` knows), or else a test of the rooms
 concerned. What survives is compared with `spec/survivors.txt`, where each stands with the reason
 why nothing can notice it; the exit code is 1 when there is one without a reason.
 
@@ -95,7 +95,7 @@ def _begin_anew(finder: _Finder) -> None:
 def _first_to_notice(module: str) -> str:
     """The first vector that does not come out as it should, or nothing: all of them whole, and
     those that are likely to be about *module* in every way, too."""
-    from sealring_protocol.conformance.streams import ways  # noqa: PLC0415
+    from sealring_protocol.conformance.report import ways  # noqa: PLC0415
 
     every = list(vectors_of(f"sealring_protocol.{module}", _families()))
     first = [vector for vector, likely in every if likely]

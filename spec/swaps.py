@@ -124,13 +124,13 @@ SWAPS: Final = (
     ),
     Swap(
         "AT-01",
-        "security.attestation",
+        "security.roster",
         "for key in (self.subject, self.attester):",
         "for key in (self.subject,):",
     ),
     Swap(
         "AT-01",
-        "security.attestation",
+        "security.roster",
         "for key in (self.subject, self.attester):",
         "for key in (self.attester,):",
     ),

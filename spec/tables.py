@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring_protocol import limits
-from sealring_protocol.codec import layouts
+from sealring_protocol.codec import wire
 from sealring_protocol.codec.encoding import CODECS, DECODERS, LAYOUTS, LOCAL_DECODERS
 from sealring_protocol.codec.fields import Varying
 from sealring_protocol.codec.frame import FrameKind
@@ -33,9 +33,9 @@ from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security import initiator, responder
-from sealring_protocol.security.attestation import EvidenceKind, TrustLevel
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
+from sealring_protocol.security.roster import EvidenceKind, TrustLevel
 
 from spec import words
 
@@ -56,7 +56,7 @@ ABOUT: Final = (
     "version, cluster and name, and ROSTER.member ends before a member's name and addresses."
 )
 
-FIELDS: Final[Mapping[str, str]] = {**layouts.FIELDS, **LAYOUTS}
+FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}
 """The fixed part of everything."""
 
 _PROVEN: Final = "signature bytes 64, mac bytes 32"
@@ -77,7 +77,7 @@ THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
 
 def _layout(name: str) -> Json:
     at, told = 0, []
-    for field, kind in layouts.fields(FIELDS[name]):
+    for field, kind in wire.fields(FIELDS[name]):
         told.append({"name": field, "at": at, "size": size_of(kind), "type": kind})
         at += size_of(kind)
     return told

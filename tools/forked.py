@@ -64,8 +64,8 @@ _TESTS: Final = {
 _FAMILIES: Final = {
     "sealring_protocol.codec.frame": ("frames",),
     "sealring_protocol.codec": ("messages", "local_messages"),
-    "sealring_protocol.security.ro": ("rosters", "permissions"),
-    "sealring_protocol.security.att": ("evidence",),
+    "sealring_protocol.security.roles": ("permissions",),
+    "sealring_protocol.security.roster": ("rosters", "evidence"),
     "sealring_protocol.security.id": ("signatures",),
     "sealring_protocol.security.seal": ("seals", "inner_seals"),
     "sealring_protocol.security": ("initiators", "responders"),

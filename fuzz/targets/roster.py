@@ -9,9 +9,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from sealring_protocol.errors import RemoteProtocolError, wire_code
-from sealring_protocol.security.attestation import Evidence, sign_evidence, verify_evidence
 from sealring_protocol.security.identity import SIGNATURE
-from sealring_protocol.security.roster import Roster, SignedRoster, newer, sign_roster
+from sealring_protocol.security.roster import (
+    Evidence,
+    Roster,
+    SignedRoster,
+    newer,
+    sign_evidence,
+    sign_roster,
+    verify_evidence,
+)
 
 from fuzz.expect import raised
 from fuzz.vectors import field

@@ -19,10 +19,9 @@ import attrs
 
 from sealring_protocol.codec.messages import FailureKind, Hindrance, Progress, Reason, Waiting
 from sealring_protocol.control.deadlines import Starved
-from sealring_protocol.control.effects import Level, Note
-from sealring_protocol.control.head.models import ONE_SIDED, OTHER_BUILD, one_sided, short
+from sealring_protocol.control.effects import Level, Note, Phase, Standing
+from sealring_protocol.control.head.epochs import ONE_SIDED, OTHER_BUILD, one_sided, short
 from sealring_protocol.control.plan import Strategy
-from sealring_protocol.control.standing import Phase, Standing
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.links.logs import RefusedSource

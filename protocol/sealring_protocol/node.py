@@ -29,7 +29,16 @@ from sealring_protocol.codec.messages import (
     Progress,
 )
 from sealring_protocol.control.deadlines import StarvedRanks, earliest, is_due
-from sealring_protocol.control.effects import Effect, Level, Note, Send, Shut, ToEngine, Want
+from sealring_protocol.control.effects import (
+    Effect,
+    Level,
+    Note,
+    Send,
+    Shut,
+    Standing,
+    ToEngine,
+    Want,
+)
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.plan import Collectives, PlanRequest, Strategy
@@ -40,7 +49,6 @@ from sealring_protocol.control.requests import (
     RequestDone,
     SchedulerConfig,
 )
-from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis import (
     EngineFacts,
     Facts,
@@ -55,11 +63,20 @@ from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, Se
 from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.link import Link, LinkClosed
-from sealring_protocol.links import news
-from sealring_protocol.links.link_manager import HEAD_FIRST, LinkManager
+from sealring_protocol.links.link_manager import (
+    HEAD_FIRST,
+    CameUp,
+    HeadFirst,
+    LinkDown,
+    LinkManager,
+    MessageReceived,
+    News,
+    OfLink,
+    Unreachable,
+    WeightRequests,
+    hop_keys,
+)
 from sealring_protocol.links.peers import ROSTER_CHANGED, PeerState
-from sealring_protocol.links.roster_in_force import HeadFirst
-from sealring_protocol.links.weights import WeightRequests
 from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
@@ -660,29 +677,29 @@ class Node:
         if not serving or log.due is not None:
             log.turn(now, serving=serving or self._links.closed)
 
-    def _hear(self, told: news.News, now: float) -> None:
+    def _hear(self, told: News, now: float) -> None:
         match told:
-            case news.OfLink(_, Purpose.WEIGHTS):
+            case OfLink(_, Purpose.WEIGHTS):
                 self._events.extend(self._weights.hear(told, now))
-            case news.MessageReceived(rank, purpose, message):
+            case MessageReceived(rank, purpose, message):
                 try:
                     effects = self._brain.message(rank, purpose, message, now)
                 except RemoteProtocolError as error:
                     self._links.fail(rank, purpose, error, now)
                 else:
                     self._carry_out(effects, now)
-            case news.CameUp(rank, purpose, event):
+            case CameUp(rank, purpose, event):
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
-                    keys = news.hop_keys(told, self.rank, self.world, roster.cluster)
+                    keys = hop_keys(told, self.rank, self.world, roster.cluster)
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(event)
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
                 self._say(self._report.hear_starvation(self._brain, now), now)  # its baseline
-            case news.LinkDown(rank, purpose, reason, level):
+            case LinkDown(rank, purpose, reason, level):
                 effects = self._brain.link_down(rank, purpose, reason, now)
                 self._carry_out([_at_most(level, effect) for effect in effects], now)
-            case news.Unreachable(rank, purpose, why):
+            case Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
             case RosterInForce(changed=changed):

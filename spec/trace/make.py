@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sealring_protocol.codec.layouts import fields
+from sealring_protocol.codec.wire import fields
 from sealring_protocol.limits import AEAD_TAG
 
 from spec.tables import FIELDS, THEN, size_of

@@ -20,7 +20,6 @@ import attrs
 import psutil
 import pytest
 import trio
-from sealring_protocol import backoff
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
@@ -39,6 +38,7 @@ from sealring_protocol.codec.messages import (
     Row,
     StepDone,
 )
+from sealring_protocol.control import deadlines
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
@@ -259,7 +259,7 @@ async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_p
         return popen(*arguments, **more)  # type: ignore[call-overload]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(backoff, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(deadlines, "FIRST_PAUSE", 0.02)
     before = psutil.Process().num_fds()
     async with running("good") as (engine, owner):
         for _ in range(3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sealring_protocol.backoff import FIRST_PAUSE, Backoff
+from sealring_protocol.control.deadlines import FIRST_PAUSE, Backoff
 from sealring_protocol.control.head.epochs import LONGEST_PAUSE, EpochBackoff
 
 

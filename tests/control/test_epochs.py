@@ -19,12 +19,11 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.effects import Note, RestartEngine, Send, Shut, ToEngine, Want
+from sealring_protocol.control.effects import Note, Phase, RestartEngine, Send, Shut, ToEngine, Want
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.requests import Request
-from sealring_protocol.control.standing import Phase
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
 

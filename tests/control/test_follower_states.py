@@ -22,9 +22,8 @@ from sealring_protocol.codec.messages import (
     Step,
     Waiting,
 )
-from sealring_protocol.control.effects import PrepareCollective, Send, ToEngine
+from sealring_protocol.control.effects import Phase, PrepareCollective, Send, ToEngine
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
-from sealring_protocol.control.standing import Phase
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.fake_engine import info

@@ -15,10 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
-from sealring_protocol.backoff import FIRST_PAUSE
 from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
-from sealring_protocol.control.deadlines import ThreadUse
+from sealring_protocol.control.deadlines import FIRST_PAUSE, ThreadUse
 from sealring_trio.engine import supervisor
 from sealring_trio.engine import supervisor as engine_processes
 from sealring_trio.engine.supervisor import Engine, EngineCommand

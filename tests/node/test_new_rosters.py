@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.links.roster_in_force import HeadFirst
+from sealring_protocol.links.link_manager import HeadFirst
 
 from tests.node.links import links_of, ring_links
 from tests.sim.cluster import Cluster

@@ -14,9 +14,9 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
+from sealring_protocol.control.effects import Phase
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, NotServed, Request
-from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis import Cause, first_permanent
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_ENDS

@@ -6,10 +6,9 @@ import itertools
 
 import pytest
 from sealring_protocol.codec.messages import Hindrance, Message, Reason, Waiting
-from sealring_protocol.control.effects import Level, Note, Send
+from sealring_protocol.control.effects import Level, Note, Phase, Send
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.epochs import NOTICE_SECONDS, Notices
-from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis import (
     BY_HINDRANCE,
     HINDRANCES,

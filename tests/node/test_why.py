@@ -16,9 +16,8 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
 )
-from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.control.effects import Level, Note, Phase
 from sealring_protocol.control.plan import Strategy
-from sealring_protocol.control.standing import Phase
 from sealring_protocol.diagnosis import ADVICE, TELL_SECONDS, Cause, obstacles
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent

@@ -8,7 +8,7 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from sealring_protocol.security.attestation import (
+from sealring_protocol.security.roster import (
     MAX_CLAIMS,
     Evidence,
     EvidenceKind,

@@ -19,7 +19,7 @@ from sealring_protocol.security.handshake import (
     Responder,
     ResponderState,
 )
-from sealring_protocol.security.handshake_messages import INIT_BODY, RESP_BODY
+from sealring_protocol.security.handshake_base import INIT_BODY, RESP_BODY
 from sealring_protocol.security.initiator import ACCEPT_BODY
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel

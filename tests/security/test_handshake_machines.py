@@ -19,8 +19,7 @@ from sealring_protocol.security.handshake import (
     Secrets,
     SignatureRequested,
 )
-from sealring_protocol.security.handshake_messages import INIT_BODY, RESP_BODY
-from sealring_protocol.security.schedule import Exchange
+from sealring_protocol.security.handshake_base import INIT_BODY, RESP_BODY, Exchange
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 
 from .pairs import (

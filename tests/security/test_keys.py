@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from sealring_protocol.security.handshake_base import Direction, key_exchange
 from sealring_protocol.security.keys import (
     PROTOCOL,
     Label,
@@ -14,7 +15,6 @@ from sealring_protocol.security.keys import (
     sha256,
     traffic_keys,
 )
-from sealring_protocol.security.schedule import Direction, key_exchange
 
 from . import reference
 

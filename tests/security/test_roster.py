@@ -13,12 +13,12 @@ from sealring_protocol.errors import (
     RosterExpired,
 )
 from sealring_protocol.limits import MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER
-from sealring_protocol.security.attestation import TrustLevel
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import (
     Member,
     Roster,
     SignedRoster,
+    TrustLevel,
     is_newer,
     newer,
     open_roster,

@@ -9,9 +9,7 @@ from typing import Any
 from sealring_protocol.codec.encoding import decode
 from sealring_protocol.codec.messages import Epoch, Step
 from sealring_protocol.security.handshake import TrafficSecrets
-from sealring_protocol.security.keys import Suite
-from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.security.schedule import (
+from sealring_protocol.security.handshake_base import (
     Direction,
     admission_key,
     chain,
@@ -19,6 +17,8 @@ from sealring_protocol.security.schedule import (
     key_exchange,
     link_secrets,
 )
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOpener
 from sealring_tools.capture.decoding import Decoder
 from sealring_tools.capture.packets import read_segments

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from sealring_model.sampling import vectors as sampling
 from sealring_protocol.conformance.kinds import KINDS
+from sealring_protocol.conformance.report import ways
 from sealring_protocol.conformance.result import raw, run_end
-from sealring_protocol.conformance.streams import ways
 from sealring_protocol.errors import RemoteProtocolError
 
 from spec.vectors.plain import header

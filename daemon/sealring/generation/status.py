@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Progress
+from sealring_protocol.control.effects import Standing
 from sealring_protocol.control.plan import Plan, Strategy
-from sealring_protocol.control.standing import Standing
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster

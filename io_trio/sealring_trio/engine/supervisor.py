@@ -26,12 +26,11 @@ import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_model.loading.kernel_cache import drop_kernels_after
-from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
-from sealring_protocol.control.deadlines import AnswerDeadline, Starvation
+from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, Starvation
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table

@@ -26,8 +26,8 @@ import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.partial_model import PartialModel, Range, clear_fault, is_partial
 from sealring_model.loading.weights import TensorEntry, read_manifest, tensors_of
-from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Bootstrap
+from sealring_protocol.control.deadlines import Backoff
 from sealring_protocol.words import told_here
 
 from sealring_trio.fetching.hub import FetchFault, Hub, fault_of

@@ -14,10 +14,9 @@ import attrs
 import pydantic
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER
-from sealring_protocol.security.attestation import TrustLevel
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import sha256
-from sealring_protocol.security.roster import Member, Roster, SignedRoster
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, TrustLevel
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import make_private_folder, read_file, replace_file, reserve

@@ -19,8 +19,8 @@ from typing import Any, Final
 import attrs
 import trio
 from sealring_model.draft.frames import DraftFrame, DraftFrameKind, FrameReader, pack
-from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Row
+from sealring_protocol.control.deadlines import Backoff
 from sealring_protocol.control.requests import Request
 
 from sealring_trio.engine.supervisor import EngineCommand, bury

@@ -52,7 +52,7 @@ from sealring_protocol.diagnosis import Facts
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
-from sealring_protocol.links.roster_in_force import HeadFirst
+from sealring_protocol.links.link_manager import HeadFirst
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose

@@ -25,9 +25,9 @@ import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.partial_model import PartialModel
 from sealring_model.loading.weights import TensorEntry, read_manifest
-from sealring_protocol.backoff import Backoff
 from sealring_protocol.codec.messages import Get
 from sealring_protocol.codec.wire import clip
+from sealring_protocol.control.deadlines import Backoff
 from sealring_protocol.security.roster import Member
 
 from sealring_trio.fetching.fetcher import (

@@ -51,7 +51,6 @@ from sealring_protocol.codec.fields import (
     Varying,
     Words,
 )
-from sealring_protocol.codec.layouts import letter
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -104,7 +103,7 @@ from sealring_protocol.codec.messages import (
     Work,
 )
 from sealring_protocol.codec.tensor import decode_tensor, encode_tensor
-from sealring_protocol.codec.wire import Buffer, Reader, sized
+from sealring_protocol.codec.wire import Buffer, Reader, letter, sized
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_BAD,
@@ -510,7 +509,7 @@ def _layouts() -> dict[str, str]:
 
 
 LAYOUTS: Final[Mapping[str, str]] = _layouts()
-"""The fixed part of each message, and of the entries of its lists, as `layouts.FIELDS` has them."""
+"""The fixed part of each message, and of the entries of its lists, as `wire.FIELDS` has them."""
 
 # ------------------------------------------------------------------ written out for their speed
 

@@ -15,9 +15,8 @@ from collections.abc import Callable
 from itertools import repeat, starmap
 from typing import Any, Final
 
-from sealring_protocol.codec.layouts import letter
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor, encode_tensor
-from sealring_protocol.codec.wire import Buffer, Reader, clip, plain, sized, text
+from sealring_protocol.codec.wire import Buffer, Reader, clip, letter, plain, sized, text
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_REASON, MAX_TENSORS, MAX_WORLD
 

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from sealring_protocol.codec.layouts import layout
-from sealring_protocol.codec.wire import Buffer
+from sealring_protocol.codec.wire import Buffer, layout
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import FRAME_HEADER
 

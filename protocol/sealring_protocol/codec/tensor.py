@@ -15,8 +15,7 @@ from typing import Final, Self
 
 import attrs
 
-from sealring_protocol.codec.layouts import layout
-from sealring_protocol.codec.wire import Buffer, Reader
+from sealring_protocol.codec.wire import Buffer, Reader, layout
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import AEAD_TAG, MAX_DIMENSIONS, MAX_SEALED_BODY
 

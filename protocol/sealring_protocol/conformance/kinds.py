@@ -1,7 +1,7 @@
 """Runs each kind of vector against the code, uncut.
 
 If the input can also be made from the output (sealing a frame, encoding a message), that is done as
-well, and must give the same bytes; otherwise it is a `Mismatch`. `streams` cuts inputs.
+well, and must give the same bytes; otherwise it is a `Mismatch`. `report` cuts inputs.
 
 Two kinds test the tokens that an engine draws, so an engine has to run them (`ENGINE_KINDS`). A
 caller with an engine adds them to `KINDS`.
@@ -55,12 +55,11 @@ from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.membership import Membership
 from sealring_protocol.control.plan import Joints, partition
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
-from sealring_protocol.security import schedule
-from sealring_protocol.security.attestation import Evidence, verify_evidence
+from sealring_protocol.security import handshake_base as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
 from sealring_protocol.security.roles import Purpose, allowed
-from sealring_protocol.security.roster import Roster, newer, open_roster
+from sealring_protocol.security.roster import Evidence, Roster, newer, open_roster, verify_evidence
 from sealring_protocol.security.seal import (
     InnerContext,
     InnerOpener,

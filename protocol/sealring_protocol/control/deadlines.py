@@ -15,6 +15,9 @@ a hung one gets no more than before.
 Some delays cannot be seen here, and count against the deadline: a device or disk that is slow or
 busy with other programs, a lower clock rate, and compressed memory, which costs processor time
 instead of waiting.
+
+What failed is tried again after a pause, twice as long each time (`Backoff`): dials, epochs and
+engine restarts. Its owner decides what counts as success.
 """
 
 from __future__ import annotations
@@ -334,3 +337,27 @@ class AnswerDeadline(Wait):
         """Stop waiting: no answer is owed."""
         self._owed, self._is_order = 0, False
         self.deadline = None
+
+
+FIRST_PAUSE: Final = 0.1
+"""Seconds of the first pause."""
+
+
+class Backoff:
+    """The pauses of one repeated action, at most *longest* seconds each."""
+
+    __slots__ = ("_longest", "_pause")
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._pause = FIRST_PAUSE
+
+    def next(self) -> float:
+        """Seconds to wait now that a try has failed. The next pause is twice as long."""
+        pause = self._pause
+        self._pause = min(2 * pause, self._longest)
+        return pause
+
+    def reset(self) -> None:
+        """A try has succeeded: the next pause is the first one again."""
+        self._pause = FIRST_PAUSE

@@ -1,2 +1,1 @@
-"""The links of one node: dialing, accepting, the handshake, and the choice between crossing
-dials."""
+"""All links of a node."""

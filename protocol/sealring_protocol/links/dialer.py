@@ -28,7 +28,7 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.backoff import Backoff
+from sealring_protocol.control.deadlines import Backoff
 from sealring_protocol.security.roles import Purpose
 
 LONGEST_PAUSE: Final = 5.0

@@ -10,16 +10,18 @@ cross a hang-up.
 
 from __future__ import annotations
 
+import enum
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import Message, Progress
+from sealring_protocol.codec.local_messages import HopKey
+from sealring_protocol.codec.messages import Get, Message, Piece, Progress
 from sealring_protocol.control.deadlines import earliest
-from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.control.effects import Effect, Level, Note, Send
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -27,6 +29,9 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     PeerTimeout,
     RemoteProtocolError,
+    RoleViolation,
+    RosterConflict,
+    RosterExpired,
     SealringError,
 )
 from sealring_protocol.events import (
@@ -37,10 +42,12 @@ from sealring_protocol.events import (
     Requested,
     RosterInForce,
     StoreRoster,
+    WeightsAsked,
 )
-from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
+from sealring_protocol.limits import LONGEST_PATIENCE, MAX_GETS, PING_TIMEOUT
 from sealring_protocol.link import (
     EncapsulationRequested,
+    Hop,
     Link,
     LinkClosed,
     LinkEvent,
@@ -52,13 +59,6 @@ from sealring_protocol.link import (
 )
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
 from sealring_protocol.links.logs import Notes, RefusalLog
-from sealring_protocol.links.news import (
-    CameUp,
-    LinkDown,
-    MessageReceived,
-    News,
-    Unreachable,
-)
 from sealring_protocol.links.peers import (
     NO_FAULT,
     NO_MEMBER,
@@ -70,11 +70,151 @@ from sealring_protocol.links.peers import (
     PeerClosed,
     PeerState,
 )
-from sealring_protocol.links.roster_in_force import Arrival, CurrentRoster
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose, may_open
-from sealring_protocol.security.roster import Member, Roster, SignedRoster
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, newer
+
+
+@attrs.frozen
+class OfLink:
+    """What concerns the link with *purpose* to *rank*, which is or was up."""
+
+    rank: int
+    purpose: Purpose
+
+
+@attrs.frozen
+class CameUp(OfLink):
+    """The link with *purpose* to *rank* is up, as *event* says. *hop* has its activation
+    secrets."""
+
+    event: LinkUp
+    hop: Hop
+
+
+@attrs.frozen
+class LinkDown(OfLink):
+    """The link with *purpose* to *rank* is gone, for *reason*. *level* is how to log that: INFO if
+    the peer has taken a newer roster, and DEBUG if it is as the last time."""
+
+    reason: str
+    level: Level = Level.WARNING
+
+
+@attrs.frozen
+class MessageReceived(OfLink):
+    """*rank* sent *message* on the link with *purpose*."""
+
+    message: Message
+
+
+@attrs.frozen
+class Unreachable:
+    """A wanted link with *purpose* to *rank* could not be dialed, for the reason *why*."""
+
+    rank: int
+    purpose: Purpose
+    why: str
+
+
+News = CameUp | LinkDown | MessageReceived | RosterInForce | Unreachable
+
+
+def hop_keys(up: CameUp, own: int, world: int, cluster: bytes) -> Iterator[HopKey]:
+    """The activation secrets of the step link *up*, for the engine of rank *own* of *world*. Keep
+    no other copy."""
+    if up.rank == (own + 1) % world:
+        yield HopKey(True, up.hop.suite, cluster, up.hop.send)
+    if (up.rank + 1) % world == own:
+        yield HopKey(False, up.hop.suite, cluster, up.hop.receive)
+
+
+class HeadFirst(LocalProtocolError):
+    """The roster makes another member the head, and the present head is to have it first."""
+
+
+class Arrival(enum.Enum):
+    """How a roster that arrived compares with the one in force."""
+
+    KNOWN = "known"
+    STALE = "stale"
+    TO_STORE = "to store"
+
+
+class CurrentRoster:
+    """The roster in force, inside the *config* of every handshake that begins now, and its
+    replacement by a newer one, which is stored first.
+
+    A peer may bring a roster that was newer than the node's when its handshake began. Another may
+    be in force by the time it arrives, so it is compared again. One roster is stored at a time. A
+    stored roster takes effect even if its connection is gone, so that the file is never ahead of
+    the node.
+    """
+
+    __slots__ = ("_storing", "config")
+
+    def __init__(self, config: HandshakeConfig) -> None:
+        self.config = config
+        self._storing: tuple[int, SignedRoster] | None = None
+
+    def is_in_force(self, roster: SignedRoster) -> bool:
+        """True if *roster* is the one in force."""
+        return roster.roster.digest == self.config.roster.roster.digest
+
+    def came(self, number: int, roster: SignedRoster) -> Arrival:
+        """Connection *number* brought *roster*. STALE means that it is no longer newer, or that
+        another is being stored; the peer may dial again."""
+        if self.is_in_force(roster):
+            return Arrival.KNOWN
+        if roster.roster.serial <= self.config.roster.roster.serial or self._storing is not None:
+            return Arrival.STALE
+        self._storing = (number, roster)
+        return Arrival.TO_STORE
+
+    def checked(self, data: bytes, wall_ms: int) -> SignedRoster:
+        """The signed roster *data*, which the owner brings. Raises `LocalProtocolError` with the
+        reason if it may not replace the one in force."""
+        config = self.config
+        try:
+            return newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
+        except RosterExpired:
+            raise LocalProtocolError("it has expired, by this machine's clock") from None
+        except RosterConflict:
+            raise LocalProtocolError(
+                "it is another roster with the serial of the one in force; sign one with a greater"
+            ) from None
+        except RemoteProtocolError as error:
+            elsewhere = "this node; a member that it holds can take it"
+            reason = str(error).replace("both ends of this link", elsewhere)
+            raise LocalProtocolError(reason) from None
+
+    def brought(self, data: bytes, wall_ms: int) -> bytes:
+        """The owner, not a peer, brings the signed roster *data*. It counts as connection 0, which
+        no peer has. Returns the bytes to store. Raises as `checked`, and `LocalProtocolError` if
+        another is being stored."""
+        roster = self.checked(data, wall_ms)
+        if self.came(0, roster) is not Arrival.TO_STORE:
+            raise LocalProtocolError("another roster is being stored; try again")
+        return roster.encode()
+
+    def stored(self, number: int) -> bool:
+        """Connection *number*'s roster is stored and takes effect. False if none was being stored
+        for it."""
+        if self._storing is None or self._storing[0] != number:
+            return False
+        self.config = attrs.evolve(self.config, roster=self._storing[1])
+        self._storing = None
+        return True
+
+    def not_stored(self, number: int) -> bool:
+        """Connection *number*'s roster could not be stored, and is dropped. False if none was being
+        stored for it."""
+        if self._storing is None or self._storing[0] != number:
+            return False
+        self._storing = None
+        return True
+
 
 # ---------------------------------------------------------------------- connections
 # The link manager's record of each connection, and which links a rank accepts.
@@ -690,3 +830,58 @@ class LinkManager:
         changed = _decides(before) != _decides(roster.roster)
         self.news.append(RosterInForce(roster.roster.serial, self.rank, changed))
         self.greet(now)
+
+
+@attrs.define
+class _Asking:
+    number: int
+    unanswered: int = 0
+
+
+class WeightRequests:
+    """The WEIGHTS links among *links*, on which other members ask this node for files of its model.
+
+    The end that dials such a link asks, and the dialed end answers in the order of the questions.
+    This node's own questions do not pass here: whoever fetches dials a link of its own (`Link`).
+
+    The node only counts what is unanswered. Its caller reads the files, and answers a GET when the
+    answer before it has left, so that a member that does not read costs a few pieces and nothing
+    else.
+    """
+
+    def __init__(self, links: LinkManager) -> None:
+        self._links = links
+        self._asking: dict[int, _Asking] = {}
+
+    def hear(self, news: OfLink, now: float) -> list[NodeEvent]:
+        """Act on *news* of a WEIGHTS link; what the caller is to know of it."""
+        match news:
+            case CameUp(rank, event=event):
+                self._asking[rank] = _Asking(event.link)
+                return [event]
+            case LinkDown(rank):
+                self._asking.pop(rank, None)
+            case MessageReceived(rank, purpose, message):
+                try:
+                    return [self._asked(rank, message)]
+                except RemoteProtocolError as error:
+                    self._links.fail(rank, purpose, error, now)
+        return []
+
+    def _asked(self, rank: int, message: object) -> WeightsAsked:
+        if not isinstance(message, Get):
+            raise RoleViolation("only the end that was dialed answers on a link for weights")
+        asking = self._asking[rank]
+        if asking.unanswered == MAX_GETS:
+            raise LimitExceeded(f"more than {MAX_GETS} GETs without an answer")
+        asking.unanswered += 1
+        return WeightsAsked(rank, asking.number, message)
+
+    def answer(self, number: int, piece: Piece) -> list[Effect]:
+        """Answer the oldest question on connection *number* with *piece*; nothing is sent if that
+        is gone."""
+        for rank, asking in self._asking.items():
+            if asking.number == number and asking.unanswered:
+                asking.unanswered -= 1
+                return [Send(rank, Purpose.WEIGHTS, piece)]
+        return []

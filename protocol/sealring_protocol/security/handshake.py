@@ -4,8 +4,8 @@ What it proves. Both ends hold P-256 keys named by one signed roster, and both s
 this exchange. Nobody else has its keys unless both X25519 and ML-KEM-768 are broken. Only the
 responder can read the initiator's identity; the responder's is hidden from all who cannot read a
 roster. The signatures are those of SIGMA (Krawczyk, 2003): each end signs the transcript and adds a
-MAC over its own identity, so no third party's identity can be bound to the exchange. Messages are
-in `handshake_messages`, keys in `schedule`.
+MAC over its own identity, so no third party's identity can be bound to the exchange. Messages
+and keys are in `handshake_base`.
 
 How to drive it. Both roles take handshake frames and the answers to their requests, and give bytes
 (`data_to_send`) and events (`next_event`); drain both after each call. `frame_limits` has what the
@@ -52,7 +52,7 @@ the table does not allow (`IllegalEvent`) is such an error, except on a CLOSED h
 """
 
 from sealring_protocol.security.admission import Admission, ReplayCache
-from sealring_protocol.security.handshake_values import (
+from sealring_protocol.security.handshake_base import (
     EncapsulationRequested,
     Established,
     HandshakeConfig,

@@ -19,18 +19,12 @@ from sealring_protocol.errors import (
     RosterExpired,
 )
 from sealring_protocol.limits import AEAD_TAG, CLOCK_STEP_MS, MAX_ROSTER, MAX_SEALED_BODY
-from sealring_protocol.security.handshake_messages import (
+from sealring_protocol.security.handshake_base import (
     RESP_BODY,
     Claims,
-    encode_fin_claims,
-    encode_init,
-    fin_hdr,
-    parse_resp,
-    parse_resp_claims,
-    suite_set,
-)
-from sealring_protocol.security.handshake_values import (
+    Direction,
     Established,
+    Exchange,
     Handshake,
     HandshakeConfig,
     PeerVerified,
@@ -38,26 +32,28 @@ from sealring_protocol.security.handshake_values import (
     Secrets,
     SignatureRequested,
     VerifiedPeer,
-    fatal,
-)
-from sealring_protocol.security.identity import check_own_signature
-from sealring_protocol.security.keys import SignContext, mac
-from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
-from sealring_protocol.security.schedule import (
-    Direction,
-    Exchange,
     admission_key,
     chain,
+    encode_fin_claims,
+    encode_init,
     exchange,
+    fatal,
+    fin_hdr,
     first_transcript,
     key_exchange,
     link_secrets,
     maced_payload,
     open_once,
+    parse_resp,
+    parse_resp_claims,
     seal_once,
     signed_payload,
+    suite_set,
 )
+from sealring_protocol.security.identity import check_own_signature
+from sealring_protocol.security.keys import SignContext, mac
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
 
 # ---------------------------------------------------------------------- initiator stages

@@ -28,50 +28,46 @@ from sealring_protocol.limits import (
     MAX_SEALED_BODY,
 )
 from sealring_protocol.security.admission import ReplayCache
-from sealring_protocol.security.handshake_messages import (
+from sealring_protocol.security.handshake_base import (
     CIPHERTEXT,
     INIT_BODY,
-    Fin,
-    FinClaims,
-    Init,
-    Proven,
-    encode_resp_claims,
-    encode_shares,
-    parse_fin,
-    parse_fin_claims,
-    parse_init,
-)
-from sealring_protocol.security.handshake_values import (
     Closed,
+    Direction,
     EncapsulationRequested,
     Established,
+    Exchange,
+    Fin,
+    FinClaims,
     Handshake,
     HandshakeConfig,
+    Init,
     InitForAnother,
     PeerRefused,
     PeerVerified,
+    Proven,
     RosterReceived,
     Secrets,
     SignatureRequested,
     VerifiedPeer,
-    fatal,
-)
-from sealring_protocol.security.identity import check_own_signature, verify
-from sealring_protocol.security.keys import SECRET, SignContext, Suite, mac
-from sealring_protocol.security.roster import SignedRoster, is_newer, newer
-from sealring_protocol.security.schedule import (
-    Direction,
-    Exchange,
     chain,
+    encode_resp_claims,
+    encode_shares,
     exchange,
+    fatal,
     first_transcript,
     key_exchange,
     link_secrets,
     maced_payload,
     open_once,
+    parse_fin,
+    parse_fin_claims,
+    parse_init,
     seal_once,
     signed_payload,
 )
+from sealring_protocol.security.identity import check_own_signature, verify
+from sealring_protocol.security.keys import SECRET, SignContext, Suite, mac
+from sealring_protocol.security.roster import SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
 from sealring_protocol.words import lasting
 

@@ -110,7 +110,7 @@ def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
 
     Any two ranks may have a control link and links for weights; neighbours in the ring may have
     step links and tunnels. Which end dialed does not change what may travel on a link, except that
-    only the dialing end of a link for weights may ask (`links.weights`).
+    only the dialing end of a link for weights may ask (`WeightRequests`).
     """
     if purpose in (Purpose.CONTROL, Purpose.WEIGHTS):
         return True

@@ -28,10 +28,9 @@ import attrs
 from cryptography.exceptions import InvalidTag
 
 from sealring_protocol.codec.frame import HEADER, VERSION, Frame, FrameKind
-from sealring_protocol.codec.layouts import layout
 from sealring_protocol.codec.messages import Epoch
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.wire import Buffer, pack
+from sealring_protocol.codec.wire import Buffer, layout, pack
 from sealring_protocol.errors import (
     AuthenticationFailed,
     LimitExceeded,

@@ -18,6 +18,8 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     CannotServe,
     Epoch,
+    Failure,
+    FailureKind,
     Prepared,
     Ready,
 )
@@ -27,10 +29,11 @@ from sealring_protocol.control.effects import (
     EndCollective,
     PrepareCollective,
     RestartEngine,
+    Shut,
     ToEngine,
     Want,
 )
-from sealring_protocol.control.epoch.orders import layers_of
+from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table
 
@@ -389,3 +392,20 @@ class RankEngine:
         self.deadline.clear()
         late = f"it has not answered within its deadline{self.deadline.extended}"
         return [RestartEngine(late)]
+
+
+def layers_of(order: Bootstrap) -> range:
+    """The layers that *order* gives this rank; empty in tensor parallelism, where each rank takes a
+    share of every layer."""
+    if order.backend is not Backend.PIPELINE:
+        return range(0)
+    return range(order.bounds[order.rank], order.bounds[order.rank + 1])
+
+
+def renewed_keys(previous: int, failed: Failure) -> list[Effect]:
+    """Close the link from rank *previous* if the engine could not open a tensor from it: only a new
+    link brings a new key."""
+    if failed.kind is not FailureKind.INTEGRITY:
+        return []
+    code, reason = CloseCode.AUTHENTICATION_FAILED, "a tensor did not open"
+    return [Shut(previous, Purpose.STEP, code, reason)]

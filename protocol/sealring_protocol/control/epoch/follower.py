@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from typing import Final
 
+import attrs
+
 from sealring_protocol.codec.local_messages import EngineInfo, Grouped, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -29,24 +31,47 @@ from sealring_protocol.codec.messages import (
     Waiting,
 )
 from sealring_protocol.control.deadlines import earliest, is_due
-from sealring_protocol.control.effects import Effect, Level, Note, Send, ToEngine
-from sealring_protocol.control.epoch import pipeline
-from sealring_protocol.control.epoch.engine import RankEngine
-from sealring_protocol.control.epoch.orders import (
-    FollowerConfig,
-    check_stale,
-    layers_of,
-    plan_of,
-    refusal,
-    renewed_keys,
+from sealring_protocol.control.effects import (
+    Effect,
+    Level,
+    Note,
+    Phase,
+    Send,
+    Shut,
+    Standing,
+    ToEngine,
 )
+from sealring_protocol.control.epoch import pipeline
+from sealring_protocol.control.epoch.engine import RankEngine, layers_of, renewed_keys
 from sealring_protocol.control.membership import hello
-from sealring_protocol.control.standing import Phase, Standing
-from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.control.plan import Partition, Plan, Strategy
+from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_REASON, NO_RANK, ORDERS_PER_SECOND, WAITINGS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table
+
+
+@attrs.frozen
+class FollowerConfig:
+    """A follower's place in the ring: its *rank*, and the *names* of all ranks by rank.
+
+    With *trusted*, a collective may run outside of the sealed links. *inner_seal* and *tensor*
+    (whether tensor parallelism is allowed) come from the roster. *build* is `NodeConfig.build`.
+    """
+
+    rank: int
+    names: tuple[str, ...]
+    inner_seal: bool = True
+    trusted: bool = False
+    tensor: bool = True
+    build: int = 0
+
+    @property
+    def world(self) -> int:
+        """The number of ranks."""
+        return len(self.names)
+
 
 # ---------------------------------------------------------------------- follower states
 # The states of a follower: without a head, between epochs, starting one, serving, or failed.
@@ -570,3 +595,45 @@ class Follower:
         if is_due(self._next_link.deadline, now):
             return self._fail(FailureKind.LINK_LOST, self._next_link.give_up(), now)
         return self._engine.replace() if is_due(self._engine.deadline.deadline, now) else []
+
+
+def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes) -> Shut | None:
+    """The reason to refuse *order*, as the close of the control link; None to obey it. *epoch* is
+    the last that this rank was told, *model* the digest of its model (empty while unknown).
+
+    Raises `RemoteProtocolError` for an order that no correct head sends.
+    """
+    if order.rank != config.rank or order.world != config.world:
+        raise RemoteProtocolError(
+            f"BOOTSTRAP for rank {order.rank} of {order.world} came to rank "
+            f"{config.rank} of {config.world}"
+        )
+    if order.epoch.instance == epoch.instance and order.epoch.counter <= epoch.counter:
+        raise RemoteProtocolError("BOOTSTRAP for an epoch that is over")
+    code, reason = CloseCode.POLICY_MISMATCH, ""
+    if order.inner_seal != config.inner_seal:
+        reason = "the head and this rank disagree on the inner seal"
+    elif order.backend is not Backend.PIPELINE and not config.tensor:
+        reason = "the roster forbids tensor parallelism"
+    elif order.trusted and not config.trusted:
+        reason = 'this rank does not say collectives = "trusted-link", as the head does'
+    elif order.joins:
+        raise RemoteProtocolError("BOOTSTRAP has this rank join a collective unprepared")
+    elif model and order.model != model:
+        code, reason = CloseCode.MODEL_MISMATCH, "the head holds another model than this rank"
+    return Shut(0, Purpose.CONTROL, code, reason) if reason else None
+
+
+def check_stale(epoch: Epoch, own: Epoch) -> None:
+    """Check a step of an *epoch* other than *own*. One of a past epoch is only late, as links
+    outlive epochs. Raises `RemoteProtocolError` for an epoch that this rank was not told of."""
+    if epoch > own and epoch.instance == own.instance:
+        raise RemoteProtocolError("a step of an epoch that this rank was not told of")
+
+
+def plan_of(order: Bootstrap) -> Plan:
+    """The plan behind *order*, without its reason and the ranks' weights, which no rank is told."""
+    pipeline = order.backend is Backend.PIPELINE
+    strategy = Strategy.PIPELINE if pipeline else Strategy.TENSOR
+    split = Partition(order.bounds, ())
+    return Plan(strategy, split, "", order.world, order.backend, order.trusted)

@@ -41,16 +41,14 @@ from sealring_protocol.codec.messages import (
     Waiting,
 )
 from sealring_protocol.control.deadlines import earliest, is_due
-from sealring_protocol.control.effects import Effect
-from sealring_protocol.control.epoch.engine import RankEngine
-from sealring_protocol.control.epoch.orders import renewed_keys
+from sealring_protocol.control.effects import Effect, Standing
+from sealring_protocol.control.epoch.engine import RankEngine, renewed_keys
 from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.plan import HeadConfig, scheduler_config
 from sealring_protocol.control.requests import Request, TokenIds
 from sealring_protocol.control.scheduler.scheduler import Scheduler
-from sealring_protocol.control.standing import Standing
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
