@@ -23,7 +23,7 @@ import jsonschema
 from sealring.structured.forms import json_grammar
 from sealring_model import tiny
 from sealring_model.loading.model_folder import describe
-from sealring_model.sampling.matchers import Matchers
+from sealring_model.sampling.constraints import Matchers
 from sealring_model.text.grammars import fault, grammar_tokenizer
 from sealring_model.text.tokens import Tokenizer
 

@@ -153,7 +153,7 @@ ROOMS = {
         *("events", "links", "diagnosis", "node", "conformance"),
     ),
     "model/sealring_model": (
-        *("errors", "mlx_lm_import", "stage", "loading", "text", "channel", "sampling"),
+        *("errors", "mlx_lm_import", "machine", "stage", "loading", "text", "channel", "sampling"),
         *("lookahead", "draft", "engine", "tiny", "verify"),
     ),
     "io_trio/sealring_trio": (
@@ -217,7 +217,7 @@ PARSES_JSON = {
     "text/argument_types.py": "reads one argument that the ring's own model took longer to write",
     "text/readers.py": "reads a name or a text that the ring's own model took longer to write",
     "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",
-    "verify/child.py": "reads what its own parent says",
+    "verify.py": "reads what its own parent says",
 }
 """Every module that calls `json.loads`, and why that is no text of others, or cannot cost the node
 anything. Other texts go through `parse_foreign`, which counts values before it parses."""

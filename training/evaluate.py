@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.machine import keep_kernels_private
 from sealring_model.tiny import DEFAULT_PROMPT, path
 
 from training.corpus import ASSISTANT, END, documents, held_out, render

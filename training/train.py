@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 from mlx.nn.losses import cross_entropy
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
-from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.machine import keep_kernels_private
 from sealring_model.tiny import path
 
 from training import rows

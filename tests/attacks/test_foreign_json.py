@@ -26,7 +26,7 @@ from sealring_model.loading.foreign_json import (
     parse_foreign,
 )
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import read_entries
 from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
 from sealring_trio.fetching.hub import FetchFault, Hub

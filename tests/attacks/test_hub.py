@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from huggingface_hub import close_session, constants
 from sealring_model.loading import model_store
-from sealring_model.loading.partial_model import HubOrigin, WeightFile
+from sealring_model.loading.model_store import HubOrigin, WeightFile
 from sealring_trio.fetching import finding
 from sealring_trio.fetching import hub as hub_module
 from sealring_trio.fetching.finding import find_hub_model

@@ -23,7 +23,7 @@ from sealring.files.config import load_config
 from sealring.http.keys import read_keys
 from sealring.local.chat_session import ChatSession
 from sealring.local.client import HeadClient
-from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.machine import keep_kernels_private
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import (
     make_private_folder,
@@ -144,7 +144,7 @@ def test_no_folder_for_kernels_is_made_in_the_home_of_another(
 
 WHERE = """
 import os
-from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.machine import keep_kernels_private
 keep_kernels_private()
 print(os.environ["TMPDIR"])
 """

@@ -23,8 +23,7 @@ from sealring.local.reference import one_process
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.model_folder import describe
-from sealring_model.loading.pins import pins_of
+from sealring_model.loading.model_folder import describe, pins_of
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, sign_roster
 

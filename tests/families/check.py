@@ -10,10 +10,9 @@ from pathlib import Path
 import attrs
 import mlx.core as mx
 from sealring_model.errors import LoadError, error_text
-from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.assemble import load_stage, splits_of
 from sealring_model.loading.model_folder import ModelInfo, describe
 from sealring_model.loading.structure import Structure, structure_of
-from sealring_model.loading.tp_shards import splits_of
 from sealring_model.mlx_lm_import import mlx_lm
 
 from tests.families.checkpoints import CONFIGS, write

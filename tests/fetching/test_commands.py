@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 from sealring.local.ring import write_cluster
 from sealring_model.loading import model_store
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn

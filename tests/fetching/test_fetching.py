@@ -13,7 +13,7 @@ import trio
 from huggingface_hub import constants
 from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import LOG, PartialModel
+from sealring_model.loading.model_store import LOG, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_trio.errors import UserError
 from sealring_trio.fetching import fetcher

@@ -16,7 +16,7 @@ from sealring.local.ring import (
     write_cluster,
 )
 from sealring_model.loading import model_store
-from sealring_model.loading.partial_model import LOG, ORIGIN, PartialModel
+from sealring_model.loading.model_store import LOG, ORIGIN, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 
 from tests.fetching.test_ring import PATIENCE, tokens, until

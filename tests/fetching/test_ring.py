@@ -22,7 +22,7 @@ from sealring.local.ring import (
     write_cluster,
 )
 from sealring_model.loading import model_store
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import tensors_of
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import trio
-from sealring_model.loading import partial_model
+from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_trio.fetching.fetcher import FetchProgress
@@ -329,7 +329,7 @@ async def test_a_record_that_cannot_be_read_any_more_is_told(
 
         def spoilt(self: PartialModel, file: str, offset: int, data: bytes) -> None:
             write(self, file, offset, data)
-            monkeypatch.setattr(partial_model, "MAX_LOG", 0)
+            monkeypatch.setattr(model_store, "MAX_LOG", 0)
 
         monkeypatch.setattr(PartialModel, "write", spoilt)
         with pytest.raises(FetchFault, match="delete"):

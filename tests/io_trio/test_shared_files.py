@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from sealring_model import tiny
-from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import HubOrigin, PartialModel, WeightFile
-from sealring_model.loading.pins import pins_of
+from sealring_model.loading.model_folder import describe, pins_of
+from sealring_model.loading.model_store import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_trio.fetching.shared_files import LISTING_SECONDS, SharedFiles, is_shared

@@ -11,9 +11,9 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import InFlight, PlainActivations, SealedActivations
 from sealring_model.loading.assemble import LoadedStage, load_stage
 from sealring_model.loading.model_folder import ModelInfo, describe
-from sealring_model.sampling.matchers import Matchers
+from sealring_model.sampling.constraints import Matchers
 from sealring_model.sampling.rows import RowParams
-from sealring_model.stage.device_io import DeviceIO
+from sealring_model.stage.device import DeviceIO
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.local_messages import HopKey, Logprobs, RowOver, Scores
 from sealring_protocol.codec.messages import (

@@ -12,10 +12,9 @@ import pytest
 from mlx.utils import tree_flatten
 from model_families import config_of, random_weights, write_model
 from sealring_model.errors import LoadError
-from sealring_model.loading.assemble import load_stage
+from sealring_model.loading.assemble import load_shard, load_stage, splits_of
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
-from sealring_model.loading.tp_shards import load_shard, splits_of
 from sealring_model.mlx_lm_import import mlx_lm
 
 IDS = ([3, 9, 27, 81, 243, 5], [7], [11])

@@ -1,7 +1,7 @@
 """Room as control groups have it: the tightest from the process's own group to the topmost."""
 
 import pytest
-from sealring_model.loading.cgroups import memory_available
+from sealring_model.machine import memory_available
 
 GIB = 1 << 30
 NONE = 9223372036854771712

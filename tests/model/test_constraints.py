@@ -15,11 +15,9 @@ from llguidance import LLMatcher
 from model_rings import Ring, bounds_for
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import describe
-from sealring_model.sampling.constraints import Constraint, Constraints
-from sealring_model.sampling.matchers import Matchers
-from sealring_model.text import mask_time
-from sealring_model.text.grammars import fault, grammar_tokenizer, matcher
-from sealring_model.text.mask_time import MaskTime
+from sealring_model.sampling.constraints import Constraint, Constraints, Matchers
+from sealring_model.text import grammars
+from sealring_model.text.grammars import MaskTime, fault, grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer
 from sealring_model.tiny import path
 from sealring_protocol.codec.messages import Epoch, Row
@@ -237,7 +235,7 @@ def test_a_mask_leaves_what_it_allows_as_it_is():
 def test_a_grammar_whose_first_token_takes_long_is_refused(monkeypatch):
     known = grammar_tokenizer(TINY, VOCABULARY)
     assert not fault(known, 'start: "a"')
-    monkeypatch.setattr(mask_time, "MASK_SECONDS", -1.0)
+    monkeypatch.setattr(grammars, "MASK_SECONDS", -1.0)
     assert "one token" in fault(known, 'start: "a"')
 
 
@@ -322,7 +320,7 @@ def test_the_masks_of_several_places_may_take_as_long_as_each():
 
 def test_a_row_whose_masks_take_too_long_is_over_and_its_tokens_are_those_of_ever(monkeypatch):
     """So ranks that draw the same row agree, though one of them is slow."""
-    monkeypatch.setattr(mask_time, "MASK_SECONDS", -1.0)
+    monkeypatch.setattr(grammars, "MASK_SECONDS", -1.0)
     one = ring()
     held, loose = one.admit(prompt(), **constrained(1)), one.admit(prompt("Hi."))
     one.decode(join=[held, loose])

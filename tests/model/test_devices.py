@@ -11,11 +11,11 @@ from model_child import InThread
 from model_rings import place_of
 from sealring_model.loading.model_folder import describe
 from sealring_model.stage import attention
-from sealring_model.stage.devices import LaunchSettings
+from sealring_model.stage.device import LaunchSettings
 
 ARENAS = """
 import ctypes, sys, threading
-from sealring_model.stage.devices import use_one_arena
+from sealring_model.stage.device import use_one_arena
 if sys.argv[1] == "share":
     use_one_arena()
 libc = ctypes.CDLL(None)

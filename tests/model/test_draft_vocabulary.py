@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sealring_model import tiny
-from sealring_model.draft.memory import check_vocabulary, token_ids
+from sealring_model.draft.main import check_vocabulary, token_ids
 from sealring_model.errors import LoadError
 from sealring_model.text.tokens import Tokenizer
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import attrs
 import mlx.core as mx
 import pytest
-from sealring_model.draft import drafter as module
-from sealring_model.draft.drafter import CHUNK, DEPTH, Drafter
+from sealring_model.draft import main as module
 from sealring_model.draft.frames import DraftFrame, DraftFrameKind, FrameReader, pack
+from sealring_model.draft.main import CHUNK, DEPTH, Drafter
 from sealring_model.mlx_lm_import import mlx_lm, model_loader
-from sealring_model.sampling.logit_processors import LogitProcessors
-from sealring_model.sampling.sampler import sample
+from sealring_model.sampling.sampler import LogitProcessors, sample
 from sealring_protocol.codec.messages import Row
 
 GREEDY = Row(1)

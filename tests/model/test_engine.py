@@ -12,10 +12,9 @@ import pytest
 from model_child import Child
 from model_families import reference_tokens
 from model_rings import Author, hop_keys, place_of
-from sealring_model.draft.memory import memory_of
-from sealring_model.engine.description import describe_engine
+from sealring_model.draft.main import memory_of
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.structure import structure_of
+from sealring_model.loading.structure import describe_engine, structure_of
 from sealring_model.loading.weights import MANIFEST, write_manifest
 from sealring_protocol.codec.local_messages import HopKey, Loaded, Logprobs
 from sealring_protocol.codec.messages import (
@@ -370,7 +369,7 @@ def test_a_model_that_is_not_there(tmp_path):
 
 HALF = """
 import threading
-from sealring_model.engine import threads as engine
+from sealring_model import machine as engine
 threading.excepthook = engine.end_with_thread
 threading.Thread(target=lambda: [].pop()).start()
 threading.Event().wait()

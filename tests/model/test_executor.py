@@ -17,7 +17,7 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import PlainActivations, SealedActivations
 from sealring_model.loading.model_folder import describe
 from sealring_model.sampling.rows import RowParams
-from sealring_model.stage.device_io import DeviceIO
+from sealring_model.stage.device import DeviceIO
 from sealring_protocol.codec.local_messages import HopKey
 from sealring_protocol.codec.messages import (
     Decode,

@@ -10,9 +10,8 @@ import mlx.core as mx
 import pytest
 from model_families import reference_tokens
 from model_rings import StepFailed
-from sealring_model.lookahead import lookahead
-from sealring_model.lookahead import lookahead as graph_builder
-from sealring_model.lookahead.lookahead import GraphBuilder
+from sealring_model import lookahead
+from sealring_model.lookahead import GraphBuilder
 from waiting_device import PROMPT, ThoroughBuilder, decoding_ring, waiting_ring
 
 
@@ -113,7 +112,7 @@ def test_where_there_is_no_thread_it_is_launched_all_the_same(monkeypatch):
     def refused(_):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(graph_builder, "_started", threading.Event())
+    monkeypatch.setattr(lookahead, "_started", threading.Event())
     done = []
     with monkeypatch.context() as without:
         without.setattr(threading.Thread, "start", refused)
@@ -143,7 +142,7 @@ def test_it_keeps_nothing_of_what_it_has_built():
 EXITS = """
 import threading
 import mlx.core as mx
-from sealring_model.lookahead.lookahead import GraphBuilder
+from sealring_model.lookahead import GraphBuilder
 
 compiled = [mx.compile(lambda x: {"a": mx.tanh(x) * x}, shapeless=True) for _ in range(200)]
 x, built, begun = mx.ones((4, 4)), [], threading.Event()
@@ -192,7 +191,7 @@ def test_the_device_goes_on_before_all_is_built(models, references, monkeypatch)
             while build():
                 pass
 
-    monkeypatch.setattr(graph_builder.GraphBuilder, "launch", Slow.launch)
+    monkeypatch.setattr(lookahead.GraphBuilder, "launch", Slow.launch)
     ring.decode(join=[ring.admit(PROMPT[:20])])
     for _ in range(19):
         ring.decode()

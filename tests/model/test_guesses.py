@@ -13,13 +13,12 @@ import attrs
 import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, hop_keys, stage_of
-from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import SealedActivations
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.structure import structure_of
+from sealring_model.loading.structure import describe_engine, structure_of
 from sealring_model.sampling.rows import RowParams
-from sealring_model.stage.device_io import DeviceIO
+from sealring_model.stage.device import DeviceIO
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded
 from sealring_protocol.codec.messages import (
     Backend,

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from model_families import config_of, random_weights, write_model
 from sealring_model.errors import LoadError
-from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.model_folder import describe
-from sealring_model.loading.pins import pins_of
-from sealring_model.loading.tp_shards import load_shard
+from sealring_model.loading.assemble import load_shard, load_stage
+from sealring_model.loading.model_folder import describe, pins_of
 from sealring_model.loading.weights import write_manifest
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 from model_families import FAMILIES
 from model_rings import SAMPLING, Ring, StepFailed, travelled
-from sealring_model.lookahead import lookahead
+from sealring_model import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
 from waiting_device import ThoroughBuilder, WaitingDeviceIO, launch_eagerly
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from sealring_model import tiny
-from sealring_model.loading.kernel_cache import drop_unloadable, keep_kernels_private
+from sealring_model.machine import drop_unloadable, keep_kernels_private
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other files elsewhere")
 
 LOAD = """
 import os, sys
 from pathlib import Path
-from sealring_model.loading.kernel_cache import keep_kernels_private
+from sealring_model.machine import keep_kernels_private
 keep_kernels_private()
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe

@@ -10,11 +10,11 @@ import waiting_device
 from model_child import InThread, until
 from model_families import FAMILIES, reference_tokens
 from model_rings import Ring, StepFailed, place_of
+from sealring_model import lookahead
 from sealring_model.channel import Channel
 from sealring_model.engine import main as engine
 from sealring_model.engine.executor import Executor
 from sealring_model.loading.model_folder import describe
-from sealring_model.lookahead import lookahead
 from sealring_protocol.codec.messages import Decode, Failure, FailureKind, StepDone
 from waiting_device import (
     ALL,

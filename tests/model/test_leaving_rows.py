@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from model_rings import Ring, bounds_for
 from sealring_model.loading.model_folder import describe
-from sealring_model.sampling.matchers import Matchers
+from sealring_model.sampling.constraints import Matchers
 from sealring_model.sampling.rows import RowParams
 from sealring_model.text.tokens import Tokenizer
 from sealring_model.tiny import path

@@ -16,12 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model_families import FAMILIES, config_of, make_model, random_weights, write_model
 from model_rings import Ring
-from sealring_model.engine.description import describe_engine
 from sealring_model.errors import LoadError
-from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.model_folder import NO_LIMIT, describe, find, memory_budget
-from sealring_model.loading.structure import structure_of
-from sealring_model.loading.tp_shards import load_shard
+from sealring_model.loading.assemble import load_shard, load_stage
+from sealring_model.loading.model_folder import NO_LIMIT, describe, find
+from sealring_model.loading.structure import describe_engine, structure_of
 from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.loading.weights import (
     ENDS,
@@ -31,6 +29,7 @@ from sealring_model.loading.weights import (
     read_entries,
     write_manifest,
 )
+from sealring_model.machine import memory_budget
 from sealring_model.mlx_lm_import import mlx_lm
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.tensor import DType
@@ -64,7 +63,7 @@ def test_describe_agrees_with_what_is_loaded(models, family):
     assert (info.dtype, info.hidden, info.vocabulary) == (DType.F32, 64, 256)
     assert info.context == 4096
     assert info.trimmable == whole.trimmable
-    message = info.engine_info(123)
+    message = describe_engine(info, structure_of(info), 123)
     assert decode_local(b"".join(encode(message))) == message
 
 

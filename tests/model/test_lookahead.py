@@ -11,9 +11,9 @@ from model_families import FAMILIES, make_model, reference_model, reference_toke
 from model_rings import Author, Ring, place_of, stage_of
 from sealring_model.loading.assemble import load_stage
 from sealring_model.loading.model_folder import describe
-from sealring_model.lookahead.lookahead import Lookahead
-from sealring_model.sampling import sampler_state
-from sealring_model.stage.device_io import DeviceIO
+from sealring_model.lookahead import Lookahead
+from sealring_model.sampling import rows as sampling
+from sealring_model.stage.device import DeviceIO
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Row
 from waiting_device import WaitingDeviceIO
 
@@ -197,7 +197,7 @@ def test_what_failed_ahead_is_done_when_it_is_due(models, references, monkeypatc
     head, last = ring.executors
     away = head.finish(head.launch(ring.author.write(work=Decode(0))))
     with monkeypatch.context() as broken:
-        broken.setattr(sampler_state, where, lambda *_: [].pop())
+        broken.setattr(sampling, where, lambda *_: [].pop())
         while head.work_ahead():
             pass
     while head.work_ahead():

@@ -33,7 +33,7 @@ def test_half_as_many_bytes_pass_and_logits_differ_by_rounding_alone(models):
     assert carried.dtype == mx.bfloat16
     assert 2 * carried.nbytes == hidden.nbytes
     assert 2 * structure_of(narrow).hop == structure_of(info).hop
-    assert narrow.engine_info(0).dtype is DType.BF16
+    assert narrow.hop_dtype is DType.BF16
     assert mx.any(exact != rounded)
     assert mx.allclose(exact, rounded, rtol=0.05, atol=0.05 * float(mx.max(mx.abs(exact))))
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from model_families import make_model
 from model_rings import Ring
 from sealring_model.errors import LoadError, NotHereError, failure_of_loading
-from sealring_model.loading import model_store, partial_model
-from sealring_model.loading.assemble import load_stage
+from sealring_model.loading import model_store
+from sealring_model.loading.assemble import load_shard, load_stage
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import (
+from sealring_model.loading.model_store import (
     FAULT,
     LOG,
     ORIGIN,
@@ -29,7 +29,6 @@ from sealring_model.loading.partial_model import (
     check_whole,
     clear_fault,
 )
-from sealring_model.loading.tp_shards import load_shard
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_protocol.codec.messages import FailureKind
 
@@ -159,7 +158,7 @@ def test_a_line_that_makes_no_sense_is_left_out(model, whole, line):
 
 
 def test_a_log_without_bound(model, monkeypatch):
-    monkeypatch.setattr(partial_model, "MAX_LOG", 1000)
+    monkeypatch.setattr(model_store, "MAX_LOG", 1000)
     with (model.folder / LOG).open("ab") as log:
         log.write(b" " * 1000)
     with pytest.raises(LoadError, match="delete"):

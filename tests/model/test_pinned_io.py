@@ -15,9 +15,15 @@ from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import PlainActivations
 from sealring_model.loading.model_folder import describe
 from sealring_model.sampling.rows import RowParams
-from sealring_model.stage import device_io as pinned_io
-from sealring_model.stage.device_io import DeviceIO, PinnedIO, best_device_io
-from sealring_model.stage.tensors import MLX_DTYPES, data_of, outgoing
+from sealring_model.stage import device
+from sealring_model.stage.device import (
+    MLX_DTYPES,
+    DeviceIO,
+    PinnedIO,
+    best_device_io,
+    data_of,
+    outgoing,
+)
 from sealring_protocol.codec.tensor import DType
 
 os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
@@ -145,7 +151,7 @@ def test_an_inlet_that_will_not_be_filled_holds_nothing_up(how):
         del inlet
         mx.eval(outlet.ready)
         took = time.perf_counter_ns() - begun
-    assert took < pinned_io._TIMEOUT_NS / 2
+    assert took < device._TIMEOUT_NS / 2
 
 
 WEIGHTS = (512, 512)
@@ -219,14 +225,14 @@ def test_a_rank_with_pinned_memory_answers_the_same(models, monkeypatch):
     ring.generate([(5 * i * i + 11 * i) % 251 for i in range(40)], 40)
 
     waited = []
-    fill = pinned_io._WaitingInlet.fill
+    fill = device._WaitingInlet.fill
 
     def watched(inlet, data):
         in_time = fill(inlet, data)
         waited.append(in_time and inlet._launched_at is not None)
         return in_time
 
-    monkeypatch.setattr(pinned_io._WaitingInlet, "fill", watched)
+    monkeypatch.setattr(device._WaitingInlet, "fill", watched)
     place = place_of(describe(models["llama"]), bounds, 1)
     stage = stage_of(models["llama"], 2, 5)
     executor = Executor(stage, place, RowParams(), PlainActivations(), 1 << 40, device_io=made())

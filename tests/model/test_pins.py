@@ -10,9 +10,8 @@ import mlx.core as mx
 import pytest
 from model_families import config_of, random_weights, write_model
 from sealring_model.errors import LoadError
-from sealring_model.loading.model_folder import ModelInfo, describe
-from sealring_model.loading.partial_model import HubOrigin, PartialModel, WeightFile
-from sealring_model.loading.pins import pins_of
+from sealring_model.loading.model_folder import ModelInfo, describe, pins_of
+from sealring_model.loading.model_store import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.weights import owner, tensors_of
 
 

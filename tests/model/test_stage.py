@@ -249,7 +249,7 @@ def test_what_mlx_cannot_compute_in_steps_is_told_at_load(models, monkeypatch, w
 def test_on_a_cpu_several_tokens_at_once_give_the_bits_of_one_after_the_other(
     models, family, tokens
 ):
-    """So a model in f32 may read guesses ahead (`engine/description.py`)."""
+    """So a model in f32 may read guesses ahead (`loading/structure.py`)."""
     loaded = stage_of(models[family], 0, layers_of(family))
     if not loaded.trimmable:
         pytest.skip("its caches cannot be cut, so it reads nothing ahead")

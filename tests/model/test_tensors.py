@@ -1,9 +1,9 @@
 import mlx.core as mx
 import pytest
 from sealring_model.errors import IntegrityError
-from sealring_model.stage.device_io import DeviceIO
-from sealring_model.stage.tensors import (
+from sealring_model.stage.device import (
     MLX_DTYPES,
+    DeviceIO,
     data_of,
     from_data,
     memory_of,

@@ -7,8 +7,13 @@ import sys
 
 import pytest
 from sealring_model.errors import LoadError
-from sealring_model.text.eos import eos_ids, own_sampling
-from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
+from sealring_model.text.tokens import (
+    Tokenizer,
+    check_tokenizer,
+    eos_ids,
+    has_chat_template,
+    own_sampling,
+)
 from tokenizers import Tokenizer as Builder
 from tokenizers import decoders, models, pre_tokenizers, trainers
 

@@ -17,8 +17,8 @@ from model_families import (
     write_model,
 )
 from sealring_model.errors import LoadError
+from sealring_model.loading.assemble import load_shard, splits_of
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.tp_shards import load_shard, splits_of
 from sealring_model.loading.weights import write_manifest
 
 WIDE = {

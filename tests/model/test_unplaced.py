@@ -6,9 +6,10 @@ import mlx.core as mx
 import pytest
 from model_families import FAMILIES, config_of, random_weights, reference_tokens, write_model
 from model_rings import SAMPLING, Ring, stage_of
-from sealring_model.stage import attention, unplaced
-from sealring_model.stage.device_io import PinnedIO
-from sealring_model.stage.unplaced import can_run_unplaced
+from sealring_model import lookahead
+from sealring_model.lookahead import can_run_unplaced
+from sealring_model.stage import attention
+from sealring_model.stage.device import PinnedIO
 from sealring_protocol.codec.messages import Decode, Join, Open, TakeBack
 from waiting_device import PROMPT, decoding_ring, launch_eagerly, waiting_ring
 
@@ -213,14 +214,14 @@ def test_stages_whose_caches_hold_every_token_can_do_it_and_no_others(models, fa
 @pytest.mark.parametrize("fault", ["looks", "forgets", "sees all", "sees little"])
 def test_a_stage_that_takes_another_place_or_looks_at_it_cannot(models, monkeypatch, fault, span):
     stage = stage_of(models["llama"], *span).stage
-    run, mask = unplaced.run_unplaced, unplaced._UnplacedCache.make_mask
+    run, mask = lookahead.run_unplaced, lookahead._UnplacedCache.make_mask
     if fault.startswith("sees"):
 
         def other(cache, tokens, **_):
             own = mask(cache, tokens)
             return mx.ones_like(own) if fault == "sees all" else own & ~mx.roll(own, 1, axis=-1)
 
-        monkeypatch.setattr(unplaced._UnplacedCache, "make_mask", other)
+        monkeypatch.setattr(lookahead._UnplacedCache, "make_mask", other)
         assert not can_run_unplaced(stage)
         return
 
@@ -229,7 +230,7 @@ def test_a_stage_that_takes_another_place_or_looks_at_it_cannot(models, monkeypa
             return run(stage, inputs, slots, place)
         return run(stage, inputs, slots, mx.zeros_like(place))
 
-    monkeypatch.setattr(unplaced, "run_unplaced", wrong)
+    monkeypatch.setattr(lookahead, "run_unplaced", wrong)
     assert not can_run_unplaced(stage)
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 from sealring_model.loading.model_folder import describe
 from sealring_model.mlx_lm_import import mlx_lm
-from sealring_model.verify.child import CheckedRow, RowNumbers, WatchedModel, by_stage, differences
+from sealring_model.verify import CheckedRow, RowNumbers, WatchedModel, by_stage, differences
 from test_adapter import adapter
 
 from tests.families.checkpoints import write

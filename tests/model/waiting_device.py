@@ -13,10 +13,9 @@ from math import prod
 
 import mlx.core as mx
 from model_rings import Ring
-from sealring_model.lookahead import lookahead
-from sealring_model.lookahead import lookahead as steadiness
-from sealring_model.lookahead.lookahead import GraphBuilder
-from sealring_model.stage.device_io import DeviceIO, Inlet
+from sealring_model import lookahead
+from sealring_model.lookahead import GraphBuilder
+from sealring_model.stage.device import DeviceIO, Inlet
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 
@@ -166,7 +165,7 @@ def launch_eagerly(monkeypatch) -> None:
     for patience in ("_SKIP_AFTER_CHANGE", "_SKIP_AFTER_TIMEOUT"):
         monkeypatch.setattr(lookahead, patience, 0)
     for patience in ("_AFTER", "_AHEAD_AFTER"):
-        monkeypatch.setattr(steadiness, patience, 0)
+        monkeypatch.setattr(lookahead, patience, 0)
 
 
 def waiting_ring(models, family="llama", bounds=(0, 2, 5), idle=ALL, **options):

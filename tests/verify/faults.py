@@ -17,12 +17,11 @@ from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import HiddenIO
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.mlx_lm_import import mlx_lm
-from sealring_model.sampling import sampler_state
+from sealring_model.sampling import rows
 from sealring_model.stage import caches
 from sealring_model.stage.caches import Undo
-from sealring_model.stage.layout import Layout
-from sealring_model.stage.stage import PartStage
-from sealring_model.stage.views import override_call
+from sealring_model.stage.outline import override_call
+from sealring_model.stage.stage import Layout, PartStage
 
 VARIABLE: Final = "SEALRING_TEST_FAULT"
 """Names the fault."""
@@ -108,7 +107,7 @@ def wrong_draw() -> None:
         others = mx.put_along_axis(logits, best, mx.array(-mx.inf), axis=-1)
         return mx.argmax(others, axis=-1).astype(mx.uint32)
 
-    sampler_state.sample = sample
+    rows.sample = sample
 
 
 def wrong_ahead() -> None:

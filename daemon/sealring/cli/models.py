@@ -12,7 +12,7 @@ from sealring_model import tiny
 from sealring_model.errors import LoadError
 from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import ModelInfo, describe
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import ENDS, MANIFEST, owner, tensors_of, write_manifest
 from sealring_protocol.limits import MAX_LAYERS
 from sealring_trio.errors import OperationError, UserError

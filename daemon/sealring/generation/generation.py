@@ -22,7 +22,7 @@ import attrs
 import trio
 from sealring_model.errors import TextError
 from sealring_model.text.detokenizer import Detokenizer, Vocabulary
-from sealring_model.text.eos import own_sampling as sampling_of
+from sealring_model.text.tokens import own_sampling as sampling_of
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import (

@@ -235,7 +235,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def serve(model: str, split: Split | None, backend: str = "ring") -> None:
     """The child: load *model*, then answer requests until standard input ends."""
     import mlx.core as mx  # noqa: PLC0415 - MLX, in this process only
-    from sealring_model.loading.kernel_cache import keep_kernels_private  # noqa: PLC0415
+    from sealring_model.machine import keep_kernels_private  # noqa: PLC0415
     from sealring_model.mlx_lm_import import mlx_lm  # noqa: PLC0415
 
     keep_kernels_private()

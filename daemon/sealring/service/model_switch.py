@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import trio
 from sealring_model.errors import LoadError
-from sealring_model.loading.partial_model import check_whole
+from sealring_model.loading.model_store import check_whole
 from sealring_protocol.diagnosis import Obstacle, first_permanent
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.node.setup import NodeSetup

@@ -99,11 +99,11 @@ def tolerance_of(dtype: DType, *, tensor: bool) -> Tolerance:
 # ---------------------------------------------------------------------- yardstick
 # The rows of a ring, computed again on this machine by a child process without a ring.
 #
-# See `sealring_model.verify.child`. Teacher-forced: it reads the tokens that the ring drew, so
+# See `sealring_model.verify`. Teacher-forced: it reads the tokens that the ring drew, so
 # that one wrong token does not make all after it differ.
 
 
-_MODULE: Final = "sealring_model.verify.child"
+_MODULE: Final = "sealring_model.verify"
 
 
 @attrs.frozen

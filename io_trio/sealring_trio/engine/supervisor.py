@@ -25,7 +25,7 @@ from typing import Final, Protocol
 import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring_model.loading.kernel_cache import drop_kernels_after
+from sealring_model.machine import drop_kernels_after
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage

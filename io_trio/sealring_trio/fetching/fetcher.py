@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 import attrs
 import trio
 from sealring_model.errors import LoadError
-from sealring_model.loading.partial_model import PartialModel, Range, clear_fault, is_partial
+from sealring_model.loading.model_store import PartialModel, Range, clear_fault, is_partial
 from sealring_model.loading.weights import TensorEntry, read_manifest, tensors_of
 from sealring_protocol.codec.messages import Bootstrap
 from sealring_protocol.control.deadlines import Backoff

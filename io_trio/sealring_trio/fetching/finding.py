@@ -23,7 +23,7 @@ from sealring_model.errors import LoadError
 from sealring_model.loading import model_store
 from sealring_model.loading.foreign_json import HEADERS, bound_of
 from sealring_model.loading.model_folder import NEEDED_FILES
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import MAX_HEADER, read_entries
 
 from sealring_trio.errors import OperationError

@@ -29,7 +29,7 @@ from urllib.parse import quote, urlsplit
 import attrs
 from sealring_model.errors import LoadError
 from sealring_model.loading.foreign_json import HUB_LISTING, ForeignFault, bound_of, parse_foreign
-from sealring_model.loading.partial_model import MAX_SIZE, HubOrigin, WeightFile
+from sealring_model.loading.model_store import MAX_SIZE, HubOrigin, WeightFile
 
 from sealring_trio.fetching.shared_files import is_shared
 

@@ -3,7 +3,7 @@
 The names come from a member that may be hostile. So a name is looked up among those of the needed
 files, and never made into a path by itself. A link out of the folder is not followed, except as the
 hub's cache makes them, into its own ``blobs``. Of a weight file whose tensors are not all here
-(`partial_model`), the header and those tensors are given.
+(`model_store`), the header and those tensors are given.
 
 Everything here reads files, and runs in a worker thread, one call at a time.
 """
@@ -24,9 +24,8 @@ from typing import Any, Final
 import attrs
 from sealring_model.errors import LoadError
 from sealring_model.loading.foreign_json import MEMBER_LISTING, bound_of
-from sealring_model.loading.model_folder import NEEDED_FILES, describe
-from sealring_model.loading.partial_model import OURS, PartialModel
-from sealring_model.loading.pins import pins_of
+from sealring_model.loading.model_folder import NEEDED_FILES, describe, pins_of
+from sealring_model.loading.model_store import OURS, PartialModel
 from sealring_model.loading.weights import TensorEntry, read_entries, read_manifest
 from sealring_protocol.codec.messages import LISTING, Get, Piece, is_file_name
 from sealring_protocol.limits import MAX_FILE_NAME

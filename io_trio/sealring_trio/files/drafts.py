@@ -13,7 +13,7 @@ from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.models import find_model, find_whole_model, model_name
 from sealring_trio.processes.interpreter import child_environment, run_module, signal_name
 
-_MODULE: Final = "sealring_model.draft.memory"
+_MODULE: Final = "sealring_model.draft.main"
 _LAUNCHER: Final = "sealring_trio.processes.launcher"
 
 _SECONDS: Final = 60.0
@@ -59,7 +59,10 @@ def _measured(folder: Path, model: Path) -> DraftModel:
     not that of the one in the folder *model*."""
     try:
         done = subprocess.run(
-            run_module(_LAUNCHER, "--alone", _MODULE, str(folder), str(model)),
+            [
+                *run_module(_LAUNCHER, "--alone", _MODULE),
+                *("--model", str(folder), "--for", str(model)),
+            ],
             check=False,
             env=child_environment(),
             capture_output=True,
@@ -72,12 +75,12 @@ def _measured(folder: Path, model: Path) -> DraftModel:
         raise _cannot_guess(
             folder, model, f"it could not be built within {_SECONDS:g} seconds"
         ) from None
-    code, told = done.returncode, done.stdout.split()
-    if code or not told:
+    code, printed = done.returncode, done.stdout.split()
+    if code or not printed:
         ended = f"{signal_name(-code)} killed" if code < 0 else f"code {code} ended"
         said = done.stderr.strip().splitlines() or [f"{ended} the process that built it"]
         raise _cannot_guess(folder, model, said[-1])
-    return DraftModel(folder, model_name(folder), int(told[-1]))
+    return DraftModel(folder, model_name(folder), int(printed[-1]))
 
 
 def _cannot_guess(folder: Path, model: Path, why: str) -> UserError:

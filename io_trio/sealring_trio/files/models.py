@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring_model.errors import LoadError
-from sealring_model.loading.adapter import read_adapter
-from sealring_model.loading.model_folder import ModelInfo, describe, find
-from sealring_model.loading.model_store import known_commit, split_id, stored_name
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_folder import ModelInfo, describe, find, read_adapter
+from sealring_model.loading.model_store import PartialModel, known_commit, split_id, stored_name
 from sealring_model.text.tokens import Tokenizer, check_tokenizer
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.diagnosis import ADVICE, Cause
@@ -212,7 +210,7 @@ def structure(info: ModelInfo) -> Structure:
 def engine_info(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
     """What an engine with the model *info*, whose structure was *found*, and *room* bytes would say
     of it. Raises `OperationError` when its weights cannot be read."""
-    from sealring_model.engine.description import describe_engine  # noqa: PLC0415 - imports MLX
+    from sealring_model.loading.structure import describe_engine  # noqa: PLC0415 - imports MLX
 
     with _unservable(info):
         return describe_engine(info, found, room)

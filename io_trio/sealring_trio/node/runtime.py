@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVarTuple
 
 import attrs
 import trio
-from sealring_model.engine.threads import set_switch_interval
+from sealring_model.machine import set_switch_interval
 from sealring_protocol.codec.local_messages import EngineInfo, Group, Loaded, LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, FailureKind
 from sealring_protocol.control.effects import (

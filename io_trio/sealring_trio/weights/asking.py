@@ -19,7 +19,7 @@ from typing import Final
 
 import attrs
 from sealring_model.loading.foreign_json import MEMBER_LISTING, parse_foreign
-from sealring_model.loading.partial_model import MAX_SIZE
+from sealring_model.loading.model_store import MAX_SIZE
 from sealring_protocol.codec.messages import LISTING, Get, Message, Piece
 from sealring_protocol.errors import CloseCode, RemoteProtocolError, RoleViolation, SealringError
 from sealring_protocol.limits import MAX_GETS, MAX_LAYERS

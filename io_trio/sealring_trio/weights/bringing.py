@@ -23,7 +23,7 @@ from typing import Final
 import attrs
 import trio
 from sealring_model.errors import LoadError
-from sealring_model.loading.partial_model import PartialModel
+from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import TensorEntry, read_manifest
 from sealring_protocol.codec.messages import Get
 from sealring_protocol.codec.wire import clip

@@ -18,7 +18,7 @@ from typing import Final
 from sealring_model.errors import LoadError
 from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.partial_model import HubOrigin, PartialModel, WeightFile
+from sealring_model.loading.model_store import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.weights import MANIFEST, MAX_HEADER
 from sealring_protocol.codec.wire import clip
 

@@ -36,9 +36,8 @@ from sealring_protocol.codec.messages import Backend
 
 from sealring_model.errors import CollectiveError
 from sealring_model.loading.assemble import LoadedStage
-from sealring_model.stage.tensors import MLX_DTYPES
+from sealring_model.stage.device import MLX_DTYPES
 
-_COLLECTIVES: Final = (Backend.RING, Backend.JACCL, Backend.NCCL)
 _DEVICES: Final = "MLX_IBV_DEVICES"
 _GRACE: Final = 1.0
 """Seconds after the deadline at which a process that still waits for peers ends itself."""
@@ -46,12 +45,6 @@ _WARM: Final = 2
 _TIMES: Final = 5
 _IN_A_ROW: Final = 16
 """Sums that are timed in a row, at most. A slow collective has to be up by the group's deadline."""
-
-
-def backends() -> int:
-    """The collective back ends that this MLX has: a bit (1 << `Backend`) for each."""
-    have = (b for b in _COLLECTIVES if mx.distributed.is_available(_name(b)))
-    return sum(1 << backend for backend in have)
 
 
 def check_backend(order: Group) -> None:

@@ -10,13 +10,13 @@ in `forward`.
 The first failure ends the epoch for this rank. Its caches may be half changed, so every later step
 of the epoch is answered with the same failure.
 
-Members of a collective (see `collective`) carry out the same steps. MLX matches their sums by order
-alone. So whatever leads to a sum is launched by the compute thread, in the order of steps, as the
-same graph on every member. Nothing here may depend on time, on memory or on the member before that
-point. What does depend on them (the memory check, freed caches) comes before the graph, and refuses
-the step or launches nothing; and a graph that was built ahead equals the one that would be built
-now, but where the device waits. So one member may fail alone. It says so, and the others wait for
-it until their processes are ended.
+Members of a collective (see `engine/collective.py`) carry out the same steps. MLX matches their
+sums by order alone. So whatever leads to a sum is launched by the compute thread, in the order of
+steps, as the same graph on every member. Nothing here may depend on time, on memory or on the
+member before that point. What does depend on them (the memory check, freed caches) comes before the
+graph, and refuses the step or launches nothing; and a graph that was built ahead equals the one
+that would be built now, but where the device waits. So one member may fail alone. It says so, and
+the others wait for it until their processes are ended.
 """
 
 from __future__ import annotations
@@ -55,14 +55,11 @@ from sealring_model.engine.hidden_io import (
 )
 from sealring_model.errors import FORWARD_ERRORS, CacheMemoryError, LedgerError, failure_of
 from sealring_model.loading.assemble import LoadedStage
-from sealring_model.loading.kernel_cache import drop_unloadable
-from sealring_model.lookahead.graphs import Due
-from sealring_model.lookahead.lookahead import Lookahead
-from sealring_model.sampling.rows import RowParams
-from sealring_model.sampling.sampler_state import Sampler
+from sealring_model.lookahead import Due, Lookahead, are_plain, can_run_unplaced
+from sealring_model.machine import drop_unloadable
+from sealring_model.sampling.rows import RowParams, Sampler
 from sealring_model.stage.caches import CacheStore
-from sealring_model.stage.device_io import DeviceIO
-from sealring_model.stage.unplaced import are_plain, can_run_unplaced
+from sealring_model.stage.device import DeviceIO
 
 # ---------------------------------------------------------------------- early fill
 # Hidden states that a device which waits was given before their message had its turn (see

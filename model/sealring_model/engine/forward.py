@@ -34,19 +34,18 @@ from sealring_protocol.security.seal import PREFILL_GROUP
 from sealring_model.engine.fingerprints import Fingerprints, of_hop, of_logits
 from sealring_model.engine.hidden_io import Clock, HiddenIO, PendingAnswer, Received, check_filled
 from sealring_model.loading.assemble import LoadedStage
-from sealring_model.lookahead.graphs import (
+from sealring_model.lookahead import (
     BuiltClosing,
     BuiltDecode,
     Unplaced,
+    make_room,
+    run_unplaced,
     unplaced_inlet,
 )
-from sealring_model.sampling.rows import RowParams
-from sealring_model.sampling.sampler_state import SampledTokens, Sampler, SamplerState
+from sealring_model.sampling.rows import RowParams, SampledTokens, Sampler, SamplerState
 from sealring_model.sampling.scores import ScoreArrays, Scoring
 from sealring_model.stage.caches import CacheStore, arrays
-from sealring_model.stage.device_io import DeviceIO, Inlet
-from sealring_model.stage.tensors import dtype_of
-from sealring_model.stage.unplaced import make_room, run_unplaced
+from sealring_model.stage.device import DeviceIO, Inlet, dtype_of
 
 
 class Forward:

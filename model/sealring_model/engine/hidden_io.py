@@ -23,10 +23,9 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import InnerContext, InnerOpener, InnerSealer
 
 from sealring_model.errors import IntegrityError, ModelError
-from sealring_model.stage.device_io import DeviceIO, Inlet, Outlet
+from sealring_model.stage.device import DeviceIO, Inlet, Outlet, dtype_of, from_data
 from sealring_model.stage.outline import HopTensor
 from sealring_model.stage.stage import Stage
-from sealring_model.stage.tensors import dtype_of, from_data
 
 # ---------------------------------------------------------------------- inflight
 # A step or a closing pass in flight: launched on the device, and still to be finished and

@@ -55,12 +55,9 @@ from sealring_protocol.codec.messages import (
 )
 
 from sealring_model.channel import Channel, ChannelBroken, ChannelClosed
-from sealring_model.draft.memory import limit_beside
 from sealring_model.engine.collective import check_backend, join, medians
-from sealring_model.engine.description import describe_engine
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import InFlight, PlainActivations, SealedActivations
-from sealring_model.engine.threads import PROCESSORS, end_with_thread, set_switch_interval
 from sealring_model.errors import (
     FORWARD_ERRORS,
     CollectiveError,
@@ -69,17 +66,23 @@ from sealring_model.errors import (
     error_text,
     failure_of_loading,
 )
-from sealring_model.loading.assemble import LoadedStage, load_stage
-from sealring_model.loading.kernel_cache import keep_kernels_private
-from sealring_model.loading.model_folder import ModelInfo, describe, find, memory_budget
-from sealring_model.loading.structure import structure_of
-from sealring_model.loading.tp_shards import TpShard, load_shard
-from sealring_model.sampling.matchers import Matchers
+from sealring_model.loading.assemble import LoadedStage, TpShard, load_shard, load_stage
+from sealring_model.loading.model_folder import ModelInfo, describe, find
+from sealring_model.loading.structure import describe_engine, structure_of
+from sealring_model.machine import (
+    PROCESSORS,
+    end_with_thread,
+    keep_kernels_private,
+    limit_beside,
+    memory_budget,
+    set_switch_interval,
+)
+from sealring_model.sampling.constraints import Matchers
 from sealring_model.sampling.rows import RowParams
 from sealring_model.stage import attention
-from sealring_model.stage.device_io import best_device_io
-from sealring_model.stage.devices import (
+from sealring_model.stage.device import (
     LaunchSettings,
+    best_device_io,
     is_device_shared,
     release_device_memory,
     use_one_arena,
@@ -379,9 +382,10 @@ class EngineLoop:
         if order is None:
             self._loaded = load_stage(self._info, first, last, self._channel.send)
             return self._loaded
-        self._loaded = shard = load_shard(self._info, first, last, order.rank, order.size)
-        self._channel.send(Loaded(shard.read, shard.held, shard.load_us))
-        return shard
+        self._loaded = load_shard(
+            self._info, first, last, order.rank, order.size, self._channel.send
+        )
+        return self._loaded
 
     def _handle_order(self, order: Group) -> None:
         self._answers.drain()

@@ -1,13 +1,23 @@
-"""Loads one rank's stage: its tensors, its memory, what its rows will cost.
+"""Loads one rank's stage, or its shard of one: its tensors, its memory, what its rows will cost.
 
 mlx-lm's own loader builds the model, renames weights and quantizes. This module steps in at the one
 place where that loader has the weights by name, before they are renamed, and has `WeightReader`
 choose those of this rank.
 
+For tensor parallelism mlx-lm's models divide themselves: `shard` of their class replaces each
+projection by the part of it that belongs to one member of a collective, and remembers the
+collective for the sums between. It asks the collective for rank and size only. So it gets a
+`StandInCollective`, and the shard is on the device before anybody has to wait for a peer. Once the
+collective stands, it takes the stand-in's place in every module (`TpShard.join`); until then the
+stage cannot run. Most families leave the output head whole. A head of its own (not one that is the
+embedding again) is divided too, by lines of the vocabulary, and the logits are gathered. Every
+member holds the whole embedding. The model is divided before any weight is read, so a load never
+holds more than the shard and one layer.
+
 Then the stage runs. The first run, of two tokens, measures what its caches cost a row. Further ones
 do what rows will ask for: MLX has other kernels for a long chunk, a token and a batch, and what it
-cannot compute is told here, before any row is there. The last one is traced only, and tells whether
-a forward looks at values.
+cannot compute shows here, before any row is there. The last one is traced only, and shows whether a
+forward looks at values.
 """
 
 from __future__ import annotations
@@ -21,21 +31,20 @@ from typing import Any, Final
 import attrs
 import mlx.core as mx
 from mlx import nn
+from mlx.nn.layers.distributed import shard_linear
 from sealring_protocol.codec.local_messages import Loaded
 from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.codec.tensor import DType
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError, ReadError, lacks_memory
-from sealring_model.loading.adapter import put_into
-from sealring_model.loading.kernel_cache import drop_unloadable
-from sealring_model.loading.model_folder import ModelInfo, other_quantization
+from sealring_model.loading.model_folder import Adapter, ModelInfo, other_quantization
 from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.loading.weights import read_json
-from sealring_model.mlx_lm_import import model_loader
+from sealring_model.machine import drop_unloadable
+from sealring_model.mlx_lm_import import mlx_lm, model_loader
 from sealring_model.stage.caches import cost_of, is_trimmable
-from sealring_model.stage.outline import Outline
+from sealring_model.stage.outline import Outline, leaves
 from sealring_model.stage.stage import PartStage, Stage, WholeStage, dummy_inputs
-from sealring_model.stage.views import leaves
 
 _CHUNK: Final = 64
 """Tokens of a chunk for which a GPU takes the kernels that it has for long ones. On a CPU few
@@ -45,14 +54,20 @@ _CHUNK_ON_CPU: Final = 3
 _MAX_WORDS: Final = 400
 """Characters of mlx-lm's words for a fault: it names every tensor that it misses."""
 
+_HEADS: Final = (nn.Linear, nn.QuantizedLinear)
+
+Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
+"""Makes the weights that a model is built with from those that mlx-lm loads lazily. Both have the
+same names."""
+
 
 @attrs.frozen
 class LoadedStage:
     """A stage of layers *first* to *last* (excluded) that is ready to run.
 
-    *read* bytes came from disk, *held* bytes are its weights, loading took *load_us* microseconds.
-    *hidden* is the width of its hidden states, *dtype* their dtype. Its caches cost *cost*, and can
-    be cut to any length if they are *trimmable*. A forward that is *blind* never looks at a value.
+    *read* bytes came from disk, *held* bytes are its weights. *hidden* is the width of its hidden
+    states, *dtype* their dtype. Its caches cost *cost*, and can be cut to any length if they are
+    *trimmable*. A forward that is *blind* never looks at a value.
     """
 
     stage: Stage
@@ -66,7 +81,52 @@ class LoadedStage:
     blind: bool
     read: int
     held: int
-    load_us: int
+
+    @classmethod
+    def measure(
+        cls, info: ModelInfo, stage: Stage, first: int, last: int, read: int
+    ) -> LoadedStage:
+        """Run *stage*, of layers *first* to *last* of *info*'s model, for which *read* bytes were
+        read. Raises `LoadError` if it needs other layers, and what MLX raises."""
+        held = _held_by(stage)
+        cost, trimmable = _measure(stage)
+        mx.clear_cache()
+        return cls(
+            stage=stage,
+            first=first,
+            last=last,
+            hidden=info.hidden,
+            vocabulary=info.vocabulary,
+            dtype=info.hop_dtype,
+            cost=cost,
+            trimmable=trimmable,
+            blind=_is_blind(stage),
+            read=read,
+            held=held,
+        )
+
+
+@attrs.frozen(eq=False)
+class TpShard:
+    """A member's shard of the stage of layers *first* to *last* (excluded), which runs once the
+    member has joined. *read* bytes came from disk, *held* bytes are its weights."""
+
+    info: ModelInfo
+    stage: Stage
+    first: int
+    last: int
+    read: int
+    held: int
+    _stand_in: StandInCollective
+
+    def join(self, collective: mx.distributed.Group) -> LoadedStage:
+        """The stage as a part of *collective*, measured. Every member must call this at the same
+        time."""
+        for module in self.stage.modules():
+            for name, value in list(vars(module).items()):
+                if value is self._stand_in:
+                    setattr(module, name, collective)
+        return LoadedStage.measure(self.info, self.stage, self.first, self.last, self.read)
 
 
 def load_stage(
@@ -78,23 +138,17 @@ def load_stage(
     Raises `LoadError` if a tensor does not match the manifest, or the model cannot be built or
     split like this.
     """
-    start = time.perf_counter_ns()
     reader = WeightReader(info, first, last)
-    model = build_model(info, reader.placeholders)
-    outline = outline_of(info, model, first, last)
-    reader.read(model)
-    stage = stage_of(model, outline, first, last)
-    mx.eval(stage.parameters())
+    stage, loaded = _read_stage(info, reader, first, last)
     if has_read is not None:
-        took = (time.perf_counter_ns() - start) // 1000
-        has_read(Loaded(reader.bytes_read, held_by(stage), took))
+        has_read(loaded)
     try:
         try:
-            return measured(info, stage, (first, last), reader.bytes_read, start)
+            return LoadedStage.measure(info, stage, first, last, loaded.read)
         except RuntimeError as error:  # MLX's
             if not drop_unloadable(error):
                 raise
-        return measured(info, stage, (first, last), reader.bytes_read, start)
+        return LoadedStage.measure(info, stage, first, last, loaded.read)
     except LoadError:
         if name := reader.not_a_number():
             raise LoadError(
@@ -108,64 +162,37 @@ def load_stage(
         raise LoadError(lacks(info, error)) from error
 
 
-def lacks(info: ModelInfo, error: RuntimeError) -> str:
-    """The words for *error*, in which MLX says that it cannot compute the model *info*."""
-    return (
-        f"MLX cannot run this {info.kind} model in {info.dtype.name} on this machine: "
-        f"{str(error).rstrip('.')}. It may run in another dtype, or quantized: convert it with "
-        "`mlx_lm.convert`"
-    )
+def load_shard(
+    info: ModelInfo,
+    first: int,
+    last: int,
+    rank: int,
+    size: int,
+    has_read: Callable[[Loaded], None] | None = None,
+) -> TpShard:
+    """Load the shard of member *rank* of *size*, as `load_stage` loads all of a stage.
+
+    Raises `LoadError` as that does, and if the model cannot be divided like this.
+    """
+    _check_divisible(info, size)
+    stand_in = StandInCollective(rank, size)
+    reader = WeightReader(info, first, last)
+    stage, loaded = _read_stage(info, reader, first, last, stand_in)
+    if has_read is not None:
+        has_read(loaded)
+    return TpShard(info, stage, first, last, loaded.read, loaded.held, stand_in)
 
 
-def measured(
-    info: ModelInfo, stage: Stage, bounds: tuple[int, int], read: int, start: int
-) -> LoadedStage:
-    """Measure *stage*, of layers *bounds*, whose loading began at *start* and read *read* bytes."""
-    held = held_by(stage)
-    cost, trimmable = _measure(stage)
-    mx.clear_cache()
-    return LoadedStage(
-        stage=stage,
-        first=bounds[0],
-        last=bounds[1],
-        hidden=info.hidden,
-        vocabulary=info.vocabulary,
-        dtype=info.hop_dtype,
-        cost=cost,
-        trimmable=trimmable,
-        blind=_is_blind(stage),
-        read=read,
-        held=held,
-        load_us=(time.perf_counter_ns() - start) // 1000,
-    )
-
-
-def held_by(stage: Stage) -> int:
-    """Bytes of *stage*'s weights; an array that is used twice counts once."""
-    return sum(a.nbytes for a in {id(a): a for _, a in leaves(stage.parameters())}.values())
-
-
-def outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outline | None:
-    """The outline that layers *first* to *last* (excluded) of *model* are cut by; None for all of
-    them. Raises `LoadError` if the model cannot be cut there."""
-    if first == 0 and last == len(info.layers):
-        return None
-    outline = Outline.of(model)
-    for cut in (first, last):
-        outline.hop(cut)
-    gc.collect()  # the trials' classes, for their closures hold the weights as they were read
-    return outline.narrowed() if info.narrow else outline
-
-
-def stage_of(model: nn.Module, outline: Outline | None, first: int, last: int) -> Stage:
-    """A stage of layers *first* to *last* (excluded) of *model*, which `outline_of` gave
-    *outline* for."""
-    return WholeStage(model) if outline is None else PartStage(model, outline, first, last)
-
-
-Fill = Callable[[dict[str, mx.array]], dict[str, mx.array]]
-"""Makes the weights that a model is built with from those that mlx-lm loads lazily. Both have the
-same names."""
+def splits_of(info: ModelInfo) -> int:
+    """A number whose divisors are the sizes that a collective may have; 0 if the model cannot be
+    sharded: its class cannot, or it has an adapter."""
+    if info.adapter is not None:
+        return 0
+    try:
+        model_class, _ = model_loader()._get_classes(read_json(info.folder / "config.json"))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return 0  # loading says what is wrong
+    return info.even if hasattr(model_class, "shard") else 0
 
 
 def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
@@ -194,8 +221,8 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
     except OSError as error:
         raise ReadError(f"cannot read the model: {error}") from error
     except FORWARD_ERRORS as error:
-        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        words = textwrap.shorten(told, _MAX_WORDS, placeholder=" ...")
+        said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        words = textwrap.shorten(said, _MAX_WORDS, placeholder=" ...")
         if form := other_quantization(read_json(info.folder / "config.json")):
             words = f"{form}. Its own words: {words}"
         raise LoadError(f"mlx-lm cannot load this {info.kind} model: {words}") from error
@@ -207,8 +234,87 @@ def build_model(info: ModelInfo, fill: Fill) -> nn.Module:
     model.__class__ = real[0]
     _check_weights(info, model)
     if info.adapter is not None:
-        put_into(model, info.adapter)
+        _put_into(model, info.adapter)
     return model
+
+
+def lacks(info: ModelInfo, error: RuntimeError) -> str:
+    """The words for *error*, in which MLX says that it cannot compute the model *info*."""
+    return (
+        f"MLX cannot run this {info.kind} model in {info.dtype.name} on this machine: "
+        f"{str(error).rstrip('.')}. It may run in another dtype, or quantized: convert it with "
+        "`mlx_lm.convert`"
+    )
+
+
+@attrs.frozen(eq=False)
+class StandInCollective:
+    """In place of a collective that is not there yet: says which member's part `shard` keeps."""
+
+    _rank: int
+    _size: int
+
+    def rank(self) -> int:
+        """This member's number."""
+        return self._rank
+
+    def size(self) -> int:
+        """Members of the collective."""
+        return self._size
+
+
+class ShardedHead(nn.Module):
+    """An output head of which each member of *collective* has some lines. Gives every member all
+    logits."""
+
+    def __init__(self, head: nn.Module, collective: Any) -> None:
+        super().__init__()
+        self.part = shard_linear(head, "all-to-sharded", group=collective)
+        self.collective = collective
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        """The logits of *hidden*."""
+        part = self.part(hidden)
+        parts = mx.distributed.all_gather(part[None], group=self.collective)
+        return mx.moveaxis(parts, 0, -2).reshape(*part.shape[:-1], -1)
+
+
+def _read_stage(
+    info: ModelInfo,
+    reader: WeightReader,
+    first: int,
+    last: int,
+    stand_in: StandInCollective | None = None,
+) -> tuple[Stage, Loaded]:
+    """The stage of layers *first* to *last* (excluded), with the weights that *reader* reads;
+    divided for *stand_in* if there is one."""
+    start = time.perf_counter_ns()
+    model = build_model(info, reader.placeholders)
+    outline = _outline_of(info, model, first, last)
+    if stand_in is not None:
+        _divide(info, model, stand_in)
+    reader.read(model)
+    stage = WholeStage(model) if outline is None else PartStage(model, outline, first, last)
+    mx.eval(stage.parameters())
+    took = (time.perf_counter_ns() - start) // 1000
+    return stage, Loaded(reader.bytes_read, _held_by(stage), took)
+
+
+def _held_by(stage: Stage) -> int:
+    """Bytes of *stage*'s weights; an array that is used twice counts once."""
+    return sum(a.nbytes for a in {id(a): a for _, a in leaves(stage.parameters())}.values())
+
+
+def _outline_of(info: ModelInfo, model: nn.Module, first: int, last: int) -> Outline | None:
+    """The outline that layers *first* to *last* (excluded) of *model* are cut by; None for all of
+    them. Raises `LoadError` if the model cannot be cut there."""
+    if first == 0 and last == len(info.layers):
+        return None
+    outline = Outline.of(model)
+    for cut in (first, last):
+        outline.hop(cut)
+    gc.collect()  # the trials' classes, for their closures hold the weights as they were read
+    return outline.narrowed() if info.narrow else outline
 
 
 def _check_weights(info: ModelInfo, model: nn.Module) -> None:
@@ -222,6 +328,51 @@ def _check_weights(info: ModelInfo, model: nn.Module) -> None:
                 f"{path}.weight has whole numbers ({weight.dtype}), which mlx-lm takes for weights "
                 f"that are not quantized: {form or 'nothing says how they are quantized'}"
             )
+
+
+def _put_into(model: nn.Module, adapter: Adapter) -> None:
+    """Put *adapter* into *model*. Raises `LoadError` if it does not belong to this model."""
+    try:
+        mlx_lm("tuner.utils").load_adapters(model, str(adapter.folder))
+    except (OSError, *FORWARD_ERRORS) as error:
+        words = " ".join(str(error).split())[:300]
+        raise LoadError(
+            f"the adapter in {adapter.folder} does not fit this model: {words}"
+        ) from error
+    model.eval()
+
+
+def _check_divisible(info: ModelInfo, size: int) -> None:
+    if info.adapter is not None:
+        raise LoadError(
+            "mlx-lm cannot share out a model with an adapter; fuse the two with mlx_lm.fuse, or "
+            "use a pipeline"
+        )
+    if not splits_of(info):
+        raise LoadError(
+            f"mlx-lm has no sharding for {info.kind} models; they cannot be shared by several "
+            "ranks, but a pipeline can split their layers"
+        )
+    if any(heads % size for heads in info.heads):
+        heads = ", ".join(map(str, info.heads))
+        raise LoadError(
+            f"the model's heads ({heads}) do not divide among {size} ranks; a divisor of "
+            f"{info.even} would do, and so would a pipeline"
+        )
+
+
+def _divide(info: ModelInfo, model: nn.Module, stand_in: StandInCollective) -> None:
+    divided: Any = model
+    try:
+        divided.shard(stand_in)
+        for module in model.modules():
+            head = module.get("lm_head")
+            if type(head) in _HEADS and not head["weight"].shape[0] % stand_in.size():
+                module["lm_head"] = ShardedHead(head, stand_in)
+    except (AssertionError, ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise LoadError(
+            f"mlx-lm cannot share this {info.kind} model among {stand_in.size()} ranks: {error}"
+        ) from error
 
 
 def _measure(stage: Stage) -> tuple[CacheCost, bool]:

@@ -16,11 +16,12 @@ from typing import Final
 import attrs
 import mlx.core as mx
 from mlx import nn
-from sealring_protocol.codec.messages import CacheCost
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Backend, CacheCost
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError
-from sealring_model.loading.assemble import build_model, lacks
-from sealring_model.loading.model_folder import ModelInfo
+from sealring_model.loading.assemble import build_model, lacks, splits_of
+from sealring_model.loading.model_folder import ModelInfo, pins_of
 from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
@@ -30,6 +31,12 @@ from sealring_model.stage.turned import is_turnable
 _BETWEEN: Final = 5
 """What mlx-lm's dequantizing takes at most, in sizes of its result. Measured with fp8 experts: 5 on
 an H100, 3 on a CPU."""
+
+
+AHEAD: Final = 4
+"""Guesses that a row reads with one step on a CPU, at most, if nobody says otherwise. There a
+forward of several tokens gives the bits of one token at a time, which `tests/model/test_stage.py`
+holds it to, and takes less time for each. On CUDA it gives others, and was slower."""
 
 
 @attrs.frozen
@@ -120,6 +127,41 @@ def structure_of(info: ModelInfo) -> Structure:
         hop=0 if outline is None else _hop(outline, count),
         lacks=_lacks(info, model),
     )
+
+
+def describe_engine(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
+    """ENGINE_INFO of an engine with the model *info*, whose structure was *found*, and *room* bytes
+    for weights and caches. Of the weights a sample is read.
+
+    Raises `LoadError` if a file of weights cannot be read.
+    """
+    return EngineInfo(
+        info.digest,
+        info.hop_dtype,
+        info.hidden,
+        info.vocabulary,
+        info.context,
+        info.trimmable,
+        room,
+        found.ends.held,
+        tuple(layer.held for layer in found.layers),
+        splits=splits_of(info),
+        backends=backends(),
+        joined=found.joined,
+        reason=found.reason,
+        batches=found.batches,
+        head=found.head,
+        hop=found.hop,
+        ahead=AHEAD if mx.default_device().type == mx.DeviceType.cpu else 0,
+        pins=pins_of(info),
+    )
+
+
+def backends() -> int:
+    """The collective back ends that this MLX has: a bit (1 << `Backend`) for each."""
+    collectives = (Backend.RING, Backend.JACCL, Backend.NCCL)
+    have = (b for b in collectives if mx.distributed.is_available(b.name.lower()))
+    return sum(1 << backend for backend in have)
 
 
 def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dict[int, PartSize]:

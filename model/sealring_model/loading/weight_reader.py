@@ -10,9 +10,12 @@ parameter at a time, and lets the rest go. A tensor that is a parameter as it is
 has been copied, others once their layer is done. So a load never holds more than the rank's
 weights, the tensors of one layer, and what comes between for one parameter.
 
-Files that the hub tells a hash of are held to it meanwhile (`hub_hashes`).
+Files of which the hub's hash is known are held to it meanwhile (`FileCheck`). That hash is of a
+whole file, and a rank reads the tensors of its own layers. So a rank hashes each file from which it
+reads anything, in threads, while it reads. That costs about a second of a core for each GB, and
+where two ranks share a file each reads all of it.
 
-Of a model that is being fetched (`partial_model`), nothing is read until all tensors of this rank
+Of a model that is being fetched (`model_store`), nothing is read until all tensors of this rank
 are here. What is read is then verified against the hashes of what came. A tensor that has changed
 on the disk since is given up, and fetched again.
 """
@@ -22,20 +25,23 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import hmac
-from collections.abc import Sequence
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import mlx.core as mx
 from mlx import nn
 from sealring_protocol.words import STILL_FETCHED, told_here
 
 from sealring_model.errors import LoadError, NotHereError, ReadError
-from sealring_model.loading.hub_hashes import FileCheck
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.partial_model import PartialModel
-from sealring_model.loading.weights import owner, tensors_of
-from sealring_model.stage.tensors import memory_of
+from sealring_model.loading.model_store import PartialModel
+from sealring_model.loading.weights import open_file, owner, tensors_of
+from sealring_model.stage.device import memory_of
 from sealring_model.stage.turned import turn_weight
 
 
@@ -187,3 +193,60 @@ def _give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+_BUFFER: Final = 4 * 1024 * 1024
+
+
+_THREADS: Final = 4
+"""Threads, at most: a disk gives some 5 GB/s, and a core hashes one or two of them."""
+
+
+class FileCheck:
+    """Hashes *files* in threads while the context is open, to compare them with their expected
+    hashes."""
+
+    def __init__(self, files: Mapping[Path, str]) -> None:
+        self._files: Final = files
+        self._stop: Final = threading.Event()
+        threads = min(_THREADS, max(1, (os.cpu_count() or 1) // 2), max(1, len(files)))
+        self._pool: Final = ThreadPoolExecutor(threads, thread_name_prefix="hash")
+        self._found: dict[Path, Future[str]] = {}
+
+    def __enter__(self) -> Self:
+        self._found = {file: self._pool.submit(self._hash, file) for file in self._files}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def finish(self) -> None:
+        """Wait for every hash. Raises `LoadError` if a file is not the hub's, and `ReadError` if it
+        cannot be read."""
+        for file, found in self._found.items():
+            if not hmac.compare_digest(found.result(), self._files[file]):
+                raise LoadError(
+                    f"{file} is not the file that the hub has: its SHA-256 is "
+                    f"{found.result()[:12]}..., the hub's {self._files[file][:12]}...; remove it "
+                    "and fetch the model again, or say trust_weights = true"
+                )
+
+    def _hash(self, file: Path) -> str:
+        hashed = hashlib.sha256()
+        buffer = memoryview(bytearray(_BUFFER))
+        with open_file(file) as stream:
+            while not self._stop.is_set():
+                try:
+                    size = stream.raw.readinto(buffer)
+                except OSError as error:
+                    raise ReadError(f"cannot read {file}: {error.strerror}") from None
+                if not size:
+                    break
+                hashed.update(buffer[:size])
+        return hashed.hexdigest()

@@ -17,31 +17,117 @@ The rules:
 A row that reads guesses ahead gets one set of bits for the place of each, as if the guesses before
 it had been drawn, from a copy of its matcher. So a guess that the grammar forbids is never drawn,
 and the guesses after it do not count. A row whose grammar takes more than its limits, takes too
-long (`mask_time`), or allows nothing, is over: its engine says why (ROW_OVER), and no other row is
+long (`MaskTime`), or allows nothing, is over: its engine says why (ROW_OVER), and no other row is
 touched.
+
+`Matchers` prepares what follows a grammar, beside the compute thread. When a ROW comes, a thread of
+its own compiles the row's grammar, follows the tokens that the row has so far, and makes a first
+mask, which takes longer than later ones. Then ROW_READY says that the row may decode: the head lets
+no row decode before that, so that no step waits for a grammar. A rank of tensor parallelism other
+than the head's makes the same at the same time, and the head does not wait for it: there a step may
+wait for what such a rank takes longer.
+
+The tokenizer is made in that thread, too, before there is a row. Rows with equal grammars share
+what has been compiled, by copies; the head marks each with its owner, so no two owners have equal
+ones. Nothing is made for a row that has gone meanwhile: its ROW_READY comes at once, so rows that
+come and go keep no other waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import attrs
 import mlx.core as mx
-from llguidance import LLMatcher
-from sealring_protocol.codec.messages import Row
+from llguidance import LLMatcher, LLTokenizer
+from sealring_protocol.codec.local_messages import RowReady
+from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
 
-from sealring_model.errors import LedgerError
-from sealring_model.sampling.matchers import Matchers, trouble
-from sealring_model.text.mask_time import MaskTime
+from sealring_model.channel import ChannelClosed
+from sealring_model.errors import LedgerError, LoadError
+from sealring_model.text import grammars
+from sealring_model.text.grammars import MaskTime
 
 _COMPLETE: Final = ""
 _NOTHING: Final = "its grammar, bad words and least length leave no token that may follow"
 
+_KEPT: Final = 8
+"""Compiled grammars that are kept. One may take 20 MiB."""
 
-class _Over(Exception):
-    """The row cannot go on; the text says why, and is empty if the row is complete."""
+_NICE: Final = 5
+"""How much nicer the thread is than the one that computes."""
+
+
+class Constraints:
+    """The constraints of all rows that have some, over a *vocabulary* of tokens.
+
+    A decode takes those of its rows when it begins, and keeps them: a row may leave, or come back
+    under its old number, before its token is drawn.
+    """
+
+    def __init__(self, vocabulary: int, matchers: Matchers | None) -> None:
+        self._words: Final = (vocabulary + 31) // 32
+        self._matchers: Final = matchers
+        self._by_uid: Final[dict[int, Constraint]] = {}
+
+    def begin(self, rows: Sequence[Row]) -> tuple[Constraint | None, ...]:
+        """A decode of *rows* begins: the constraint of each that has one. Raises `LedgerError` for
+        a grammar where nothing follows one."""
+        return tuple([self._of(row) if row.constrained else None for row in rows])
+
+    def _of(self, row: Row) -> Constraint:
+        known = self._by_uid.get(row.uid)
+        if known is None or known.row is not row:
+            known = self._by_uid[row.uid] = Constraint(row, self._words, self._matchers)
+        return known
+
+    def forget(self, uid: int) -> None:
+        """Row *uid* is gone: no further decode of it begins."""
+        self._by_uid.pop(uid, None)
+
+    def masks(
+        self,
+        constraints: Sequence[Constraint | None],
+        positions: Sequence[int],
+        guesses: Sequence[int],
+    ) -> Masks:
+        """What rows with these *constraints* may have at *positions*; a single row that reads
+        *guesses*, what it may have from its position on."""
+        lines: list[bytes] = []
+        over: list[tuple[int, int, str]] = []
+        for constraint, position in zip(constraints, positions, strict=True):
+            if constraint is None:
+                lines += [b"\xff" * (4 * self._words)] * (len(guesses) + 1)
+                continue
+            bits, place, why = constraint.allowed(position, guesses)
+            lines += bits
+            if why is not None:
+                over.append((constraint.row.uid, place, why))
+        words = memoryview(b"".join(lines)).cast("I", (len(lines), self._words))
+        return Masks(mx.array(words), tuple(over))  # type: ignore[arg-type]
+
+
+@attrs.frozen(eq=False)
+class Masks:
+    """The bits of one sampling, one line of *words* for each row or place, and which rows are
+    *over*: at which place, and why."""
+
+    words: mx.array
+    over: tuple[tuple[int, int, str], ...] = ()
+
+    def apply(self, logits: mx.array) -> mx.array:
+        """*logits* ``(lines, vocabulary)``, minus infinity where a token is forbidden."""
+        bits = (self.words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
+        allowed = bits.reshape(len(bits), -1)[:, : logits.shape[-1]].astype(mx.bool_)
+        return mx.where(allowed, logits, -mx.inf)
 
 
 class Constraint:
@@ -161,6 +247,113 @@ class Constraint:
         return bits + [self._all] * (len(guesses) + 1 - len(bits))
 
 
+class Matchers:
+    """Matchers of grammars over *vocabulary* tokens of the model in *folder*. *report* is called
+    for each that is prepared, in that thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        vocabulary: int,
+        report: Callable[[RowReady], None] = lambda ready: None,
+    ) -> None:
+        self._folder: Final = folder
+        self._vocabulary: Final = vocabulary
+        self._report: Final = report
+        self._thread: Final = ThreadPoolExecutor(1, "grammars", _give_way)
+        self._compiled: Final[dict[bytes, LLMatcher]] = {}  # that thread's alone
+        self._prepared: Final[dict[int, _Preparing]] = {}  # by uid
+
+    def load(self) -> Future[LLTokenizer]:
+        """Make the tokenizer, so that the first grammar need not wait for it. Returns at once."""
+        return self._thread.submit(lambda: self._tokenizer)
+
+    @functools.cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return grammars.grammar_tokenizer(self._folder, self._vocabulary)
+
+    def begin(self, row: Row, epoch: Epoch = NO_EPOCH) -> Future[LLMatcher]:
+        """Prepare *row*, which came in *epoch* and has a grammar. Returns at once."""
+        self.forget(row.uid)
+        self._prepared[row.uid] = coming = self._submit(_Preparing(row, epoch))
+        return coming.matcher
+
+    def _submit(self, coming: _Preparing) -> _Preparing:
+        coming.matcher = self._thread.submit(self._prepare, coming)
+        return coming
+
+    def forget(self, uid: int) -> None:
+        """Row *uid* is gone."""
+        if (coming := self._prepared.pop(uid, None)) is not None:
+            coming.gone = True
+
+    def take(self, row: Row) -> Future[LLMatcher]:
+        """A matcher for *row* after the tokens that its ROW has, which is there once ROW_READY
+        was sent. The caller has it even if the row is forgotten. A fault of the grammar is the
+        matcher's. The future has `LoadError` if the model's tokenizer cannot be read."""
+        coming = self._prepared.pop(row.uid, None)
+        if coming is None or coming.row is not row:
+            coming = self._submit(_Preparing(row))
+        return coming.matcher
+
+    @property
+    def ends(self) -> list[int]:
+        """The ids that every matcher takes for ends; there must have been one."""
+        return list(self._tokenizer.eos_tokens)
+
+    def _prepare(self, coming: _Preparing) -> LLMatcher:
+        row, epoch, gone = coming.row, coming.epoch, coming.gone
+        why = "" if gone else "what follows its grammar could not be made"
+        try:
+            if gone:
+                raise CancelledError
+            matcher = self._compile(row.grammar).deep_copy()
+            for token in row.history[len(row.history) - row.generated :]:
+                matcher.consume_token(token)  # one by one, so that other threads have their turns
+            began = time.thread_time()
+            matcher.compute_bitmask()
+            why = trouble(matcher) or MaskTime().add(time.thread_time() - began)
+        except LoadError as error:
+            why = str(error)
+            raise
+        finally:
+            if epoch is not None:
+                with contextlib.suppress(ChannelClosed):
+                    self._report(RowReady(epoch, row.uid, why))
+        return matcher
+
+    def _compile(self, grammar: bytes) -> LLMatcher:
+        known = self._compiled.pop(grammar, None)
+        if known is None:
+            known = grammars.matcher(self._tokenizer, grammar.decode("utf-8", "replace"))
+        self._compiled[grammar] = known  # the latest is last
+        for text in list(self._compiled)[:-_KEPT]:
+            del self._compiled[text]
+        return known
+
+
+@attrs.define(eq=False)
+class _Preparing:
+    """The matcher of *row*, on its way; not made once the row is *gone*."""
+
+    row: Row
+    epoch: Epoch | None = None
+    gone: bool = False  # set by the compute thread, read by the other
+    matcher: Future[LLMatcher] = attrs.field(init=False)
+
+
+class _Over(Exception):
+    """The row cannot go on; the text says why, and is empty if the row is complete."""
+
+
+def trouble(matcher: LLMatcher) -> str:
+    """Why *matcher* cannot go on, in llguidance's words; empty if it can."""
+    if not matcher.is_error():
+        return ""
+    said = " ".join(str(matcher.get_error()).replace("<non-verbose/>", "").split())
+    return f"its grammar cannot be followed: {said.rstrip('.') or 'it is too costly'}"
+
+
 def _longest(row: Row) -> int:
     return max(map(len, row.bad), default=1)
 
@@ -186,65 +379,7 @@ def _clear(bits: bytearray, token: int) -> None:
         bits[at] &= ~(1 << bit)
 
 
-@attrs.frozen(eq=False)
-class Masks:
-    """The bits of one sampling, one line of *words* for each row or place, and which rows are
-    *over*: at which place, and why."""
-
-    words: mx.array
-    over: tuple[tuple[int, int, str], ...] = ()
-
-    def apply(self, logits: mx.array) -> mx.array:
-        """*logits* ``(lines, vocabulary)``, minus infinity where a token is forbidden."""
-        bits = (self.words[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
-        allowed = bits.reshape(len(bits), -1)[:, : logits.shape[-1]].astype(mx.bool_)
-        return mx.where(allowed, logits, -mx.inf)
-
-
-class Constraints:
-    """The constraints of all rows that have some, over a *vocabulary* of tokens.
-
-    A decode takes those of its rows when it begins, and keeps them: a row may leave, or come back
-    under its old number, before its token is drawn.
-    """
-
-    def __init__(self, vocabulary: int, matchers: Matchers | None) -> None:
-        self._words: Final = (vocabulary + 31) // 32
-        self._matchers: Final = matchers
-        self._by_uid: Final[dict[int, Constraint]] = {}
-
-    def begin(self, rows: Sequence[Row]) -> tuple[Constraint | None, ...]:
-        """A decode of *rows* begins: the constraint of each that has one. Raises `LedgerError` for
-        a grammar where nothing follows one."""
-        return tuple([self._of(row) if row.constrained else None for row in rows])
-
-    def _of(self, row: Row) -> Constraint:
-        known = self._by_uid.get(row.uid)
-        if known is None or known.row is not row:
-            known = self._by_uid[row.uid] = Constraint(row, self._words, self._matchers)
-        return known
-
-    def forget(self, uid: int) -> None:
-        """Row *uid* is gone: no further decode of it begins."""
-        self._by_uid.pop(uid, None)
-
-    def masks(
-        self,
-        constraints: Sequence[Constraint | None],
-        positions: Sequence[int],
-        guesses: Sequence[int],
-    ) -> Masks:
-        """What rows with these *constraints* may have at *positions*; a single row that reads
-        *guesses*, what it may have from its position on."""
-        lines: list[bytes] = []
-        over: list[tuple[int, int, str]] = []
-        for constraint, position in zip(constraints, positions, strict=True):
-            if constraint is None:
-                lines += [b"\xff" * (4 * self._words)] * (len(guesses) + 1)
-                continue
-            bits, place, why = constraint.allowed(position, guesses)
-            lines += bits
-            if why is not None:
-                over.append((constraint.row.uid, place, why))
-        words = memoryview(b"".join(lines)).cast("I", (len(lines), self._words))
-        return Masks(mx.array(words), tuple(over))  # type: ignore[arg-type]
+def _give_way() -> None:
+    """Let the other threads of this process go first, where a thread can."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        os.nice(_NICE)

@@ -8,7 +8,7 @@ kernel.
 A step that reads guesses has a few tokens of one row. MLX gives them to cuDNN, which plans anew
 for each number of queries and of keys. That takes 60 to 80 ms, and each step has other keys. Here
 they are as many rows with the same keys, of which each sees one more than the row before, or those
-that a mask says (see `unplaced`).
+that a mask says (see `lookahead`).
 
 Each block of threads has the keys of one row and one head, and all queries that go with them
 (grouped queries, arXiv:2305.13245), so that each key and value is read once. A thread has eight

@@ -36,9 +36,8 @@ from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Save
 
 from sealring_model.errors import LedgerError
 from sealring_model.mlx_lm_import import mlx_lm
-from sealring_model.stage.layout import flat
-from sealring_model.stage.stage import Stage
-from sealring_model.stage.tensors import start
+from sealring_model.stage.device import start
+from sealring_model.stage.stage import Stage, flat
 
 # ---------------------------------------------------------------------- forks
 # Copies of caches that share their arrays. Whoever writes first writes to arrays of its own.
@@ -170,7 +169,7 @@ class CacheStore:
 
     def lengthen(self, batch: int, tokens: int) -> None:
         """The caches of *batch* have *tokens* more, which an unplaced forward wrote (see
-        `unplaced`)."""
+        `lookahead`)."""
         for cache in self.batch(batch):
             cache.offset += tokens
 

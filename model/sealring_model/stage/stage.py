@@ -6,7 +6,7 @@ A stage runs the model's own loop (see `outline`), in which it replaces the laye
   arrays of the shapes of the layer's output. What was received from the hop is among them.
 - An owned layer that returns something which the next hop carries notes it. Whatever the loop does
   after the last owned layer is a graph that nobody evaluates.
-- The list of caches keeps its full length, too (see `layout`).
+- The list of caches keeps its full length, too (see `Layout`).
 
 Rank 0 closes the ring: it has the embedding, the norm and the output head. Its head is a second
 view of the same model, in which every layer is a stand-in. The last returns what came back.
@@ -19,7 +19,7 @@ of `Outline.hop`; for most families it is one array of hidden states, ``(rows, t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Final
@@ -28,107 +28,22 @@ import mlx.core as mx
 from mlx import nn
 
 from sealring_model.errors import LoadError
-from sealring_model.stage.layout import Layout
 from sealring_model.stage.outline import (
     Axis,
     Carried,
     HopTensor,
     Outline,
-    Spec,
-    new_caches,
-)
-from sealring_model.stage.views import (
     Path,
+    Spec,
     arguments_of,
     hollow,
     leaves,
+    new_caches,
     override_call,
     part_at,
     replaced,
     with_parts,
 )
-
-
-class _Values:
-    """What hops carry, while a loop runs: *received* from the one before, *sent* on the next."""
-
-    def __init__(self) -> None:
-        self.rows, self.tokens = 1, 1
-        self.received: dict[Carried, mx.array] = {}
-        self.sent: dict[Carried, mx.array] = {}
-
-    @contextmanager
-    def holding(
-        self, rows: int, tokens: int, received: Mapping[Carried, mx.array]
-    ) -> Iterator[dict[Carried, mx.array]]:
-        """Within the block layers find what was *received*; yields what is sent. Afterwards nothing
-        keeps its memory."""
-        self.rows, self.tokens = rows, tokens
-        self.received, self.sent = dict(received), dict(received)
-        try:
-            yield self.sent
-        finally:
-            self.received, self.sent = {}, {}
-
-
-def _identity(*args: Any, **kwargs: Any) -> Any:
-    """In place of a layer that returns one array, of which nothing is carried: its argument."""
-    return args[0] if args else next(iter(kwargs.values()))
-
-
-class _StandIn:
-    """In place of a layer of another rank: returns a tree like *output*, with arrays of *shapes*.
-
-    Arrays *taken* of it were received from the hop before; arguments *noted* are sent on the next.
-    """
-
-    def __init__(
-        self,
-        output: Any,
-        shapes: Mapping[Path, Spec],
-        taken: Sequence[Carried],
-        noted: Sequence[Carried],
-        values: _Values,
-    ) -> None:
-        self._output: Final = output
-        self._shapes: Final = shapes
-        self._taken: Final = tuple(taken)
-        self._noted: Final = tuple(noted)
-        self._values: Final = values
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        values = self._values
-        if self._noted:
-            arguments = arguments_of(args, kwargs)
-            values.sent.update({part: arguments[part.path[0]] for part in self._noted})
-        arrays = {
-            path: mx.zeros(spec.shape(values.rows, values.tokens), spec.dtype)
-            for path, spec in self._shapes.items()
-        }
-        arrays.update({part.path: values.received[part] for part in self._taken})
-        return replaced(self._output, arrays)
-
-
-def _owned(
-    layer: nn.Module, taken: Sequence[Carried], noted: Sequence[Carried], values: _Values
-) -> nn.Module:
-    """*layer*, changed so that arguments *taken* are those received from the hop before, and arrays
-    *noted* of its output are sent on the next. Without any it stays as it is."""
-    if not taken and not noted:
-        return layer
-    run = type(layer).__call__
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = arguments_of(args, kwargs)
-        arguments.update({part.path[0]: values.received[part] for part in taken})
-        positional = [arguments.pop(number) for number in range(len(args))]
-        output = run(layer, *positional, **arguments)
-        arrays = dict(leaves(output))
-        # A copy, for the loop may assign to parts of an array.
-        values.sent.update({part: copy.copy(arrays[part.path]) for part in noted})
-        return output
-
-    return override_call(layer, call)
 
 
 class Stage:
@@ -297,6 +212,173 @@ def dummy_inputs(tensors: Sequence[HopTensor], rows: int, tokens: int) -> list[m
     ]
 
 
+def joined(tensor: HopTensor, sent: Mapping[Carried, mx.array]) -> mx.array:
+    """*tensor*, made of what is *sent*."""
+    if len(tensor.parts) == 1:
+        array = sent[tensor.parts[0]]
+    else:
+        array = mx.stack([sent[part] for part in tensor.parts])
+    return array if tensor.within is None else array.astype(tensor.spec.dtype)
+
+
+def some_tokens(tensor: HopTensor, array: mx.array, tokens: slice) -> mx.array:
+    """Those *tokens* of *array*, which is *tensor*."""
+    dims = tensor.spec.dims
+    if Axis.TOKENS not in dims:
+        return array
+    axis = dims.index(Axis.TOKENS)
+    return array[(*(slice(None) for _ in range(axis)), tokens)]
+
+
+class Layout:
+    """Where the caches of the stage of layers *first* to *last* (excluded) stand in the full-length
+    list that the model takes.
+
+    A stage keeps one cache per *slot*. First come the caches that its layers write, in order; on
+    rank 0 also those that the loop itself writes. Then come stand-ins for what other ranks have,
+    whose masks and offsets the loop reads: a cache of an owned layer serves if it is of the same
+    kind, and where there is none, an empty one does that `advance` keeps as long as the others.
+
+    *owners* has for each cache the layer that writes it, None if that is no layer.
+    """
+
+    def __init__(
+        self, prototypes: Sequence[Any], owners: Sequence[int | None], first: int, last: int
+    ) -> None:
+        owned = [
+            index
+            for index, owner in enumerate(owners)
+            if (first == 0 if owner is None else first <= owner < last)
+        ]
+        places = {index: slot for slot, index in enumerate(owned)}
+        by_kind: dict[tuple[Any, ...], int] = {}
+        for slot, index in enumerate(owned):
+            if owners[index] is not None:
+                by_kind.setdefault(_kind(prototypes[index]), slot)
+        picked = list(owned)
+        for index, owner in enumerate(owners):
+            if index not in places:
+                # What the loop itself writes to is no other's.
+                slot = len(picked)
+                if owner is not None:
+                    slot = by_kind.setdefault(_kind(prototypes[index]), slot)
+                if slot == len(picked):
+                    picked.append(index)
+                places[index] = slot
+        self.picked: Final = tuple(picked)
+        self.owned: Final = len(owned)
+        self._places: Final = tuple(places[index] for index in range(len(prototypes)))
+
+    def spread(self, slots: Sequence[Any]) -> list[Any]:
+        """The full-length list, with each of *slots* in all its places."""
+        return [slots[place] for place in self._places]
+
+    def advance(self, slots: Sequence[Any], rows: int, tokens: int, value: int = 0) -> None:
+        """Lengthen the stand-ins among *slots* by *tokens* tokens of each of *rows* rows. A token
+        takes two numbers, each *value*."""
+        for cache in flat(slots[self.owned :]):
+            if hasattr(cache, "update_and_fetch"):
+                nothing = mx.full((rows, 1, tokens, 1), value, mx.float32)
+                cache.update_and_fetch(nothing, nothing)
+
+
+def flat(slots: Iterable[Any]) -> Iterator[Any]:
+    """Each cache of *slots*; a list of caches counts as its members."""
+    for cache in slots:
+        if hasattr(cache, "caches"):
+            yield from flat(cache.caches)
+        else:
+            yield cache
+
+
+def _kind(cache: Any) -> tuple[Any, ...]:
+    """Two caches of the same kind (class and window) give the same mask."""
+    parts = tuple(_kind(part) for part in getattr(cache, "caches", ()))
+    return type(cache), getattr(cache, "max_size", None), getattr(cache, "chunk_size", None), parts
+
+
+class _Values:
+    """What hops carry, while a loop runs: *received* from the one before, *sent* on the next."""
+
+    def __init__(self) -> None:
+        self.rows, self.tokens = 1, 1
+        self.received: dict[Carried, mx.array] = {}
+        self.sent: dict[Carried, mx.array] = {}
+
+    @contextmanager
+    def holding(
+        self, rows: int, tokens: int, received: Mapping[Carried, mx.array]
+    ) -> Iterator[dict[Carried, mx.array]]:
+        """Within the block layers find what was *received*; yields what is sent. Afterwards nothing
+        keeps its memory."""
+        self.rows, self.tokens = rows, tokens
+        self.received, self.sent = dict(received), dict(received)
+        try:
+            yield self.sent
+        finally:
+            self.received, self.sent = {}, {}
+
+
+def _identity(*args: Any, **kwargs: Any) -> Any:
+    """In place of a layer that returns one array, of which nothing is carried: its argument."""
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+class _StandIn:
+    """In place of a layer of another rank: returns a tree like *output*, with arrays of *shapes*.
+
+    Arrays *taken* of it were received from the hop before; arguments *noted* are sent on the next.
+    """
+
+    def __init__(
+        self,
+        output: Any,
+        shapes: Mapping[Path, Spec],
+        taken: Sequence[Carried],
+        noted: Sequence[Carried],
+        values: _Values,
+    ) -> None:
+        self._output: Final = output
+        self._shapes: Final = shapes
+        self._taken: Final = tuple(taken)
+        self._noted: Final = tuple(noted)
+        self._values: Final = values
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = self._values
+        if self._noted:
+            arguments = arguments_of(args, kwargs)
+            values.sent.update({part: arguments[part.path[0]] for part in self._noted})
+        arrays = {
+            path: mx.zeros(spec.shape(values.rows, values.tokens), spec.dtype)
+            for path, spec in self._shapes.items()
+        }
+        arrays.update({part.path: values.received[part] for part in self._taken})
+        return replaced(self._output, arrays)
+
+
+def _owned(
+    layer: nn.Module, taken: Sequence[Carried], noted: Sequence[Carried], values: _Values
+) -> nn.Module:
+    """*layer*, changed so that arguments *taken* are those received from the hop before, and arrays
+    *noted* of its output are sent on the next. Without any it stays as it is."""
+    if not taken and not noted:
+        return layer
+    run = type(layer).__call__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        arguments = arguments_of(args, kwargs)
+        arguments.update({part.path[0]: values.received[part] for part in taken})
+        positional = [arguments.pop(number) for number in range(len(args))]
+        output = run(layer, *positional, **arguments)
+        arrays = dict(leaves(output))
+        # A copy, for the loop may assign to parts of an array.
+        values.sent.update({part: copy.copy(arrays[part.path]) for part in noted})
+        return output
+
+    return override_call(layer, call)
+
+
 def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Carried, mx.array]:
     """The arrays that *arrays*, which are *tensors*, carry."""
     parts: dict[Carried, mx.array] = {}
@@ -307,15 +389,6 @@ def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Ca
         else:
             parts.update({part: array[at] for at, part in enumerate(tensor.parts)})
     return parts
-
-
-def joined(tensor: HopTensor, sent: Mapping[Carried, mx.array]) -> mx.array:
-    """*tensor*, made of what is *sent*."""
-    if len(tensor.parts) == 1:
-        array = sent[tensor.parts[0]]
-    else:
-        array = mx.stack([sent[part] for part in tensor.parts])
-    return array if tensor.within is None else array.astype(tensor.spec.dtype)
 
 
 def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[int, int]:
@@ -332,12 +405,3 @@ def _by_token(logits: mx.array, tokens: int) -> mx.array:
     """*logits* ``(rows, tokens, vocabulary)`` of the last token of every row, or of the last
     *tokens* of the only row."""
     return logits[:, -1, :] if tokens == 1 else logits[0, -tokens:, :]
-
-
-def some_tokens(tensor: HopTensor, array: mx.array, tokens: slice) -> mx.array:
-    """Those *tokens* of *array*, which is *tensor*."""
-    dims = tensor.spec.dims
-    if Axis.TOKENS not in dims:
-        return array
-    axis = dims.index(Axis.TOKENS)
-    return array[(*(slice(None) for _ in range(axis)), tokens)]

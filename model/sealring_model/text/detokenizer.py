@@ -17,7 +17,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -26,14 +26,15 @@ from sealring_protocol.limits import MAX_ENDS
 from sealring_model.errors import TextError
 from sealring_model.loading.foreign_json import parse_foreign
 from sealring_model.mlx_lm_import import without_mlx
-from sealring_model.text.token_lengths import decoding_work
 
 _SPM_SPACE: Final = "\u2581"
+
 _SPM: Final = [
     {"type": "Replace", "pattern": {"String": _SPM_SPACE}, "content": " "},
     {"type": "ByteFallback"},
     {"type": "Fuse"},
 ]
+
 _SPM_STRIP: Final = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _BYTE_NAME: Final = len("<0xFF>")
 
@@ -78,153 +79,6 @@ _CLEANED: Final = (
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
 """What transformers replaces in a text that it cleans up."""
-
-
-class Detokenizer(ABC):
-    """The text of one answer that goes on *after* the tokens of a prompt, piece by piece, in whole
-    characters. Tokens that are *silent* have none."""
-
-    def __init__(self, after: Sequence[int], silent: frozenset[int]) -> None:
-        self._before = after[-_SEAM:]  # until it has been taken in
-        self._silent = silent
-
-    def add(self, token: int) -> str:
-        """The text that *token* completes; it may be empty. A token that the tokenizer does not
-        have, which a model with a wider output head may give, has none. Raises `TextError`."""
-        return self._told(token)
-
-    def finish(self) -> str:
-        """The text that was held back. Call it after the last token. Raises `TextError`."""
-        return self._told(None)
-
-    def _told(self, token: int | None) -> str:
-        try:
-            before, self._before = self._before, ()
-            for each in before:
-                self._next(each)
-            return self._finish() if token is None else self._next(token)
-        except BaseException as error:
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            raise TextError(f"the model's tokenizer makes no text of its tokens: {error}") from None
-
-    def _next(self, token: int) -> str:
-        return "" if token in self._silent else self._add(token)
-
-    @abstractmethod
-    def _add(self, token: int) -> str: ...
-
-    @abstractmethod
-    def _finish(self) -> str: ...
-
-
-class ByteDetokenizer(Detokenizer):
-    """Of a tokenizer whose tokens are *bytes_of*. With *trim* a space at the very beginning is left
-    out."""
-
-    def __init__(
-        self,
-        bytes_of: Callable[[int], bytes],
-        after: Sequence[int],
-        silent: frozenset[int],
-        *,
-        trim: bool,
-    ) -> None:
-        super().__init__(after, silent)
-        self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._trim = trim
-
-    def _add(self, token: int) -> str:
-        return self._trimmed(self._decoder.decode(self._bytes_of(token)))
-
-    def _finish(self) -> str:
-        return self._trimmed(self._decoder.decode(b"", final=True))
-
-    def _trimmed(self, text: str) -> str:
-        if self._trim and text:
-            self._trim = False
-            return text.removeprefix(" ")
-        return text
-
-
-class WindowDetokenizer(Detokenizer):
-    """Of any tokenizer, which *decode*s."""
-
-    def __init__(
-        self,
-        decode: Callable[[list[int]], str],
-        after: Sequence[int],
-        silent: frozenset[int],
-    ) -> None:
-        super().__init__((), silent)
-        self._decode = decode
-        self._ids = [token for token in after[-_SEAM:] if token not in silent]
-        self._said = self._size = 0
-        """Characters of their text that have been given out, or are the prompt's; and all."""
-        self._broken: list[int] = []
-        """How many tokens there were after each that completed no character, since one did."""
-        if self._ids:
-            text = decode(self._ids)
-            self._said = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
-            self._size = len(text)
-
-    def _add(self, token: int) -> str:
-        self._ids.append(token)
-        text = self._decode(self._ids)
-        ready = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
-        if ready == len(text):
-            self._broken = []
-        elif len(text) > self._size and len(self._broken) < _CHARACTER:
-            self._broken.append(len(self._ids))
-        self._size = len(text)
-        final = ready
-        if len(self._broken) == _CHARACTER:  # only the last bytes may become a character
-            final = max(ready, len(text) - _CHARACTER + 1)
-        space = text.find(" ", max(0, final - _TAIL), final)
-        piece = self._given(text, final if space < 0 else space)
-        if ready == len(text):
-            if len(self._ids) > _WINDOW:
-                self._forget(text)
-        elif self._broken and len(self._ids) > self._broken[-1] + _WINDOW:
-            self._forget_broken(text, ready)
-        return piece
-
-    def _forget_broken(self, text: str, ready: int) -> None:
-        """Forget tokens in the middle of those without a character, with which *text* ends from
-        *ready*. The first stay: in some decoders they spoil all bytes after them."""
-        ids = [*self._ids[: self._broken[-1] + _SEAM], *self._ids[-_SEAM:]]
-        less = len(text) - len(last := self._decode(ids))
-        if 0 <= less <= self._said and last == text[:ready] + text[ready + less :]:
-            self._ids, self._said, self._size = ids, self._said - less, len(last)
-        else:  # most of it is characters, but the end of each token is the beginning of one
-            self._forget(text)
-
-    def _forget(self, text: str) -> None:
-        """Forget the tokens of *text* but for the last. Those may begin within a character, which
-        has been given out."""
-        for count in range(_SEAM, 2 * _SEAM):
-            last = self._decode(self._ids[-count:])
-            said = self._said - len(text) + len(last)
-            whole = last.lstrip("\N{REPLACEMENT CHARACTER}")
-            if said >= len(last) - len(whole) and text.endswith(whole) and (whole or not last):
-                self._ids, self._said, self._size = self._ids[-count:], said, len(last)
-                self._broken = []
-                return
-
-    def _finish(self) -> str:
-        text = self._decode(self._ids)
-        return self._given(text, len(text))
-
-    def _given(self, text: str, end: int) -> str:
-        start, self._said = self._said, max(self._said, end)
-        return text[start:end]
-
-
-def is_panic(error: BaseException) -> bool:
-    """Whether *error* says that Rust code failed, such as a tokenizer's whose file is odd. It is no
-    `Exception`, and nobody can import its class."""
-    return type(error).__name__ == "PanicException"
 
 
 @attrs.frozen(slots=False)
@@ -405,6 +259,147 @@ class Vocabulary:
         return ByteDetokenizer(self.__getitem__, before, silent, trim=trim)
 
 
+class Detokenizer(ABC):
+    """The text of one answer that goes on *after* the tokens of a prompt, piece by piece, in whole
+    characters. Tokens that are *silent* have none."""
+
+    def __init__(self, after: Sequence[int], silent: frozenset[int]) -> None:
+        self._before = after[-_SEAM:]  # until it has been taken in
+        self._silent = silent
+
+    def add(self, token: int) -> str:
+        """The text that *token* completes; it may be empty. A token that the tokenizer does not
+        have, which a model with a wider output head may give, has none. Raises `TextError`."""
+        return self._told(token)
+
+    def finish(self) -> str:
+        """The text that was held back. Call it after the last token. Raises `TextError`."""
+        return self._told(None)
+
+    def _told(self, token: int | None) -> str:
+        try:
+            before, self._before = self._before, ()
+            for each in before:
+                self._next(each)
+            return self._finish() if token is None else self._next(token)
+        except BaseException as error:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
+            raise TextError(f"the model's tokenizer makes no text of its tokens: {error}") from None
+
+    def _next(self, token: int) -> str:
+        return "" if token in self._silent else self._add(token)
+
+    @abstractmethod
+    def _add(self, token: int) -> str: ...
+
+    @abstractmethod
+    def _finish(self) -> str: ...
+
+
+class ByteDetokenizer(Detokenizer):
+    """Of a tokenizer whose tokens are *bytes_of*. With *trim* a space at the very beginning is left
+    out."""
+
+    def __init__(
+        self,
+        bytes_of: Callable[[int], bytes],
+        after: Sequence[int],
+        silent: frozenset[int],
+        *,
+        trim: bool,
+    ) -> None:
+        super().__init__(after, silent)
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._trim = trim
+
+    def _add(self, token: int) -> str:
+        return self._trimmed(self._decoder.decode(self._bytes_of(token)))
+
+    def _finish(self) -> str:
+        return self._trimmed(self._decoder.decode(b"", final=True))
+
+    def _trimmed(self, text: str) -> str:
+        if self._trim and text:
+            self._trim = False
+            return text.removeprefix(" ")
+        return text
+
+
+class WindowDetokenizer(Detokenizer):
+    """Of any tokenizer, which *decode*s."""
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        after: Sequence[int],
+        silent: frozenset[int],
+    ) -> None:
+        super().__init__((), silent)
+        self._decode = decode
+        self._ids = [token for token in after[-_SEAM:] if token not in silent]
+        self._said = self._size = 0
+        """Characters of their text that have been given out, or are the prompt's; and all."""
+        self._broken: list[int] = []
+        """How many tokens there were after each that completed no character, since one did."""
+        if self._ids:
+            text = decode(self._ids)
+            self._said = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+            self._size = len(text)
+
+    def _add(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        ready = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+        if ready == len(text):
+            self._broken = []
+        elif len(text) > self._size and len(self._broken) < _CHARACTER:
+            self._broken.append(len(self._ids))
+        self._size = len(text)
+        final = ready
+        if len(self._broken) == _CHARACTER:  # only the last bytes may become a character
+            final = max(ready, len(text) - _CHARACTER + 1)
+        space = text.find(" ", max(0, final - _TAIL), final)
+        piece = self._given(text, final if space < 0 else space)
+        if ready == len(text):
+            if len(self._ids) > _WINDOW:
+                self._forget(text)
+        elif self._broken and len(self._ids) > self._broken[-1] + _WINDOW:
+            self._forget_broken(text, ready)
+        return piece
+
+    def _forget_broken(self, text: str, ready: int) -> None:
+        """Forget tokens in the middle of those without a character, with which *text* ends from
+        *ready*. The first stay: in some decoders they spoil all bytes after them."""
+        ids = [*self._ids[: self._broken[-1] + _SEAM], *self._ids[-_SEAM:]]
+        less = len(text) - len(last := self._decode(ids))
+        if 0 <= less <= self._said and last == text[:ready] + text[ready + less :]:
+            self._ids, self._said, self._size = ids, self._said - less, len(last)
+        else:  # most of it is characters, but the end of each token is the beginning of one
+            self._forget(text)
+
+    def _forget(self, text: str) -> None:
+        """Forget the tokens of *text* but for the last. Those may begin within a character, which
+        has been given out."""
+        for count in range(_SEAM, 2 * _SEAM):
+            last = self._decode(self._ids[-count:])
+            said = self._said - len(text) + len(last)
+            whole = last.lstrip("\N{REPLACEMENT CHARACTER}")
+            if said >= len(last) - len(whole) and text.endswith(whole) and (whole or not last):
+                self._ids, self._said, self._size = self._ids[-count:], said, len(last)
+                self._broken = []
+                return
+
+    def _finish(self) -> str:
+        text = self._decode(self._ids)
+        return self._given(text, len(text))
+
+    def _given(self, text: str, end: int) -> str:
+        start, self._said = self._said, max(self._said, end)
+        return text[start:end]
+
+
 def bytes_reader(decoder: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool, bool] | None:
     """What makes bytes of a token's name, for the tokenizer whose *decoder* is described, and
     whether it ``strips`` and ``trims``; None if its tokens are not bytes."""
@@ -427,6 +422,31 @@ def check_decoder(longest: int, decoder: Mapping[str, Any]) -> None:
             f"its longest token has {longest:,} characters, which its decoder makes text of in "
             f"{work:,.0f} steps, and {_MAX_WORK:,} are the most"
         )
+
+
+def decoding_work(decoder: Mapping[str, Any]) -> float:
+    """The steps in which the *decoder* of a fast tokenizer makes text of each character of a token,
+    at most. Infinity if it searches with a regular expression."""
+    work = size = 1.0
+    for old, new in _replacements(decoder):
+        if old is None:
+            return math.inf
+        work += size * max(1, len(old))
+        size *= max(1.0, len(new) / len(old)) if old else 1 + len(new)
+        work += size
+    return work
+
+
+@functools.cache
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    return dict(without_mlx("tokenizer_utils")._byte_decoder())
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether *error* says that Rust code failed, such as a tokenizer's whose file is odd. It is no
+    `Exception`, and nobody can import its class."""
+    return type(error).__name__ == "PanicException"
 
 
 def _spread(seen: tuple[int, int], size: int) -> tuple[int, int]:
@@ -462,7 +482,18 @@ def _byte_fallback(name: str) -> bytes:
     return name.replace(_SPM_SPACE, " ").encode()
 
 
-@functools.cache
-def byte_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    return dict(without_mlx("tokenizer_utils")._byte_decoder())
+def _replacements(decoder: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+    """The texts that each step of *decoder* replaces, and by what. None: a regular expression."""
+    match decoder.get("type"):
+        case "Sequence":
+            for step in decoder["decoders"]:
+                yield from _replacements(step)
+        case "Replace":
+            yield decoder["pattern"].get("String"), decoder["content"]
+        case "BPEDecoder":
+            yield decoder["suffix"], " "
+        case "CTC":
+            yield decoder["pad_token"], ""
+            yield decoder["word_delimiter_token"], " "
+        case _:  # it makes a text no longer but by a space for each token
+            yield "", ""

@@ -17,12 +17,13 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import attrs
+from sealring_protocol.limits import MAX_ENDS
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.weights import check_json, check_size, read_json
@@ -37,8 +38,6 @@ from sealring_model.text.detokenizer import (
     check_decoder,
     is_panic,
 )
-from sealring_model.text.eos import eos_ids
-from sealring_model.text.fill_in import FillIn
 from sealring_model.text.formats import (
     CHANNEL,
     TOLD,
@@ -49,9 +48,9 @@ from sealring_model.text.formats import (
 )
 from sealring_model.text.marks import Marks, is_guarded, shortest
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
-from sealring_model.text.token_lengths import longest_token
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
+
 _FAULTS: Final = (
     ArithmeticError,
     AttributeError,
@@ -110,106 +109,54 @@ _GAPS: Final = 1 << 16
 _TAIL: Final = 16
 """Tokens at the end of a prompt that are searched for the mark that opens the reasoning."""
 
+_GREATEST: Final = (1 << 32) - 1
 
-@attrs.frozen
-class ToolFormat:
-    """How a model writes a tool call: the marks around it, and what reads the text between: the
-    reader of *format*, as the text comes, or else a parser of mlx-lm's.
+_MOST: Final = MAX_ENDS // 4
+"""Ids that may end all answers: the tokenizer and each request add some to them."""
 
-    An empty *end* means that a call lasts to the end of the answer. *name* is that of the format.
-    """
+_SETTINGS: Final[Mapping[str, tuple[float, float]]] = {
+    "temperature": (0, 2),
+    "top_p": (1e-6, 1),
+    "top_k": (0, (1 << 32) - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (1e-6, 10),
+}
+"""What may be said of drawing, with the least and the most of it."""
 
-    start: str
-    end: str
-    name: str
-    _read: Callable[[str, Any], Any] | None = attrs.field(default=None, repr=False)
-    format: CallFormat | None = attrs.field(default=None, repr=False)
+_MARKS: Final = (
+    # before the text that comes first, before the one that comes last, before the middle
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, Granite 4
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder 2, Granite 3
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+)
 
-    @classmethod
-    def of(cls, format: CallFormat) -> ToolFormat:
-        """Calls in *format*."""
-        return cls(format.start, format.end, format.name, None, format)
+_SUFFIX_FIRST: Final = ("[PREFIX]", "[SUFFIX]")  # Codestral: the middle just follows the prefix
 
-    @classmethod
-    def known(cls, start: str, end: str, name: str) -> ToolFormat:
-        """Calls between *start* and *end* in the format *name*; empty if none is read here."""
-        format = format_named(name) if name else None
-        return cls(start, end, name, None, format)
+_ENDS: Final = (
+    "<|endoftext|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<|file_separator|>",
+    "<fim_pad>",
+    "<fim-pad>",
+    "<file_sep>",
+    "<filename>",
+    "<|cursor|>",
+    "▁<EOT>",
+    "<EOT>",
+)
+"""Tokens that end a middle: what separated files in the training data."""
 
-    @property
-    def whole(self) -> CallFormat | None:
-        """The format of the model's answers, if the whole of them has one; else None."""
-        return self.format if self.format is not None and self.format.whole else None
+_COMPOSED: Final = 4
+"""Characters that composition (NFC, NFKC) makes into one, at most: four for U+1F82 and its like."""
 
-    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedCall]:
-        """The calls in *text* of functions among *tools*; among them a call of another is one
-        without a name. Raises `ValueError` if there are none."""
-        if self.format is not None:
-            return _calls_read(self.format, text, tools)
-        if self._read is None:
-            raise ValueError("no parser")
-        try:
-            read = self._read(text, list(tools))
-            calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
-        except _FAULTS as error:
-            # The parsers expect a model to keep to its format.
-            raise ValueError(f"no tool call: {error}") from None
-        known = {tool["function"]["name"] for tool in tools}
-        if not any(call.name in known for call in calls):
-            raise ValueError("no call of a tool that there is")
-        return [call if call.name in known else _unknown(call) for call in calls]
-
-
-@attrs.frozen
-class ParsedCall:
-    """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none.
-    Without a name it is no call: *arguments* is a text for the reader."""
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
-def _calls_read(
-    format: CallFormat, text: str, tools: Sequence[Mapping[str, Any]]
-) -> list[ParsedCall]:
-    """The calls in *text*, which is all of a call in *format*. Raises `ValueError`."""
-    if format.reader is None:
-        raise ValueError("no reader")
-    kinds = value_kinds(tools, nested=format.nested)
-    reading = Reading(format.reader, kinds, format.start, format.end)
-    calls: list[ParsedCall] = []
-    parts: list[str] = []
-    for part in reading.add(text) + reading.end():
-        match part:
-            case CallStart(name, id):
-                calls.append(ParsedCall(name, "", id))
-                parts = []
-            case CallPart(more):
-                parts.append(more)
-            case CallEnd():
-                calls[-1] = attrs.evolve(calls[-1], arguments="".join(parts))
-    if not calls:
-        raise ValueError("no call of a tool that there is")
-    return calls
-
-
-def _unknown(call: ParsedCall) -> ParsedCall:
-    """*call*, of a function that there is not, as a text."""
-    text = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
-    return ParsedCall("", text)
-
-
-def _tool_call(call: Mapping[str, Any]) -> ParsedCall:
-    name, arguments = call["name"], call["arguments"]
-    if not isinstance(name, str):
-        raise TypeError("a function's name is a text")
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
-    told = ParsedCall(name, arguments, str(call.get("id") or ""))
-    for text in attrs.astuple(told):
-        text.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
-    return told
+_KEEPING: Final = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts"}
+"""Pre-tokenizers that cut a text and drop nothing."""
 
 
 class Tokenizer:
@@ -475,6 +422,98 @@ class Tokenizer:
         )
 
 
+@attrs.frozen
+class ToolFormat:
+    """How a model writes a tool call: the marks around it, and what reads the text between: the
+    reader of *format*, as the text comes, or else a parser of mlx-lm's.
+
+    An empty *end* means that a call lasts to the end of the answer. *name* is that of the format.
+    """
+
+    start: str
+    end: str
+    name: str
+    _read: Callable[[str, Any], Any] | None = attrs.field(default=None, repr=False)
+    format: CallFormat | None = attrs.field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, format: CallFormat) -> ToolFormat:
+        """Calls in *format*."""
+        return cls(format.start, format.end, format.name, None, format)
+
+    @classmethod
+    def known(cls, start: str, end: str, name: str) -> ToolFormat:
+        """Calls between *start* and *end* in the format *name*; empty if none is read here."""
+        format = format_named(name) if name else None
+        return cls(start, end, name, None, format)
+
+    @property
+    def whole(self) -> CallFormat | None:
+        """The format of the model's answers, if the whole of them has one; else None."""
+        return self.format if self.format is not None and self.format.whole else None
+
+    def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[ParsedCall]:
+        """The calls in *text* of functions among *tools*; among them a call of another is one
+        without a name. Raises `ValueError` if there are none."""
+        if self.format is not None:
+            return _calls_read(self.format, text, tools)
+        if self._read is None:
+            raise ValueError("no parser")
+        try:
+            read = self._read(text, list(tools))
+            calls = [_tool_call(call) for call in (read if isinstance(read, list) else [read])]
+        except _FAULTS as error:
+            # The parsers expect a model to keep to its format.
+            raise ValueError(f"no tool call: {error}") from None
+        known = {tool["function"]["name"] for tool in tools}
+        if not any(call.name in known for call in calls):
+            raise ValueError("no call of a tool that there is")
+        return [call if call.name in known else _unknown(call) for call in calls]
+
+
+@attrs.frozen
+class ParsedCall:
+    """A call of function *name*; *arguments* is a JSON text, *id* empty if the model gave none.
+    Without a name it is no call: *arguments* is a text for the reader."""
+
+    name: str
+    arguments: str
+    id: str = ""
+
+
+@attrs.frozen
+class FillIn:
+    """How a model that knows it is asked for the text between two others.
+
+    Such a model was trained on texts whose middle was moved to the end, with tokens of its own
+    before each part (Bavarian et al., https://arxiv.org/abs/2207.14255). Nothing but those tokens'
+    names says that a model knows it; the names here are of the families that have documented them.
+
+    These are the ids of the marks before each part, and the *ends* of a middle. *middle* is None if
+    the middle follows the first part, which comes last then.
+    """
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, ids: Mapping[str, int]) -> FillIn | None:
+        """That of a vocabulary; None if its model knows none."""
+        for marks in (*_MARKS, _SUFFIX_FIRST):
+            if all(mark in ids for mark in marks):
+                prefix, suffix, *rest = (ids[mark] for mark in marks)
+                ends = {ids[end] for end in _ENDS if end in ids} | {prefix, suffix, *rest}
+                return cls(prefix, suffix, rest[0] if rest else None, frozenset(ends))
+        return None
+
+    def prompt(self, encode: Callable[[str], list[int]], before: str, after: str) -> list[int]:
+        """The ids that ask for what comes between *before* and *after*."""
+        first, last = [self.prefix, *encode(before)], [self.suffix, *encode(after)]
+        return last + first if self.middle is None else [*first, *last, self.middle]
+
+
 def check_tokenizer(folder: Path) -> None:
     """Raise `LoadError` if the model in *folder* has no tokenizer, or one that is code to be run.
     Imports nothing."""
@@ -511,13 +550,45 @@ def has_chat_template(folder: Path) -> bool:
     return bool(told.get("chat_template") or told.get("chat_template_type"))
 
 
-def _own_code(folder: Path) -> str:
-    """The class of the model's own that is to be its tokenizer; empty if there is none."""
-    file = folder / "tokenizer_config.json"
-    classes = read_json(file).get("auto_map") if file.exists() else None
-    named = classes.get("AutoTokenizer") if isinstance(classes, dict) else classes
-    names = named if isinstance(named, list) else [named]
-    return next((name for name in names if isinstance(name, str)), "")
+def eos_ids(folder: Path) -> frozenset[int]:
+    """The ids that end an answer, as the model's generation settings or configuration say. Raises
+    `LoadError` for what are no ids, or too many."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        value = read_json(file).get("eos_token_id") if file.exists() else None
+        ids = value if isinstance(value, list) else [value] if type(value) is int else []
+        if not ids:
+            continue
+        if not all(type(token) is int for token in ids):
+            raise LoadError(f"{file} has {ids!r:.80} for eos_token_id, which are no token ids")
+        # No token has another id, so it ends nothing: -1 says that no token ends an answer.
+        ends = frozenset(token for token in ids if 0 <= token <= _GREATEST)
+        if len(ends) > _MOST:
+            raise LoadError(
+                f"{file} has {len(ends)} token ids for eos_token_id, of {_MOST} at most"
+            )
+        return ends
+    return frozenset()
+
+
+def own_sampling(folder: Path) -> dict[str, float]:
+    """How the makers of the model in *folder* have its answers drawn, by the names of the API; with
+    temperature 0 if not at random. What they do not say, or what makes no sense, is left out."""
+    file = folder / "generation_config.json"
+    try:
+        said = read_json(file) if file.exists() else {}
+    except LoadError:
+        return {}  # the tokenizer says so
+    found: dict[str, float] = {}
+    for name, (least, most) in _SETTINGS.items():
+        value = said.get(name)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if least <= value <= most:  # which NaN is not
+            found[name] = int(value) if name == "top_k" else float(value)
+    if said.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found
 
 
 def transformers_tokenizer(folder: Path) -> Any:
@@ -529,6 +600,84 @@ def transformers_tokenizer(folder: Path) -> Any:
     if inner.chat_template is None and file.exists():
         inner.chat_template = _template_of(read_json(file).get("chat_template"), file)
     return inner
+
+
+def longest_token(rules: Mapping[str, Any], alphabet: Collection[str]) -> float:
+    """The most characters that one token can stand for, by the *rules* of a fast tokenizer (its
+    ``tokenizer.json``); infinity if they set no bound. *alphabet* has the characters that stand for
+    bytes in a byte-level vocabulary.
+
+    Tokenising takes microseconds and hundreds of bytes for each character. With this bound, a text
+    that can never fit is refused by its length alone. It is exact arithmetic over the parts that
+    are known not to drop or merge characters without limit. Where a part may do so there is no
+    bound: an unknown word that becomes one token, a normalizer that collapses spaces, an added
+    token that swallows the spaces beside it.
+    """
+    added = rules.get("added_tokens") or []
+    model = rules.get("model") or {}
+    steps = rules.get("pre_tokenizer"), rules.get("normalizer")
+    entries = model.get("vocab") or ()
+    words = {entry if isinstance(entry, str) else entry[0] for entry in entries}
+    words |= {token["content"] for token in added}
+    if (
+        not words
+        or any(token.get("lstrip") or token.get("rstrip") for token in added)
+        or not _keeps(steps[0])
+        or not (_knows_bytes(model, steps, words, alphabet) or _tells_unknown(model))
+    ):
+        return math.inf
+    return max(1, *map(len, words)) * _merged(steps[1])
+
+
+def _calls_read(
+    format: CallFormat, text: str, tools: Sequence[Mapping[str, Any]]
+) -> list[ParsedCall]:
+    """The calls in *text*, which is all of a call in *format*. Raises `ValueError`."""
+    if format.reader is None:
+        raise ValueError("no reader")
+    kinds = value_kinds(tools, nested=format.nested)
+    reading = Reading(format.reader, kinds, format.start, format.end)
+    calls: list[ParsedCall] = []
+    parts: list[str] = []
+    for part in reading.add(text) + reading.end():
+        match part:
+            case CallStart(name, id):
+                calls.append(ParsedCall(name, "", id))
+                parts = []
+            case CallPart(more):
+                parts.append(more)
+            case CallEnd():
+                calls[-1] = attrs.evolve(calls[-1], arguments="".join(parts))
+    if not calls:
+        raise ValueError("no call of a tool that there is")
+    return calls
+
+
+def _unknown(call: ParsedCall) -> ParsedCall:
+    """*call*, of a function that there is not, as a text."""
+    text = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}'
+    return ParsedCall("", text)
+
+
+def _tool_call(call: Mapping[str, Any]) -> ParsedCall:
+    name, arguments = call["name"], call["arguments"]
+    if not isinstance(name, str):
+        raise TypeError("a function's name is a text")
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    told = ParsedCall(name, arguments, str(call.get("id") or ""))
+    for text in attrs.astuple(told):
+        text.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
+    return told
+
+
+def _own_code(folder: Path) -> str:
+    """The class of the model's own that is to be its tokenizer; empty if there is none."""
+    file = folder / "tokenizer_config.json"
+    classes = read_json(file).get("auto_map") if file.exists() else None
+    named = classes.get("AutoTokenizer") if isinstance(classes, dict) else classes
+    names = named if isinstance(named, list) else [named]
+    return next((name for name in names if isinstance(name, str)), "")
 
 
 def _template_of(told: Any, file: Path) -> str | dict[str, str]:
@@ -633,3 +782,57 @@ def _ends(format: CallFormat | None, inner: Any) -> frozenset[int]:
 
 def _no_stream(_inner: Any) -> None:
     """In place of mlx-lm's detokenizers, which may go back over what they gave out."""
+
+
+def _knows_bytes(
+    model: Mapping[str, Any],
+    steps: Iterable[Mapping[str, Any] | None],
+    words: Collection[str],
+    alphabet: Collection[str],
+) -> bool:
+    """Whether the vocabulary has a token for every byte, so that no text has an unknown part."""
+    if model.get("type") not in ("BPE", "Unigram"):
+        return False
+    if model.get("byte_fallback"):
+        return all(f"<0x{byte:02X}>" in words for byte in range(256))
+    return any(map(_to_bytes, steps)) and all(char in words for char in alphabet)
+
+
+def _to_bytes(step: Mapping[str, Any] | None) -> bool:
+    if step is None:
+        return False
+    parts = step.get("pretokenizers") or step.get("normalizers") or ()
+    return step["type"] == "ByteLevel" or any(map(_to_bytes, parts))
+
+
+def _tells_unknown(model: Mapping[str, Any]) -> bool:
+    """Whether each unknown character has a token of its own, or makes the tokenizer fail."""
+    if model.get("type") == "BPE":
+        return model.get("unk_token") is not None and not model.get("fuse_unk")
+    return model.get("type") == "Unigram" and model.get("unk_id") is None
+
+
+def _keeps(step: Mapping[str, Any] | None) -> bool:
+    """Whether a pre-tokenizer leaves no character out."""
+    if step is None or step.get("type") in _KEEPING:
+        return True
+    if step["type"] == "Sequence":
+        return all(map(_keeps, step["pretokenizers"]))
+    return step["type"] in ("Split", "Punctuation") and step.get("behavior") != "Removed"
+
+
+def _merged(step: Mapping[str, Any] | None) -> float:
+    """How many characters a normalizer makes into one, at most."""
+    if step is None or step["type"] == "Prepend":
+        return 1
+    match step["type"]:
+        case "Sequence":
+            return math.prod(map(_merged, step["normalizers"]))
+        case "NFC" | "NFKC":
+            return _COMPOSED
+        case "NFD" | "NFKD" | "ByteLevel":
+            return 1
+        case "Replace" if (literal := step["pattern"].get("String")) and step["content"]:
+            return max(1.0, len(literal) / len(step["content"]))
+        case _:
+            return math.inf

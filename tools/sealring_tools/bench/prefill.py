@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 import attrs
 from sealring.local.reference import Reference, one_process
 from sealring.local.ring import LocalNode, local_ring
-from sealring_model.engine.threads import PROCESSORS
+from sealring_model.machine import PROCESSORS
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.requests import SchedulerConfig
 from sealring_tools.bench.measure import Result

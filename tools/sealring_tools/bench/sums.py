@@ -53,6 +53,7 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
     from sealring_model.channel import Channel, ChannelClosed  # noqa: PLC0415
     from sealring_model.engine.collective import join  # noqa: PLC0415
     from sealring_model.loading.model_folder import describe  # noqa: PLC0415
+    from sealring_model.loading.structure import describe_engine, structure_of  # noqa: PLC0415
     from sealring_protocol.codec.local_messages import Group, Grouped, Loaded  # noqa: PLC0415
     from sealring_protocol.codec.messages import (  # noqa: PLC0415
         Backend,
@@ -87,7 +88,8 @@ def _as_engine(sock: socket.socket) -> tuple[int, Any]:
             return  # the channel ends the process, if nobody else does
 
     threading.Thread(target=listen, daemon=True).start()
-    channel.send(attrs.evolve(info.engine_info(ROOM), splits=2, backends=1 << Backend.RING))
+    described = describe_engine(info, structure_of(info), ROOM)
+    channel.send(attrs.evolve(described, splits=2, backends=1 << Backend.RING))
     order = orders.get()
     group = join(order)
     channel.send(Grouped(order.size, 1, 1))

@@ -12,7 +12,7 @@ from typing import Final
 
 import attrs
 import trio
-from sealring_model.loading.pins import pins_of
+from sealring_model.loading.model_folder import pins_of
 from sealring_protocol.link import Link
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig

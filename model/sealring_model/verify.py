@@ -1,6 +1,6 @@
 """The yardstick's process: computes rows of a ring again, and tells numbers of every position.
 
-    python -m sealring_model.verify.child --model FOLDER --bounds 0,4,8 [--by-stage]
+    python -m sealring_model.verify --model FOLDER --bounds 0,4,8 [--by-stage]
 
 It reads one JSON value, the rows, from standard input, and answers with lines: ``progress``, and
 for each row ``row`` with the fingerprints at each cut, of the logits of each token drawn, and the
@@ -32,12 +32,20 @@ from mlx import nn
 from sealring_model.engine.fingerprints import of_hop, of_logits
 from sealring_model.errors import FORWARD_ERRORS, error_text
 from sealring_model.loading.assemble import load_stage
-from sealring_model.loading.kernel_cache import keep_kernels_private
-from sealring_model.loading.model_folder import ModelInfo, describe, memory_budget
+from sealring_model.loading.model_folder import ModelInfo, describe
+from sealring_model.machine import keep_kernels_private, memory_budget
 from sealring_model.mlx_lm_import import mlx_lm
-from sealring_model.stage.outline import Carried, HopTensor, Outline, new_caches
+from sealring_model.stage.outline import (
+    Carried,
+    HopTensor,
+    Outline,
+    arguments_of,
+    leaves,
+    new_caches,
+    override_call,
+    part_at,
+)
 from sealring_model.stage.stage import Stage, joined, some_tokens
-from sealring_model.stage.views import arguments_of, leaves, override_call, part_at
 
 # ---------------------------------------------------------------------- numbers
 # What a row gives at every position, in few numbers: fingerprints at each cut, and scores.
@@ -354,7 +362,7 @@ def _farthest(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def main() -> int:
     """The command of the process."""
-    parser = argparse.ArgumentParser(prog="sealring_model.verify.child")
+    parser = argparse.ArgumentParser(prog="sealring_model.verify")
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--adapter", type=Path)
     parser.add_argument("--bounds", required=True)

@@ -1,9 +1,9 @@
-"""Builds, and where the device can wait launches, a rank's next graph before its input comes.
+"""Look-ahead: a rank builds, and where the device can wait launches, its next graph early.
 
 Building a stage's graph in Python takes about a quarter of the time that the stage spends on a
 token. It needs the shape of the hidden states and not their values. A rank of a pipeline is idle
 while the hidden states travel, so it builds then, on an inlet that is filled when they arrive (see
-`device_io`). It builds:
+`stage/device.py`). It builds:
 
 - on rank 0, the closing pass of a decode whose hidden states are on their way round the ring: norm,
   output head and sampling. They are sure to come back;
@@ -29,18 +29,23 @@ yet: each launch would be another CUDA graph, which may have to be made. To make
 load a kernel for the first time, CUDA waits for the whole device. For the same reason what the
 device has not done before is not launched ahead (see `Steadiness`).
 
-A decode whose hidden states come before it was launched is launched before the device is told of
+A decode whose hidden states come before it was launched is launched before the device is given
 them. A decode of one token on rank 0 waits for no input, so it gets a *gate*, which is opened once
 all of it is launched. Without that the device finishes the beginning of a graph while the rest is
 being launched. MLX then reuses the freed memory, sees another graph, and the launch takes up to
 twice as long, possibly longer than until the next decode comes: a rank that was late once stayed
 late.
 
-The place in its row of a decode that reads guesses depends on how many of the guesses before were
-right. So where inlets wait its graph is *unplaced* (see `stage/unplaced.py`): it takes the place
-with its input, which is hidden states, and on rank 0 ids. It need not be dropped when guesses are
-taken back. It has as many tokens as any decode of this epoch so far, and takes fewer, too. If it is
-dropped, it has written behind the last token of its row, and nothing is to be undone.
+How many tokens a row has when a step comes depends on how many guesses of the step before were
+right. So where inlets wait, the graph of a decode that reads guesses is *unplaced*: it takes the
+place of its first token as an array, with its input, which is hidden states, and on rank 0 ids.
+Until the arrays of the caches grow it has one shape: keys and values are written at that place in
+the whole arrays, all of these are attended to, and a mask hides what stands behind each token.
+mlx-lm does much the same for the rows of a batch, whose offsets are an array, too. Such a graph
+need not be dropped when guesses are taken back. It has as many tokens as any decode of this epoch
+so far, and takes fewer, too. If it was launched and is not wanted, it is given a place behind all
+tokens of the row, and what it writes there is written over later. The place is given as its
+distance from the last one that there is room for, so that zeros mean that.
 
 Launching takes most of the time that a rank needs for a step. Another thread builds the next graph
 meanwhile (`GraphBuilder`).
@@ -54,176 +59,66 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import Final, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
+from typing import Any, Final, TypeAlias
 from weakref import WeakMethod
 
+import attrs
 import mlx.core as mx
 from sealring_protocol.codec.messages import Decode, Step, StepDone
+from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.epoch.ledger import Change
+from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD
 from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS
-from sealring_model.lookahead.graphs import BuiltClosing, BuiltDecode, Due, let_go
-from sealring_model.sampling.sampler_state import SampledTokens, SamplerState
+from sealring_model.sampling.rows import SampledTokens, SamplerState
 from sealring_model.stage.caches import CacheStore
-from sealring_model.stage.device_io import DeviceIO, Inlet
+from sealring_model.stage.device import DeviceIO, Inlet, Outlet
+from sealring_model.stage.outline import Axis, HopTensor
+from sealring_model.stage.stage import Stage
 
-# ---------------------------------------------------------------------- graph builder
-# A second thread that builds graphs while the first one launches.
-#
-# MLX launches in C++ for milliseconds without the GIL; graphs are built in Python. So two
-# processors can do both at once. Where processors are slow or shared, a step then takes as long
-# as the longer of the two instead of their sum.
-#
-# MLX evaluates a graph on the thread that owns its stream, but any thread may build for that
-# stream, even on an array that is being evaluated: building holds the array and looks at its
-# shape only. (The exception is an array that is one of several outputs of an operation. No launch
-# leaves such an array to be built on.)
-#
-# A process has one such thread, and it never ends. MLX keeps compiled functions for each thread,
-# which take a while to make, and frees them when the thread ends. At the exit of the process
-# Python may be gone by then, and the process would abort.
+_READ: Final = 3
+"""Tokens that the row of a trial has read."""
 
+_TRIED: Final = 2
+"""Tokens of the forward that is tried."""
 
-_Job: TypeAlias = Callable[[], None]
+_USUAL: Final = tuple(1 + size for size in GUESSES_AHEAD)
+"""Tokens of steps that read guesses."""
 
-_jobs: Final[queue.SimpleQueue[_Job]] = queue.SimpleQueue()
-_starting: Final = threading.Lock()
-_started: Final = threading.Event()
+_TOLERANCE: Final = 0.05
+"""By which outputs of a trial may differ, relative to the largest: where a mask is an array,
+another kernel may attend, which adds up in another order."""
 
-
-class GraphBuilder:
-    """Lets the second thread build on the streams of the thread that makes this."""
-
-    def __init__(self) -> None:
-        self._streams: Final = {mx.default_stream(d) for d in (mx.cpu, mx.default_device())}
-        self._launching = False
-
-    def launch(self, call: Callable[[], None], build: Callable[[], bool]) -> None:
-        """Call *call*. Meanwhile the other thread calls *build* again and again, until it returns
-        False or *call* returns.
-
-        *build* does not run before or after. What either raises is raised here; if both do, what
-        *call* raises. Where the system has no thread to give, only *call* is called.
-        """
-        if not _has_thread():
-            call()
-            return
-        self._launching = True
-        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        _jobs.put(lambda: ended.put(self._build(build)))
-        try:
-            call()
-        finally:
-            self._launching = False
-            failed = ended.get()
-        if failed is not None:
-            raise failed
-
-    def _build(self, build: Callable[[], bool]) -> BaseException | None:
-        try:
-            for stream in self._streams:
-                mx.set_default_stream(stream)
-            while self._launching and build():
-                pass
-        except BaseException as error:  # noqa: BLE001
-            return error
-        return None
-
-
-def _has_thread() -> bool:
-    """Start the thread, if it is not there. False if the system has none to give."""
-    with _starting:
-        if not _started.is_set():
-            try:
-                threading.Thread(target=_work, name="graph-builder", daemon=True).start()
-            except RuntimeError:
-                return False
-            _started.set()
-    return True
-
-
-def _work() -> None:
-    while True:
-        _jobs.get()()
-
-
-# ---------------------------------------------------------------------- steadiness
-# What a device has done often enough that it will do the like of it at once.
-#
-# CUDA waits for the whole device to do what it has not done before, so the device must not wait
-# in such a graph. It sees other graphs when the rows of a batch change, and for another number of
-# tokens of a row. (Those whose caches grow are known as they are built: `BuiltDecode.is_new`.)
-#
-# So a decode of guesses gets a graph of as many tokens as any had in this epoch, and never one of
-# fewer again. That costs little: on an H100 16 layers of 8B take 3.7 ms for 5 tokens and 4.2 ms
-# for 17. To change to another graph means to drop the one that the device waits in: 10 ms and
-# more.
-
+_PLACE_BYTES: Final = 4
 
 _AFTER: Final = 3
 """Decodes of a batch with the same rows after which the next graph has nothing new to CUDA."""
+
 _AHEAD_AFTER: Final = 1
 """The same of decodes, and of closing passes, of as many tokens of one row."""
-
-
-class Steadiness:
-    """The decodes and closing passes of one rank so far."""
-
-    def __init__(self) -> None:
-        self._plain: Final[Counter[int]] = Counter()  # by batch, since its rows changed
-        self._unplaced: Final[Counter[int]] = Counter()  # by tokens
-        self._closings: Final[Counter[int]] = Counter()  # by tokens
-        self.most_tokens = 1
-        """The most tokens of a row that a decode has read."""
-
-    def rows_change(self, batch: int) -> None:
-        """The next decodes of *batch* have other rows."""
-        self._plain.pop(batch, None)
-
-    def tokens_for(self, due: Due) -> int:
-        """How many tokens a graph is to have for what is *due*, and for others like it."""
-        return max(self.most_tokens, due.tokens) if due.unplaced and due.guesses else 1
-
-    def decoded(self, due: Due, built: BuiltDecode | None) -> None:
-        """What was *due* is under way, by the graph *built* ahead if there was one."""
-        self.most_tokens = max(self.most_tokens, due.tokens)
-        if built is not None and built.unplaced is not None:
-            self._unplaced[built.tokens] += 1
-        elif self.tokens_for(due) == 1:
-            self._plain[due.batch] += 1
-
-    def closed(self, tokens: int) -> None:
-        """A closing pass of *tokens* tokens of each row is under way."""
-        self._closings[tokens] += 1
-
-    def has_seen(self, batch: int, tokens: int) -> bool:
-        """Whether a decode of *batch* with *tokens* of each row has nothing new to the device."""
-        if tokens > 1:
-            return self._unplaced[tokens] >= _AHEAD_AFTER
-        return self._plain[batch] >= _AFTER
-
-    def knows(self, built: BuiltDecode | BuiltClosing) -> bool:
-        """Whether the graph *built* has nothing new to the device."""
-        if isinstance(built, BuiltDecode):
-            return not built.is_new and self.has_seen(built.batch, built.tokens)
-        if built.tokens > 1:
-            return self._closings[built.tokens] >= _AHEAD_AFTER
-        return self.has_seen(built.batch, 1)
-
 
 _SKIP_AFTER_CHANGE: Final = 4
 """Decodes that are not launched ahead in the beginning, and after each step that is more than a
 decode: membership changes come in clusters."""
+
 _SKIP_AFTER_TIMEOUT: Final = 2
 """Decodes that are not launched ahead after the device gave up waiting. The number doubles with
 each timeout in a row, for the other ranks may be slower than the timeout."""
+
 _MAX_SKIP: Final = 4096
 """Cap on that doubling."""
+
+_Job: TypeAlias = Callable[[], None]
+_jobs: Final[queue.SimpleQueue[_Job]] = queue.SimpleQueue()
+_starting: Final = threading.Lock()
+_started: Final = threading.Event()
 
 
 class Lookahead:
@@ -552,3 +447,374 @@ class Lookahead:
             let_go(built)
             if built.launched and built.unplaced is None:
                 self._caches.drop_last_tokens(batch)
+
+
+@attrs.frozen
+class Due:
+    """A decode that is due: of *batch*, *tokens* tokens of each row. *given* is what its layers
+    take: opened hidden states, on rank 0 ids, uint32 in this machine's order.
+
+    It is *plain* if it reads one token of each row, and on rank 0 the one drawn last; then *given*
+    may be None there. It may be *unplaced* if it has one row, of which it reads from *place* on.
+    With *guesses* the next one is likely to have some, too.
+    """
+
+    batch: int
+    tokens: int
+    given: Buffer | None
+    plain: bool
+    unplaced: bool
+    place: int
+    guesses: bool
+
+
+@attrs.define(eq=False)
+class BuiltDecode:
+    """The graph of the next decode of *batch*: from *inlet*, on a later rank, to *outlet* and to
+    *slots*, its caches afterwards. On rank 0 it may wait for *gate*, an inlet of one element whose
+    value nobody reads.
+
+    It reads one token of every row, on rank 0 the one drawn last. If it is *unplaced*, it reads
+    several of one row. Then its inlet on rank 0 takes their ids, and *slots* are written without a
+    change of their lengths.
+    """
+
+    batch: int
+    inlet: Inlet | None
+    gate: Inlet | None
+    slots: list[Any]
+    outlet: Outlet
+    unplaced: Unplaced | None = None
+    launched: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each row that it reads."""
+        return 1 if self.unplaced is None else self.unplaced.tokens
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the device surely has not seen such a graph."""
+        return self.unplaced is not None and self.unplaced.grew
+
+    def takes(self, due: Due) -> bool:
+        """Whether it computes what is *due*."""
+        return due.plain if self.unplaced is None else self.unplaced.takes(due)
+
+    def contents(self, due: Due) -> Buffer | None:
+        """What its inlet takes for what is *due*; None if it has none."""
+        if self.inlet is None or due.given is None:
+            return None
+        if self.unplaced is None:
+            return due.given
+        return self.unplaced.contents(self.inlet, due.given, due.place)
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What to launch."""
+        return (self.outlet.ready,)
+
+
+@attrs.define(eq=False)
+class BuiltClosing:
+    """The graph of the closing pass of step *n* on rank 0: what is *sampled* from the hidden states
+    that *inlet* is filled with, of *tokens* tokens of each row."""
+
+    n: int
+    batch: int
+    tokens: int
+    inlet: Inlet
+    sampled: SampledTokens
+    launched: bool = False
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """What to launch."""
+        return (*self.sampled.arrays, *self.sampled.changed)
+
+
+def let_go(built: BuiltDecode | BuiltClosing) -> None:
+    """Have the device go on without the input of *built*, if it may wait for that, and wait for it:
+    it still reads the memory of its arrays."""
+    if built.launched:
+        if built.inlet is not None:
+            built.inlet.release()
+        mx.eval(*built.arrays())
+
+
+class Steadiness:
+    """The decodes and closing passes of one rank so far: what its device has done often enough that
+    it will do the like of it at once.
+
+    CUDA waits for the whole device to do what it has not done before, so the device must not wait
+    in such a graph. It sees other graphs when the rows of a batch change, and for another number of
+    tokens of a row. (Those whose caches grow are known as they are built: `BuiltDecode.is_new`.)
+
+    So a decode of guesses gets a graph of as many tokens as any had in this epoch, and never one of
+    fewer again. That costs little: on an H100 16 layers of 8B take 3.7 ms for 5 tokens and 4.2 ms
+    for 17. To change to another graph means to drop the one that the device waits in: 10 ms and
+    more.
+    """
+
+    def __init__(self) -> None:
+        self._plain: Final[Counter[int]] = Counter()  # by batch, since its rows changed
+        self._unplaced: Final[Counter[int]] = Counter()  # by tokens
+        self._closings: Final[Counter[int]] = Counter()  # by tokens
+        self.most_tokens = 1
+        """The most tokens of a row that a decode has read."""
+
+    def rows_change(self, batch: int) -> None:
+        """The next decodes of *batch* have other rows."""
+        self._plain.pop(batch, None)
+
+    def tokens_for(self, due: Due) -> int:
+        """How many tokens a graph is to have for what is *due*, and for others like it."""
+        return max(self.most_tokens, due.tokens) if due.unplaced and due.guesses else 1
+
+    def decoded(self, due: Due, built: BuiltDecode | None) -> None:
+        """What was *due* is under way, by the graph *built* ahead if there was one."""
+        self.most_tokens = max(self.most_tokens, due.tokens)
+        if built is not None and built.unplaced is not None:
+            self._unplaced[built.tokens] += 1
+        elif self.tokens_for(due) == 1:
+            self._plain[due.batch] += 1
+
+    def closed(self, tokens: int) -> None:
+        """A closing pass of *tokens* tokens of each row is under way."""
+        self._closings[tokens] += 1
+
+    def has_seen(self, batch: int, tokens: int) -> bool:
+        """Whether a decode of *batch* with *tokens* of each row has nothing new to the device."""
+        if tokens > 1:
+            return self._unplaced[tokens] >= _AHEAD_AFTER
+        return self._plain[batch] >= _AFTER
+
+    def knows(self, built: BuiltDecode | BuiltClosing) -> bool:
+        """Whether the graph *built* has nothing new to the device."""
+        if isinstance(built, BuiltDecode):
+            return not built.is_new and self.has_seen(built.batch, built.tokens)
+        if built.tokens > 1:
+            return self._closings[built.tokens] >= _AHEAD_AFTER
+        return self.has_seen(built.batch, 1)
+
+
+class GraphBuilder:
+    """Lets a second thread build graphs on the streams of the thread that makes this, while that
+    launches.
+
+    MLX launches in C++ for milliseconds without the GIL; graphs are built in Python. So two
+    processors can do both at once. Where processors are slow or shared, a step then takes as long
+    as the longer of the two instead of their sum.
+
+    MLX evaluates a graph on the thread that owns its stream, but any thread may build for that
+    stream, even on an array that is being evaluated: building holds the array and looks at its
+    shape only. (The exception is an array that is one of several outputs of an operation. No launch
+    leaves such an array to be built on.)
+
+    A process has one such thread, and it never ends. MLX keeps compiled functions for each thread,
+    which take a while to make, and frees them when the thread ends. At the exit of the process
+    Python may be gone by then, and the process would abort.
+    """
+
+    def __init__(self) -> None:
+        self._streams: Final = {mx.default_stream(d) for d in (mx.cpu, mx.default_device())}
+        self._launching = False
+
+    def launch(self, call: Callable[[], None], build: Callable[[], bool]) -> None:
+        """Call *call*. Meanwhile the other thread calls *build* again and again, until it returns
+        False or *call* returns.
+
+        *build* does not run before or after. What either raises is raised here; if both do, what
+        *call* raises. Where the system has no thread to give, only *call* is called.
+        """
+        if not _has_thread():
+            call()
+            return
+        self._launching = True
+        ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        _jobs.put(lambda: ended.put(self._build(build)))
+        try:
+            call()
+        finally:
+            self._launching = False
+            failed = ended.get()
+        if failed is not None:
+            raise failed
+
+    def _build(self, build: Callable[[], bool]) -> BaseException | None:
+        try:
+            for stream in self._streams:
+                mx.set_default_stream(stream)
+            while self._launching and build():
+                pass
+        except BaseException as error:  # noqa: BLE001
+            return error
+        return None
+
+
+def _has_thread() -> bool:
+    """Start the thread, if it is not there. False if the system has none to give."""
+    with _starting:
+        if not _started.is_set():
+            try:
+                threading.Thread(target=_work, name="graph-builder", daemon=True).start()
+            except RuntimeError:
+                return False
+            _started.set()
+    return True
+
+
+def _work() -> None:
+    while True:
+        _jobs.get()()
+
+
+@attrs.frozen
+class Unplaced:
+    """What a graph has that gets its place in its only row with its input.
+
+    It has *tokens* tokens. It takes fewer, too: the last of its tokens are then of no use.
+    *last_place* is the last at which so many can be written. If arrays *grew* for that, the device
+    has not seen such a graph.
+    """
+
+    tokens: int
+    last_place: int
+    grew: bool
+
+    def takes(self, due: Due) -> bool:
+        """Whether it computes what is *due*. A place behind the last one cannot come, for a graph
+        is dropped when another decode of its row comes first. It is refused all the same: the
+        device would write to other memory."""
+        return due.unplaced and due.tokens <= self.tokens and due.place <= self.last_place
+
+    def contents(self, inlet: Inlet, given: Buffer, place: int) -> Buffer:
+        """What *inlet*, made by `unplaced_inlet`, takes for the input *given* at *place*."""
+        size = prod(inlet.shape) * inlet.dtype.width
+        filler = bytes(size - len(given) - _PLACE_BYTES)
+        distance = (self.last_place - place).to_bytes(_PLACE_BYTES, sys.byteorder)
+        return b"".join((given, filler, distance))
+
+
+def unplaced_inlet(
+    device_io: DeviceIO, dtype: DType, shape: Sequence[int]
+) -> tuple[Inlet, mx.array, mx.array]:
+    """An inlet for an input of *dtype* and *shape* and its place: the inlet, the input, and the
+    distance of its place from the last one, int32 ``(1,)``."""
+    size = prod(shape)
+    inlet = device_io.inlet(dtype, (size + _PLACE_BYTES // dtype.width,))
+    return inlet, inlet.array[:size].reshape(shape), inlet.array[size:].view(mx.int32)
+
+
+def can_run_unplaced(stage: Stage) -> bool:
+    """Whether *stage* computes the same when its place is an array, and never looks at the value.
+    Tries it, also with as many tokens as steps usually read: a GPU takes up to a second for what it
+    has not done before."""
+    slots = stage.new_caches()
+    place, inputs = mx.array([_READ], mx.int32), _inputs(stage, _TRIED)
+
+    def placed(*given: mx.array) -> list[mx.array]:
+        return [*stage.run(given, slots), *_written(slots)]
+
+    def placed_late(place: mx.array, *given: mx.array) -> list[mx.array]:
+        return [*run_unplaced(stage, given, slots, place), *_written(slots)]
+
+    try:
+        mx.eval(stage.run(_inputs(stage, _READ), slots))
+        if not are_plain(slots) or not all(map(_has_tokens_first, (*stage.hop_in, *stage.hop_out))):
+            return False
+        make_room(slots, _TRIED)
+        before = [(cache.keys, cache.values) for cache in slots]
+        found = mx.compile(placed_late)(place, *inputs)  # refuses a look at values
+        for cache, (keys, values) in zip(slots, before, strict=True):
+            cache.keys, cache.values = keys, values
+        pairs = zip(found, placed(*inputs), strict=True)
+        if not all(_is_close(*pair) for pair in pairs):
+            return False
+        for tokens in _USUAL:
+            make_room(slots, tokens)
+            mx.eval(run_unplaced(stage, _inputs(stage, tokens), slots, place))
+    except FORWARD_ERRORS:
+        return False
+    return True
+
+
+def run_unplaced(
+    stage: Stage, inputs: Sequence[mx.array], slots: Sequence[Any], place: mx.array
+) -> tuple[mx.array, ...]:
+    """What *stage* gives for *inputs* of one row that begin at *place*, int32 ``(1,)``. *slots*
+    have room; they are written without a change of their lengths."""
+    return stage.run(inputs, [_UnplacedCache(cache, place) for cache in slots])
+
+
+def make_room(slots: Sequence[Any], tokens: int) -> tuple[int, bool]:
+    """Give *slots* room for *tokens* more. Returns the last place that these can be written at,
+    which is behind all that the row has, and whether arrays had to grow."""
+    grew = False
+    for cache in slots:
+        lacking = cache.offset + tokens - cache.keys.shape[2]
+        if lacking > 0:
+            grew = True
+            _grow(cache, -(-lacking // cache.step) * cache.step)
+    return min(cache.keys.shape[2] for cache in slots) - tokens, grew
+
+
+def are_plain(slots: Sequence[Any]) -> bool:
+    """Whether *slots* are mlx-lm's plain caches, and have tokens: this can be done with them."""
+    return all(type(cache).__name__ == "KVCache" and not cache.empty() for cache in slots)
+
+
+class _UnplacedCache:
+    """In place of *cache*, an mlx-lm ``KVCache``, in one forward whose first token is at *place*,
+    int32 ``(1,)``. The forward leaves its keys and values in *cache*, whose length stays."""
+
+    def __init__(self, cache: Any, place: mx.array) -> None:
+        self._cache: Final = cache
+        self.offset = place
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write *keys* and *values* ``(1, heads, tokens, width)``; all there are, with room."""
+        cache = self._cache
+        cache.keys = mx.slice_update(cache.keys, keys, self.offset, axes=(2,))
+        cache.values = mx.slice_update(cache.values, values, self.offset, axes=(2,))
+        self.offset = self.offset + keys.shape[2]
+        return cache.keys, cache.values
+
+    def make_mask(
+        self, tokens: int, return_array: bool = True, window_size: int | None = None
+    ) -> mx.array:
+        """Which keys each of *tokens* tokens sees, bool ``(tokens, keys with room)``. It is an
+        array whatever *return_array* asks for."""
+        own = (self.offset + mx.arange(tokens))[:, None]
+        keys = mx.arange(self._cache.keys.shape[2])
+        seen = keys <= own
+        return seen if window_size is None else seen & (keys > own - window_size)
+
+
+def _grow(cache: Any, more: int) -> None:
+    for name in ("keys", "values"):
+        array = getattr(cache, name)
+        _, heads, _, width = array.shape
+        room = mx.zeros((1, heads, more, width), array.dtype)
+        setattr(cache, name, mx.concatenate([array, room], axis=2))
+
+
+def _inputs(stage: Stage, tokens: int) -> list[mx.array]:
+    """Inputs of *tokens* tokens that differ, so that it matters which of them a token sees."""
+    if stage.hop_in:
+        return stage.dummy_inputs(1, tokens)
+    return [mx.arange(1, tokens + 1, dtype=mx.uint32)[None]]
+
+
+def _has_tokens_first(tensor: HopTensor) -> bool:
+    """Whether the first tokens of a row come first in *tensor*."""
+    return tensor.spec.dims[:2] == (Axis.ROWS, Axis.TOKENS)
+
+
+def _written(slots: Sequence[Any]) -> list[mx.array]:
+    """What the trial wrote to *slots*."""
+    own = slice(_READ, _READ + _TRIED)
+    return [array[..., own, :] for cache in slots for array in (cache.keys, cache.values)]
+
+
+def _is_close(found: mx.array, expected: mx.array) -> bool:
+    difference, largest = mx.abs(found - expected).max(), mx.abs(expected).max()
+    return bool((difference <= _TOLERANCE * largest).item())

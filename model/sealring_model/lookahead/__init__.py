@@ -1,1 +1,0 @@
-"""Look-ahead: a rank builds and launches its next graph before its input comes."""
