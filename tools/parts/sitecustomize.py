@@ -63,8 +63,8 @@ def put_switches() -> None:
     from sealring_model.channel import Channel  # noqa: PLC0415
     from sealring_model.engine.executor import Executor  # noqa: PLC0415
     from sealring_model.engine.forward import Forward  # noqa: PLC0415
-    from sealring_model.lookahead.lookahead import Lookahead  # noqa: PLC0415
-    from sealring_model.stage.device_io import DeviceIO, PinnedIO  # noqa: PLC0415
+    from sealring_model.lookahead import Lookahead  # noqa: PLC0415
+    from sealring_model.stage.device import DeviceIO, PinnedIO  # noqa: PLC0415
 
     loop: Any = sys.modules["__main__"].EngineLoop  # type: ignore[attr-defined]
     switched(Executor, "builds_ahead", "building", without=False)
