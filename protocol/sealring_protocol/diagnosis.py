@@ -5,8 +5,8 @@ serves. Each obstacle has a cause for programs, and for people what it is, how l
 and what to do. The log, `sealring status`, ``/health``, ``/v1/cluster``, the page and a 503 use
 these texts.
 
-Programs use a cause's value; `docs/words.py` has its meaning. A head tells the other ranks less: it
-sends one of WAITING's hindrances, which a rank turns into a cause again.
+Programs use a cause's value; `docs/words.py` has its meaning. A head sends the other ranks less:
+one of WAITING's hindrances, which a rank turns into a cause again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sealring_protocol.links.logs import RefusedSource
 from sealring_protocol.links.peers import NO_MEMBER, Fault, PeerState, Trouble
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
-from sealring_protocol.words import STILL_FETCHED, ago, lasting, told_here
+from sealring_protocol.words import STILL_FETCHED, ago, lasting, part_here
 
 __all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
 
@@ -340,7 +340,7 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
 }
 
 _LONG_LOADING: Final = 15.0
-"""Seconds after which a person is told what may take so long."""
+"""Seconds after which the text says what may take so long."""
 
 _TRIES: Final = (
     "has read its weights, and runs its layers for the first time; a GPU compiles kernels for that"
@@ -377,8 +377,8 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         if engine:  # without an engine, these causes only follow from it
             ring = [each for each in ring if each.rank is not None or each.cause not in _OWN]
         found += engine + _fetching(facts) + ring
-        told = _told(facts)
-        found += [each for each in told if each.rank != facts.rank] if found else told
+        reported = _from_head(facts)
+        found += [each for each in reported if each.rank != facts.rank] if found else reported
         if not found:
             what = "the ring is about to begin an epoch"
             found.append(_obstacle(Cause.BEGINNING, what, since=facts.standing.since))
@@ -407,8 +407,8 @@ def starving(facts: Facts) -> list[Obstacle]:
 
 
 def waiting(facts: Facts, now: float) -> Waiting:
-    """The WAITING with which the head of *facts* tells the other ranks why there is no epoch. It
-    has the texts of the head's own log, except that the head names itself."""
+    """The WAITING with which the head of *facts* reports to the other ranks why there is no epoch.
+    It has the texts of the head's own log, except that the head names itself."""
     own = f"the head ({facts.roster.members[0].name})"
     found = [
         (HINDRANCES[each.cause], each) for each in obstacles(attrs.evolve(facts, own=own), now)
@@ -421,7 +421,7 @@ def waiting(facts: Facts, now: float) -> Waiting:
     return Waiting(tuple(reasons[:MAX_REASONS]))
 
 
-def _told(facts: Facts) -> list[Obstacle]:
+def _from_head(facts: Facts) -> list[Obstacle]:
     """The obstacles that the head has reported."""
     return [
         Obstacle(
@@ -482,12 +482,12 @@ def _engine(facts: Facts, now: float) -> list[Obstacle]:
 
 
 def _fetching(facts: Facts) -> list[Obstacle]:
-    told = "; ".join(
-        f"{facts.name(rank)}: {told_here(each.here, each.fetch_bytes)}"
+    ranks = "; ".join(
+        f"{facts.name(rank)}: {part_here(each.here, each.fetch_bytes)}"
         for rank, each in sorted(facts.progress.items())
         if _fetches(facts, rank)
     )
-    return [_obstacle(Cause.FETCHING, f"{STILL_FETCHED}; {told}")] if told else []
+    return [_obstacle(Cause.FETCHING, f"{STILL_FETCHED}; {ranks}")] if ranks else []
 
 
 def _fetches(facts: Facts, rank: int) -> bool:
@@ -687,7 +687,7 @@ PASSING_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 0.5
 """Seconds between two looks at the obstacles while the node does not serve."""
 
-MAX_TOLD: Final = 64
+MAX_LOGGED: Final = 64
 """Obstacles remembered. Memory: about 500 bytes each, 32 KiB."""
 
 _PASSING: Final = {
@@ -701,12 +701,12 @@ _PASSING: Final = {
     Cause.NO_EPOCH,
 }
 
-_TOLD_ONCE: Final = {Cause.NOT_A_MEMBER, Cause.STARVED}
+_LOGGED_ELSEWHERE: Final = {Cause.NOT_A_MEMBER, Cause.STARVED}
 """Causes that are logged where they are detected, and not again here."""
 
 
 @attrs.frozen
-class _Told:
+class _Logged:
     """When the obstacle is logged next, and whether it has been logged before."""
 
     due: float
@@ -716,10 +716,10 @@ class _Told:
 class ObstacleLog:
     """The obstacles logged so far. Times are monotonic seconds."""
 
-    __slots__ = ("_told", "due")
+    __slots__ = ("_logged", "due")
 
     def __init__(self) -> None:
-        self._told: dict[tuple[Cause, int | None, str], _Told] = {}
+        self._logged: dict[tuple[Cause, int | None, str], _Logged] = {}
         self.due: float | None = None
         """When to call `look`; None while the node serves."""
 
@@ -728,25 +728,25 @@ class ObstacleLog:
         self.due = now + LOOK_SECONDS
         notes = []
         for obstacle in found:
-            if obstacle.cause in _TOLD_ONCE:
+            if obstacle.cause in _LOGGED_ELSEWHERE:
                 continue
             key = (obstacle.cause, obstacle.rank, obstacle.constant)
             wait = PASSING_SECONDS if obstacle.cause in _PASSING else 0.0
-            told = self._told.pop(key, _Told(now + wait))
-            if now >= told.due:
-                advice = f". {obstacle.advice}" if obstacle.advice and not told.before else ""
+            known = self._logged.pop(key, _Logged(now + wait))
+            if now >= known.due:
+                advice = f". {obstacle.advice}" if obstacle.advice and not known.before else ""
                 text = f"not serving: {obstacle.text(now)}{advice}"
                 kind = f"{obstacle.cause.value} {obstacle.rank}"
                 if obstacle.from_head:
                     kind = "the head's reasons"  # one kind for all: the head chooses these texts
                 notes.append(Note(Level.INFO, text, kind))
                 fetching = obstacle.cause is Cause.FETCHING
-                told = _Told(now + (FETCHING_SECONDS if fetching else TELL_SECONDS), True)
-            elif told.before and obstacle.from_head:  # the head's log has it each minute
-                told = _Told(now + TELL_SECONDS, True)
-            self._told[key] = told
-        while len(self._told) > MAX_TOLD:
-            del self._told[next(iter(self._told))]
+                known = _Logged(now + (FETCHING_SECONDS if fetching else TELL_SECONDS), True)
+            elif known.before and obstacle.from_head:  # the head's log has it each minute
+                known = _Logged(now + TELL_SECONDS, True)
+            self._logged[key] = known
+        while len(self._logged) > MAX_LOGGED:
+            del self._logged[next(iter(self._logged))]
         return notes
 
     def turn(self, now: float, *, serving: bool) -> None:
@@ -757,4 +757,4 @@ class ObstacleLog:
                 self.due = now + LOOK_SECONDS
         elif self.due is not None:
             self.due = None
-            self._told.clear()
+            self._logged.clear()

@@ -177,7 +177,7 @@ MAX_CLOCK_SKEW_MS: Final = 120_000
 
 CLOCK_STEP_MS: Final = 10_000
 """INIT's time of day is rounded down to a multiple of this many milliseconds. It goes in the clear,
-and how far a clock is off would tell dialers apart."""
+and how far a clock is off would distinguish dialers."""
 
 REPLAY_CACHE: Final = 65_536
 """INIT tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""

@@ -7,7 +7,7 @@ encapsulation, storing a roster); one, `PeerProved`, asks for a decision, `admit
 the answer comes the link processes no frame, and what it buffers is bounded.
 
 An error is final: the link is dead, and every call but `data_to_send` raises the error again. An
-authenticated peer is told why in a last CLOSE among the bytes to send; a stranger is sent nothing.
+authenticated peer gets the reason in a last CLOSE among the bytes to send; a stranger gets nothing.
 An end of stream without CLOSE is a loss.
 """
 
@@ -322,7 +322,7 @@ class Link:
     Until both ends hold the same roster, frames go to the handshake, and what that asks for goes to
     the owner as events. While an answer is missing no frame is processed, and no more is buffered
     than the state can use. The two sealed channels exist once the peer is verified. From then on a
-    refused or faulty peer is told why. Before that, a dying link sends nothing.
+    refused or faulty peer gets the reason. Before that, a dying link sends nothing.
     """
 
     def __init__(
@@ -448,16 +448,16 @@ class Link:
         """The stream ended. Raises `ConnectionLost` unless CLOSE had come."""
         self._check_alive()
         if self._state.state is not LinkState.CLOSED:
-            told = "the connection ended without CLOSE"
+            reason = "the connection ended without CLOSE"
             if self._handshake.state is hs.InitiatorState.WAIT_RESP:
-                told = (
+                reason = (
                     "the peer ended the handshake without a word. Perhaps the two clocks are more "
                     "than 2 minutes apart, or it has another roster or key; its log says which"
                 )
             elif self._outranked():
                 self.put_out = True
-                told = f"{told}; the peer holds a newer roster, perhaps without this node"
-            self._die(ConnectionLost(told))
+                reason = f"{reason}; the peer holds a newer roster, perhaps without this node"
+            self._die(ConnectionLost(reason))
 
     def next_event(self) -> LinkEvent | None:
         """The next event; None until more data or an answer comes.
@@ -498,7 +498,7 @@ class Link:
             self._die(LimitExceeded(f"the peer leaves more than {MAX_UNSENT} bytes unread"))
 
     def close(self, code: CloseCode, reason: str) -> None:
-        """Close both directions, and tell the peer why. Nothing may be sent afterwards."""
+        """Close both directions, and send the peer the reason. Nothing may be sent afterwards."""
         self._check_alive()
         if self._state.state is LinkState.CLOSED:
             return
@@ -508,7 +508,7 @@ class Link:
         self._may_send = NOTHING
 
     def fail(self, error: SealringError) -> None:
-        """The owner found *error*, the peer's or its own: the link dies, and tells the peer."""
+        """The owner found *error*, the peer's or its own: it dies, and CLOSE has the reason."""
         if self._error is None:
             self._bury(error)
 
@@ -613,7 +613,7 @@ class Link:
 
     @property
     def verified(self) -> bool:
-        """True from when the peer is verified until the link is over: it can be told why."""
+        """True from when the peer is verified until the link is over: it can be sent CLOSE."""
         return self._sealer is not None and self._error is None
 
     def sent(self, tag: bytes) -> bool:
@@ -712,8 +712,7 @@ class Link:
         if self._config.key_log is not None:
             ways = secrets.send_traffic, secrets.receive_traffic
             ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
-            told = hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways)
-            self._config.key_log(told)
+            self._config.key_log(hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways))
 
     def _ask_admission(self) -> None:
         if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:

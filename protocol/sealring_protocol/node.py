@@ -161,7 +161,7 @@ def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: 
 
 
 # ---------------------------------------------------------------------- node report
-# What a node knows of itself, and tells: its engine, which engines starve, and its obstacles.
+# What a node knows of itself, and reports: its engine, which engines starve, and its obstacles.
 
 
 _PING_SECONDS: Final = 1.0
@@ -271,14 +271,14 @@ class NodeReport:
         self._report(attrs.evolve(self.progress, fetched_bytes=here, fetch_bytes=size))
 
     def _report(self, progress: Progress) -> None:
-        self.progress, told = self._starved_ranks.added_to(progress)
-        self._links.set_progress(told)
+        self.progress, sent = self._starved_ranks.added_to(progress)
+        self._links.set_progress(sent)
 
     # ------------------------------------------------------------ starvation
 
     def hear_own_starvation(self, seconds: float, brain: Head | Follower, now: float) -> list[Note]:
-        """The present engine process has starved for *seconds* in all. Tells *brain*, and returns
-        the notes to log."""
+        """The present engine process has starved for *seconds* in all. Passes it to *brain*, and
+        returns the notes to log."""
         self._starved_ranks.process(seconds)
         more = self._starved_ranks.look(self.rank, self._starved_ranks.own, now)
         notes = self._starved({self.rank: more}, brain, now)
@@ -286,8 +286,8 @@ class NodeReport:
         return notes
 
     def hear_starvation(self, brain: Head | Follower, now: float) -> list[Note]:
-        """Read the starvation that linked ranks last reported. Tells *brain*, and returns the notes
-        to log."""
+        """Read the starvation that linked ranks last reported. Passes it to *brain*, and returns
+        the notes to log."""
         heard = {
             rank: self._starved_ranks.look(rank, link.keepalive.peer_starved, now)
             for rank, purpose, link in self._links.links()
@@ -536,7 +536,7 @@ class Node:
         self._act(self._role.head().guess(uid, position, tokens, now), now)
 
     def check(self, on: bool, now: float) -> None:
-        """Begin a checked epoch, or end it: every rank tells fingerprints (`StepChecked`). Raises
+        """Begin a checked epoch, or end it: every rank sends fingerprints (`StepChecked`). Raises
         `LocalProtocolError` on any rank but the head."""
         self._act(self._role.head().check(on, now), now)
 
@@ -667,7 +667,7 @@ class Node:
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
         """Log *notes*, at a lower level if they repeat too often."""
-        self._events.extend(self._links.notes.told(note, now) for note in notes)
+        self._events.extend(self._links.notes.limited(note, now) for note in notes)
 
     def _deliver_news(self, now: float) -> None:
         """Give the link manager's news to the brain."""
@@ -677,10 +677,10 @@ class Node:
         if not serving or log.due is not None:
             log.turn(now, serving=serving or self._links.closed)
 
-    def _hear(self, told: News, now: float) -> None:
-        match told:
+    def _hear(self, news: News, now: float) -> None:
+        match news:
             case OfLink(_, Purpose.WEIGHTS):
-                self._events.extend(self._weights.hear(told, now))
+                self._events.extend(self._weights.hear(news, now))
             case MessageReceived(rank, purpose, message):
                 try:
                     effects = self._brain.message(rank, purpose, message, now)
@@ -691,7 +691,7 @@ class Node:
             case CameUp(rank, purpose, event):
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
-                    keys = hop_keys(told, self.rank, self.world, roster.cluster)
+                    keys = hop_keys(news, self.rank, self.world, roster.cluster)
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(event)
                 self._carry_out(self._brain.link_up(rank, purpose, now), now)
@@ -707,7 +707,7 @@ class Node:
                     self._begin_anew(now)
                 elif isinstance(self._brain, Head):
                     self._brain.readdress(self.roster.roster.hosts)
-                self._events.append(told)
+                self._events.append(news)
 
     def _begin_anew(self, now: float) -> None:
         """The ranks have changed: start with a new brain. If this node stays the head, its requests

@@ -24,7 +24,7 @@ def ago(seconds: float) -> str:
     return "just now" if seconds < 1 else f"{lasting(seconds)} ago"
 
 
-def told_here(here: int, size: int) -> str:
+def part_here(here: int, size: int) -> str:
     """How much of *size* bytes is here: "3.1 of 16.0 GB"."""
     unit, width = ("GB", 1e9) if size >= 10**8 else ("MB", 1e6)
     return f"{here / width:.1f} of {size / width:.1f} {unit}"

@@ -331,12 +331,12 @@ def test_a_member_that_comes_and_goes_fills_no_log() -> None:
 def test_what_is_said_too_often_is_counted() -> None:
     notes = Notes()
     lines = [
-        notes.told(Note(Level.WARNING, f"rank 1 is gone: the {n}th reason"), n / 100)
+        notes.limited(Note(Level.WARNING, f"rank 1 is gone: the {n}th reason"), n / 100)
         for n in range(1000)
     ]
     told = [line for line in lines if line.level is Level.WARNING]
     assert len(told) == AT_ONCE
-    last = notes.told(Note(Level.WARNING, "rank 2 is gone: of itself"), 30.0)
+    last = notes.limited(Note(Level.WARNING, "rank 2 is gone: of itself"), 30.0)
     assert last.text.endswith(f"({1000 - AT_ONCE} more lines like this were left out)")
     other = Note(Level.ERROR, "no plan: there is too little room")
-    assert notes.told(other, 10.0) == other
+    assert notes.limited(other, 10.0) == other

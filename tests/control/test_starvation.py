@@ -11,8 +11,8 @@ from sealring_protocol.codec.messages import Decode, Epoch, Step
 from sealring_protocol.control.deadlines import (
     AVERAGED,
     ENGINE,
+    LOG_AGAIN,
     LONGEST_EXTENSION,
-    TELL_AGAIN,
     AnswerDeadline,
     Starvation,
     StarvedRanks,
@@ -211,7 +211,7 @@ def test_that_an_engine_starves_is_news_once():
             news.append(now)
     assert len(news) == 2
     assert news[0] < 2 * AVERAGED
-    assert news[1] - news[0] > TELL_AGAIN
+    assert news[1] - news[0] > LOG_AGAIN
     (starved,) = starved_ranks.of(0, 1)
     assert starved.rank == 1
     assert starved.part == pytest.approx(0.97, abs=0.01)

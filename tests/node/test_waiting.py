@@ -144,19 +144,19 @@ def test_each_rank_is_told_once_and_of_changes_at_most_once_a_second():
     sent: list[float] = []
     for tick in range(100):
         now = tick / 10
-        sends = notices.tell(why(f"reason {tick}"), now)
+        sends = notices.due(why(f"reason {tick}"), now)
         assert {send.rank for send in sends} in ({1, 2}, set())
         sent += [now] * bool(sends)
     assert sent == pytest.approx([NOTICE_SECONDS * i for i in range(10)])
     last = why("the last")
-    assert notices.tell(last, 20.0) == [Send(rank, CONTROL, last) for rank in (1, 2)]
-    assert notices.tell(last, 30.0) == []
+    assert notices.due(last, 20.0) == [Send(rank, CONTROL, last) for rank in (1, 2)]
+    assert notices.due(last, 30.0) == []
     notices.forget(2)
-    assert notices.tell(last, 40.0) == [Send(2, CONTROL, last)]
-    assert notices.tell(Waiting(), 50.0) == [Send(rank, CONTROL, Waiting()) for rank in (1, 2)]
-    notices.tell(last, 60.0)
+    assert notices.due(last, 40.0) == [Send(2, CONTROL, last)]
+    assert notices.due(Waiting(), 50.0) == [Send(rank, CONTROL, Waiting()) for rank in (1, 2)]
+    notices.due(last, 60.0)
     notices.withdraw()  # by BOOTSTRAP: nothing is left to withdraw
-    assert notices.tell(Waiting(), 70.0) == []
+    assert notices.due(Waiting(), 70.0) == []
 
 
 def test_a_link_that_comes_and_goes_brings_no_more():
@@ -164,7 +164,7 @@ def test_a_link_that_comes_and_goes_brings_no_more():
     sends = 0
     for tick in range(100):
         notices.forget(1)
-        sends += len(notices.tell(why("the same"), tick / 10))
+        sends += len(notices.due(why("the same"), tick / 10))
     assert sends == 10
 
 
@@ -215,7 +215,7 @@ def test_reasons_that_change_for_ever_write_a_bounded_log():
             Obstacle(cause, f"the head says: {second}", rank, from_head=True)
             for cause, rank in itertools.islice(causes, MAX_REASONS)
         ]
-        notes = [bounds.told(note, second) for note in obstacle_log.look(found, second)]
+        notes = [bounds.limited(note, second) for note in obstacle_log.look(found, second)]
         shown += sum(note.level is not Level.DEBUG for note in notes)
     assert 0 < shown <= 20 + 6 * seconds / 60
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sealring_protocol.words import ago, lasting, told_here
+from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.units import format_size
 
@@ -227,7 +227,7 @@ def _fetching(facts: dict[str, Any]) -> str:
     ranks = sorted([facts, *facts["peers"]], key=lambda rank: int(rank["rank"]))
     return "; ".join(
         f"rank {rank['rank']} ({rank['name']}): "
-        f"{told_here(rank['fetched_bytes'], rank['fetch_bytes'])}"
+        f"{part_here(rank['fetched_bytes'], rank['fetch_bytes'])}"
         for rank in ranks
         if rank["fetch_bytes"]
     )

@@ -28,7 +28,7 @@ from sealring_model.loading.model_store import PartialModel, Range, clear_fault,
 from sealring_model.loading.weights import TensorEntry, read_manifest, tensors_of
 from sealring_protocol.codec.messages import Bootstrap
 from sealring_protocol.control.deadlines import Backoff
-from sealring_protocol.words import told_here
+from sealring_protocol.words import part_here
 
 from sealring_trio.fetching.hub import FetchFault, Hub, fault_of
 
@@ -65,7 +65,7 @@ class FetchProgress:
     @property
     def text(self) -> str:
         """This for people."""
-        here = told_here(self.here, self.total)
+        here = part_here(self.here, self.total)
         if not (speed := self.speed):
             return here
         left = (self.total - self.here) / speed

@@ -35,7 +35,7 @@ from typing import Final, Self
 
 import mlx.core as mx
 from mlx import nn
-from sealring_protocol.words import STILL_FETCHED, told_here
+from sealring_protocol.words import STILL_FETCHED, part_here
 
 from sealring_model.errors import LoadError, NotHereError, ReadError
 from sealring_model.loading.model_folder import ModelInfo
@@ -148,7 +148,7 @@ def check_here(partial: PartialModel, names: Sequence[str]) -> None:
         return
     size = sum(partial.entries[name].size for name in names)
     # What changes from try to try stands after the ";": the rest is logged once.
-    here = f"{told_here(partial.bytes_here(names), size)} are here"
+    here = f"{part_here(partial.bytes_here(names), size)} are here"
     fault = partial.fault
     if fault is not None and fault.permanent:
         raise LoadError(

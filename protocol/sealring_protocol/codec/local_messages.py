@@ -225,7 +225,7 @@ class Grouped:
 
 
 Told = Logprobs | Scores | RowOver | RowReady
-"""What an engine tells of rows, beside its answers to steps."""
+"""What an engine reports of rows, beside its answers to steps."""
 
 EngineMessage = EngineInfo | HopKey | Row | Loaded | Told | Group | Grouped
 LocalMessage = (

@@ -152,8 +152,8 @@ class Hello:
     *dtype* and number of elements of a *hidden* state, and its *room* in bytes for weights and
     caches.
 
-    *pins* tell weights apart, see the specification (8.15): of the files' hashes, of the ends, and
-    of each layer; 0 for what it does not have, and none at all if it has looked at no weights.
+    *pins* differ where weights do, see the specification (8.15): of the files' hashes, of the ends,
+    and of each layer; 0 for what it does not have, and none at all if it has looked at no weights.
 
     *build* names the program: two that are not 0 and differ may do the same step in other ways."""
 
@@ -316,7 +316,7 @@ class Progress:
     Times are in microseconds, sizes in bytes. *starved_us* is how long the engine was ready to run
     and had no processor, or waited for memory to be read back from disk. While the node fetches
     tensors of its model, *fetch_bytes* is the size of all that its rank owns, and *fetched_bytes*
-    what is here of them; else both are 0. A peer may tell any number.
+    what is here of them; else both are 0. A peer may claim any number.
     """
 
     steps_received: int = 0
@@ -390,7 +390,7 @@ class NoWork:
 @attrs.frozen
 class Prefill:
     """Prefill *count* tokens of row *uid* into its private cache, starting at *position*. If
-    *scored*, the head tells how likely the token after each of them is."""
+    *scored*, the head reports how likely the token after each of them is."""
 
     uid: int
     position: int

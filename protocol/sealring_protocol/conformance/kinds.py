@@ -104,8 +104,8 @@ class _Rank:
     def take(self, happens: Given) -> None:
         """Apply one event."""
         self._note(self._effects(happens))
-        told = self._machine.standing().head_reasons
-        self._output["told"] = to_fields(Waiting(tuple(told)))["reasons"]
+        reasons = self._machine.standing().head_reasons
+        self._output["told"] = to_fields(Waiting(tuple(reasons)))["reasons"]
 
     def _effects(self, happens: Given) -> list[Effect]:
         machine = self._machine
@@ -319,13 +319,13 @@ def _link_secrets(given: Given, result: Result) -> None:
 
 
 def _traffic(given: Given, result: Result) -> None:
-    secret, told = raw(given["secret"]), []
+    secret, updates = raw(given["secret"]), []
     for _ in range(3):
         keys = traffic_keys(secret)
         iv = keys.iv.to_bytes(12, "big")
-        told.append({"key": keys.key.hex(), "iv": iv.hex(), "next": keys.next.hex()})
+        updates.append({"key": keys.key.hex(), "iv": iv.hex(), "next": keys.next.hex()})
         secret = keys.next
-    result.output = {"keys": told}
+    result.output = {"keys": updates}
 
 
 # ----------------------------------------------------------------------- seals

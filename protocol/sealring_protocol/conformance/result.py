@@ -142,8 +142,12 @@ class End:
             case SignatureRequested(payload):
                 ask(lambda now: link.provide_signature(self._signer.sign(payload), now))
             case EncapsulationRequested():
-                told = {k: bytes.fromhex(v) for k, v in self._given["encapsulation"].items()}
-                ask(lambda now: link.provide_encapsulation(told["ciphertext"], told["secret"], now))
+                given = {k: bytes.fromhex(v) for k, v in self._given["encapsulation"].items()}
+                ask(
+                    lambda now: link.provide_encapsulation(
+                        given["ciphertext"], given["secret"], now
+                    )
+                )
             case RosterReceived():
                 ask(link.roster_stored)
             case PeerProved():
@@ -165,13 +169,13 @@ class End:
 
     def output(self) -> Given:
         """The vector's output: what the end sent, received and derived."""
-        frames, told = self._frames()
+        frames, code = self._frames()
         return {
             "sent": frames,
-            "told": told,
+            "told": code,
             "messages": [message.hex() for message in self.messages],
             "closed": self.closed,
-            "link": None if self._up is None else self._told_link(self._up),
+            "link": None if self._up is None else self._secrets_of(self._up),
         }
 
     def _frames(self) -> tuple[list[str], int | None]:
@@ -179,7 +183,7 @@ class End:
         kinds = (FrameKind.HANDSHAKE, FrameKind.SEALED)
         decoder = FrameDecoder({int(kind): MAX_SEALED_BODY for kind in kinds})
         decoder.receive_data(bytes(self._sent))
-        frames, told = [], None
+        frames, code = [], None
         secrets = self._link.seen
         opener = OpeningChannel(secrets.suite, secrets.send_traffic) if secrets else None
         while (frame := decoder.next_frame()) is not None:
@@ -188,20 +192,20 @@ class End:
                     raise Mismatch("it sealed a frame before it had keys")
                 message = decode(opener.open(frame))
                 if isinstance(message, Close):
-                    told = message.code
+                    code = message.code
                     continue
             frames.append((frame.header + bytes(frame.body)).hex())
         must(decoder.buffered == 0, "it sent a part of a frame")
-        return frames, told
+        return frames, code
 
-    def _told_link(self, up: LinkOpened) -> Given:
+    def _secrets_of(self, up: LinkOpened) -> Given:
         secrets = self._link.seen
         if secrets is None:
             raise Mismatch("the link came up without secrets")
         hop = (secrets.send_activation, secrets.receive_activation)
         must((up.hop.send, up.hop.receive) == hop, "the hop has other secrets than the link")
         must(up.purpose is secrets.purpose, "the link came up for another purpose")
-        told: Given = {
+        found: Given = {
             "suite": int(up.suite),
             "peer": up.peer.hex(),
             "instance": str(up.instance),
@@ -210,8 +214,8 @@ class End:
         }
         for name in ("send", "receive"):
             for label in ("traffic", "activation"):
-                told[f"{name}_{label}"] = getattr(secrets, f"{name}_{label}").hex()
-        return told
+                found[f"{name}_{label}"] = getattr(secrets, f"{name}_{label}").hex()
+        return found
 
 
 def run_end(given: Given, cut: Cut = whole) -> End:

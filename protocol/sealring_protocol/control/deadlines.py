@@ -104,7 +104,7 @@ STARVED: Final = 0.75
 FED: Final = 0.5
 """The fraction of its time below which it no longer counts as starved."""
 
-TELL_AGAIN: Final = 600.0
+LOG_AGAIN: Final = 600.0
 """Least seconds between two log lines about the same engine."""
 
 
@@ -116,7 +116,7 @@ class _Rank:
     counted: float = 0.0
     part: float = 0.0
     since: float | None = None
-    told: float | None = None
+    logged: float | None = None
 
 
 class StarvedRanks:
@@ -141,8 +141,8 @@ class StarvedRanks:
     def added_to(self, progress: Progress) -> tuple[Progress, Progress]:
         """Two copies of *progress*: one with this engine's starvation, and one for the peers, which
         adds the time spent waiting for other starved engines."""
-        own, told = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
-        return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=told)
+        own, sent = int(self.own * 1e6), int((self.own + self.lent) * 1e6)
+        return attrs.evolve(progress, starved_us=own), attrs.evolve(progress, starved_us=sent)
 
     def renumbered(self) -> None:
         """Forget all ranks: they are other nodes now."""
@@ -174,11 +174,11 @@ class StarvedRanks:
     def is_news(self, rank: int, now: float) -> bool:
         """True if the engine of *rank* starves and the log should report it now."""
         known = self._ranks[rank]
-        if known.since is None or known.since == known.told:
+        if known.since is None or known.since == known.logged:
             return False
-        if known.told is not None and now - known.told < TELL_AGAIN:
+        if known.logged is not None and now - known.logged < LOG_AGAIN:
             return False
-        known.told = known.since
+        known.logged = known.since
         return True
 
     def reset_all_but(self, ranks: set[int]) -> None:

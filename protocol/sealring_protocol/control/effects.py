@@ -51,7 +51,7 @@ class Want:
 
 @attrs.frozen
 class Shut:
-    """Close the link with *purpose* to *rank*, and tell it *code* and *reason*."""
+    """Close the link with *purpose* to *rank* with *code* and *reason*."""
 
     rank: int
     purpose: Purpose

@@ -3,7 +3,7 @@
 `auto` takes tensor parallelism where the model can be sharded over as many ranks as there are and
 a back end for its collectives is at hand and allowed; otherwise a pipeline. What the head learns
 while it brings up a collective, or measures in one, is a further reason against it. Whoever asks
-for a strategy by name gets that one, or is told why not.
+for a strategy by name gets that one, or the reason why not.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Partition:
         return range(self.bounds[rank], self.bounds[rank + 1])
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The layers of every rank, in words."""
         pairs = pairwise(self.bounds)
         return ", ".join(f"{first} to {bound - 1}" for first, bound in pairs)
@@ -122,7 +122,7 @@ def partition(
         )
     shares = _shares(rooms, len(layers), Fraction(head, 1000))
     bounds = _nearest([0, *accumulate(shares)], cuts, layers, rooms)
-    if bounds is None:  # some rank has not the room; which one is told with the numbers
+    if bounds is None:  # some rank has not the room; which one is said with the numbers
         bounds = _nearest([0, *accumulate(shares)], cuts, layers, [total] * world) or (0,)
     counts = [end - begin for begin, end in pairwise(bounds)]
     return with_layers(layers, ends, counts, memory, joints)
@@ -365,7 +365,7 @@ def _backend(collectives: Collectives, have: int) -> Backend:
 def bootstraps(
     plan: Plan, epoch: Epoch, model: bytes, *, inner_seal: bool, deadline_ms: int, checked: bool
 ) -> list[Bootstrap]:
-    """What each rank, in order, is told of *plan* in *epoch*; of a collective, to prepare."""
+    """What each rank, in order, gets of *plan* in *epoch*; of a collective, to prepare."""
     hosts = (("", 0),) * plan.world if plan.strategy is Strategy.TENSOR else ()
     return [
         Bootstrap(
@@ -387,7 +387,7 @@ def bootstraps(
 def joining(
     order: Bootstrap, addresses: Sequence[str], ports: Sequence[int], deadline_ms: int
 ) -> list[Bootstrap]:
-    """What each rank is told, after *order*, when all have prepared; by rank, where it is."""
+    """What each rank gets, after *order*, when all have prepared; by rank, where it is."""
     hosts = tuple(zip(addresses, ports, strict=True))
     return [
         attrs.evolve(order, rank=rank, hosts=hosts, deadline_ms=deadline_ms)

@@ -73,7 +73,7 @@ class Request:
     """Continue *prompt* (token ids) by at most *max_tokens*; None means as many as the context
     allows. With 0 the prompt is read, and no token is drawn.
 
-    With *scores* it is told how likely each token of the prompt but the first was, as
+    With *scores* it gets how likely each token of the prompt but the first was, as
     *sampling* says of the tokens that are drawn (`Row.logprobs`).
 
     A token in *eos* ends the row and is not output, and comes after *min_tokens* others at the

@@ -424,14 +424,14 @@ class LinkManager:
             if contact is not None and isinstance(error, PeerTimeout) and connection.link:
                 self._silent[key[0]] = contact.instance, connection.link.keepalive.heard_at
             self._book.ended((*key, connection.dialed), error, code, now, since)
-        told = key is not None and self._forget(connection, key, now)
+        was_up = key is not None and self._forget(connection, key, now)
         if key is not None and connection.link is not None and connection.link.put_out:
             outs = self._book.put_out(key[0], self.config.roster.roster, self._dialer, now)
             self._say(outs, now)
         if key is None or key[0] not in self.config.roster.roster:
             if connection.source:
                 self._say(self._turned_away(connection.source, error, now), now)
-        elif told:
+        elif was_up:
             level = Level.WARNING
             if isinstance(error, PeerClosed) and error.reason == ROSTER_CHANGED:
                 level = Level.INFO
@@ -446,7 +446,7 @@ class LinkManager:
             self._say([Note(Level.DEBUG if known else Level.WARNING, text)], now)
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
-        self.events.extend(self.notes.told(note, now) for note in notes)
+        self.events.extend(self.notes.limited(note, now) for note in notes)
 
     def _turned_away(self, source: str, error: SealringError, now: float) -> list[Note]:
         """The notes about a connection from *source* that ended with *error* before it was a
@@ -546,7 +546,7 @@ class LinkManager:
         self._dial_due(now)
 
     def send(self, rank: int, purpose: Purpose, message: Message, now: float) -> None:
-        """Send *message* if the link is up. If it is not, `news` has told so."""
+        """Send *message* if the link is up. If it is not, `news` has said so."""
         connection = self._find(rank, purpose)
         if connection is None or (link := connection.driven) is None:
             return
@@ -558,7 +558,7 @@ class LinkManager:
             self._flush.add(connection.number)
 
     def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
-        """Close a link, and tell the peer why."""
+        """Close a link with *code* and *reason*."""
         connection = self._find(rank, purpose)
         if connection is not None:
             self._shut(connection, code, reason, now)
@@ -677,7 +677,7 @@ class LinkManager:
         """The failed answer to `StoreRoster`: the roster is dropped."""
         if self.current_roster.not_stored(number):
             error = LocalProtocolError("the newer roster could not be stored")
-            self._with(number, now, lambda link: link.fail(error))  # which tells the peer too
+            self._with(number, now, lambda link: link.fail(error))  # the peer gets it, too
 
     def handle_timeout(self, now: float) -> None:
         """Act on the deadlines that have passed."""
@@ -811,7 +811,7 @@ class LinkManager:
         self._down(connection, PeerClosed(code, reason), now, code)
 
     def _adopted(self, before: Roster, now: float) -> None:
-        """The roster replaces *before*: close the links with removed members, and tell the
+        """The roster replaces *before*: close the links with removed members, and bring it to the
         others."""
         self._expect_members()
         roster = self.config.roster

@@ -47,7 +47,7 @@ class Notes:
     def __init__(self) -> None:
         self._kinds: dict[str, _Kind] = {}
 
-    def told(self, note: Note, now: float) -> Note:
+    def limited(self, note: Note, now: float) -> Note:
         """*note*, or its DEBUG copy if there were too many of its kind.
 
         Notes without a kind belong together if they differ only in numbers, or in the text after
@@ -104,10 +104,10 @@ class RefusedSource:
 class RefusalLog:
     """Sources of refused connections. Times are monotonic seconds."""
 
-    __slots__ = ("_ends", "_last", "_latest", "_left_out", "_told")
+    __slots__ = ("_ends", "_last", "_latest", "_left_out", "_logged")
 
     def __init__(self) -> None:
-        self._told: set[str] = set()  # in this period
+        self._logged: set[str] = set()  # in this period
         self._left_out = 0
         self._last = ""
         self._ends: float | None = None
@@ -126,8 +126,8 @@ class RefusalLog:
             self._ends = now + TELL_SECONDS
         network = network_of(source)
         text = f"refused a connection from {source}: {error}"
-        if network not in self._told and len(self._told) < TELL_SOURCES:
-            self._told.add(network)
+        if network not in self._logged and len(self._logged) < TELL_SOURCES:
+            self._logged.add(network)
             return [*notes, Note(Level.WARNING, text)]
         self._left_out += 1
         self._last = f"{source}: {error}"
@@ -144,7 +144,7 @@ class RefusalLog:
             return []
         left_out, self._left_out = self._left_out, 0
         self._ends = None
-        self._told.clear()
+        self._logged.clear()
         if left_out < TELL_SOURCES:
             return []  # too few to be worth a line
         text = f"refused {left_out} more connections within a minute, the last from {self._last}"

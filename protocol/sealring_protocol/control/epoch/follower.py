@@ -171,7 +171,7 @@ PHASES: Final = {
 
 
 # ---------------------------------------------------------------------- head reasons
-# A follower's record of why the head begins no epoch, as told by WAITING.
+# A follower's record of why the head begins no epoch, as WAITING says.
 
 
 class HeadReasons:
@@ -496,8 +496,8 @@ class Follower:
 
     def _resume(self, now: float) -> list[Effect]:
         """A new engine process is up within an epoch: it gets the order, unless the epoch is over
-        for this rank's collective; the next one may hold something else. If this rank told that it
-        can never serve, the head begins no epoch before the rank presents itself."""
+        for this rank's collective; the next one may hold something else. If this rank reported that
+        it can never serve, the head begins no epoch before the rank presents itself."""
         order, failed = self._engine.order, self._state.state in _FAILED
         if failed and self._failed and self._failed.kind is FailureKind.UNSERVABLE:
             return self._present()
@@ -599,7 +599,7 @@ class Follower:
 
 def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes) -> Shut | None:
     """The reason to refuse *order*, as the close of the control link; None to obey it. *epoch* is
-    the last that this rank was told, *model* the digest of its model (empty while unknown).
+    the last that this rank knows, *model* the digest of its model (empty while unknown).
 
     Raises `RemoteProtocolError` for an order that no correct head sends.
     """
@@ -626,13 +626,13 @@ def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes
 
 def check_stale(epoch: Epoch, own: Epoch) -> None:
     """Check a step of an *epoch* other than *own*. One of a past epoch is only late, as links
-    outlive epochs. Raises `RemoteProtocolError` for an epoch that this rank was not told of."""
+    outlive epochs. Raises `RemoteProtocolError` for an epoch that this rank does not know."""
     if epoch > own and epoch.instance == own.instance:
         raise RemoteProtocolError("a step of an epoch that this rank was not told of")
 
 
 def plan_of(order: Bootstrap) -> Plan:
-    """The plan behind *order*, without its reason and the ranks' weights, which no rank is told."""
+    """The plan behind *order*, without its reason and the ranks' weights, which no rank gets."""
     pipeline = order.backend is Backend.PIPELINE
     strategy = Strategy.PIPELINE if pipeline else Strategy.TENSOR
     split = Partition(order.bounds, ())

@@ -79,9 +79,9 @@ def weight(message: Step | StepDone | Row) -> int:
     """The memory, in bytes, that *message* may take while it waits; see
     `limits.MAX_WEIGHT_WAITING`."""
     if isinstance(message, Row):
-        told = 1 + len(message.bias) + len(message.ends) + sum(map(len, message.bad))
+        entries = 1 + len(message.bias) + len(message.ends) + sum(map(len, message.bad))
         history = HISTORY_WEIGHT * len(message.history)
-        return ENTRY_WEIGHT * told + history + len(message.grammar)
+        return ENTRY_WEIGHT * entries + history + len(message.grammar)
     entries = len(message.ids)
     if isinstance(message, Step):
         changes = (

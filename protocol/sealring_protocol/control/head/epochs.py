@@ -1,7 +1,7 @@
 """The head's epochs: gather the ranks, plan, start an epoch, and go on to the next.
 
-`Epochs` is told what ranks, links and the engine say of an epoch, until every rank is ready; then
-`serving` is true, and `Head` creates the `Steps`. It is told when the epoch ends.
+`Epochs` gets what ranks, links and the engine report of an epoch, until every rank is ready; then
+`serving` is true, and `Head` creates the `Steps`. After `end` it gathers the ranks anew.
 
 An epoch begins when every rank is present. A pipeline's takes one round (BOOTSTRAP, READY). A
 collective's has another round before it (BOOTSTRAP, PREPARED), with a barrier between the two. The
@@ -12,7 +12,7 @@ an epoch ends, the head comes back here.
 A rank with another model, other weights or another build is refused, in a text by which its owner
 knows what to do. A model's digest covers its manifest (``sealring.json``, the hashes of its
 weights). The same model with a manifest on one side only therefore has two digests. The side that
-can tell says so. Models of one digest may still have other weights. Their pins tell that (the
+knows says so. Models of one digest may still have other weights. Their pins show that (the
 specification, 8.15): the first is of the hashes of the files, the others of samples of the ends and
 of each layer.
 """
@@ -122,8 +122,8 @@ def _why_other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hel
 def _why_other_weights(
     config: HeadConfig, info: EngineInfo, rank: int, hello: Hello, present: Mapping[int, Hello]
 ) -> str:
-    """Why the weights of *rank* are not those of the ranks that are *present*, or cannot be told
-    from them; empty if they are the same."""
+    """Why the weights of *rank* are not those of the ranks that are *present*, or cannot be
+    compared with them; empty if they are the same."""
     own, name = config.names[0], config.names[rank]
     if not rank or not info.pins:
         return ""
@@ -156,11 +156,11 @@ def _weights_difference(own: str, pins: Sequence[int], peer: str, theirs: Sequen
 def _parts(numbers: Sequence[int]) -> str:
     """The parts *numbers* (rising) as text: 0 the ends, from 1 on the layers."""
     layers = [number - 1 for number in numbers if number]
-    told = ["the ends"] if numbers[0] == 0 else []
+    parts = ["the ends"] if numbers[0] == 0 else []
     for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0]):
         first, *_, last = [layer for _, layer in run] * 2
-        told.append(f"layer {first}" if first == last else f"layers {first} to {last}")
-    return ", ".join(told)
+        parts.append(f"layer {first}" if first == last else f"layers {first} to {last}")
+    return ", ".join(parts)
 
 
 # ---------------------------------------------------------------------- backoff
@@ -239,9 +239,9 @@ class EpochBackoff:
 
 
 # ---------------------------------------------------------------------- notices
-# What the head has told each rank about why there is no epoch, and which failures it has logged.
+# What the head has sent each rank about why there is no epoch, and which failures it has logged.
 #
-# A rank is told when the reasons differ from those it was told last, at most once every
+# A rank is sent the reasons when they differ from the last, at most once every
 # `NOTICE_SECONDS`, so reasons that alternate cost one message a second.
 
 
@@ -252,27 +252,29 @@ NOTICE_SECONDS: Final = 1.0
 class Notices:
     """The last WAITING of each rank after the head, of *world*. Times are monotonic seconds."""
 
-    __slots__ = ("_next", "_told")
+    __slots__ = ("_next", "_sent")
 
     def __init__(self, world: int) -> None:
-        self._told = dict.fromkeys(range(1, world), Waiting())
+        self._sent = dict.fromkeys(range(1, world), Waiting())
         self._next = dict.fromkeys(range(1, world), 0.0)
 
     def forget(self, rank: int) -> None:
         """The control link with *rank* is new: nothing has been sent on it."""
-        self._told[rank] = Waiting()
+        self._sent[rank] = Waiting()
 
     def withdraw(self) -> None:
         """An epoch begins: BOOTSTRAP withdraws the reasons on every rank."""
-        self._told = dict.fromkeys(self._told, Waiting())
+        self._sent = dict.fromkeys(self._sent, Waiting())
 
-    def tell(self, why: Waiting, now: float) -> list[Send]:
+    def due(self, why: Waiting, now: float) -> list[Send]:
         """The WAITINGs to send now that the reasons are those of *why*."""
-        due = [rank for rank, told in self._told.items() if told != why and now >= self._next[rank]]
-        for rank in due:
-            self._told[rank] = why
+        ranks = [
+            rank for rank, sent in self._sent.items() if sent != why and now >= self._next[rank]
+        ]
+        for rank in ranks:
+            self._sent[rank] = why
             self._next[rank] = now + NOTICE_SECONDS
-        return [Send(rank, Purpose.CONTROL, why) for rank in due]
+        return [Send(rank, Purpose.CONTROL, why) for rank in ranks]
 
 
 class FailureLog:
@@ -426,7 +428,7 @@ class Epochs:
 
     def explain(self, why: Waiting, now: float) -> list[Effect]:
         """Tell *why* there is no epoch to the ranks that do not know it yet."""
-        return [] if self.membership.began else [*self._notices.tell(why, now)]
+        return [] if self.membership.began else [*self._notices.due(why, now)]
 
     def starved(self, seconds: float, now: float) -> None:
         """An engine starved for *seconds* more: the start gets more time."""
@@ -443,14 +445,14 @@ class Epochs:
 
     def hello_came(self, rank: int, hello: Hello, now: float) -> EffectsAndLoss:
         """*rank* said *hello*: its engine is new, and has nothing loaded."""
-        told = compare(self._config, self._engine.info, rank, hello, self.membership.present)
-        if isinstance(told, Shut):
-            return [told], None
+        answer = compare(self._config, self._engine.info, rank, hello, self.membership.present)
+        if isinstance(answer, Shut):
+            return [answer], None
         self._unreadable.pop(rank, None)
         self._backoff.changed()
         running = self.membership.presented(rank, hello)
         here: list[Effect] = [Note(Level.INFO, f"{self._named(rank)} is here")]
-        here += [told] if told else []
+        here += [answer] if answer else []
         if running:
             return here, Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
         return [*here, *self._try_start(now)], None
@@ -467,9 +469,9 @@ class Epochs:
         """The head's model is known now (*info*): refuse the ranks that are here with another."""
         effects, present = list[Effect](), self.membership.present
         for rank, hello in present.items():
-            told = compare(self._config, info, rank, hello, present)
-            effects += [told] if told else []
-            if isinstance(told, Shut):
+            answer = compare(self._config, info, rank, hello, present)
+            effects += [answer] if answer else []
+            if isinstance(answer, Shut):
                 self.membership.lost(rank)
         return effects
 
@@ -506,7 +508,7 @@ class Epochs:
             checked=self.checked,
         )
         effects: list[Effect] = [
-            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.told}")
+            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}")
         ]
         effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return effects + self._engine.begin(orders[0], now)

@@ -102,7 +102,7 @@ class Head:
         return self._engine.joining.replacing
 
     def explain(self, why: Waiting, now: float) -> list[Effect]:
-        """Tell *why* there is no epoch to the ranks that do not know it yet."""
+        """Report *why* there is no epoch to the ranks that do not know it yet."""
         return self.epochs.explain(why, now)
 
     def readdress(self, hosts: tuple[str, ...]) -> None:
@@ -202,7 +202,7 @@ class Head:
                 return self._begun(self.epochs.engine_message(message, now), now)
             case Logprobs() | Scores() | RowOver():
                 if self._steps is not None:
-                    self._steps.engine_told(message)
+                    self._steps.engine_sent(message)
                 return []
             case RowReady() if message.epoch == self.epochs.membership.epoch:
                 return [] if self._steps is None else self._steps.row_ready(message, now)
@@ -316,12 +316,12 @@ class Head:
         """A rank answered a step: on its control link in tensor parallelism."""
         if self._steps is not None and message.epoch == self.epochs.membership.epoch:
             return self._went_on(self._steps.rank_answered(rank, purpose, message, now), now)
-        failed, told = message.failed, purpose is Purpose.CONTROL
+        failed, on_control = message.failed, purpose is Purpose.CONTROL
         if self.epochs.is_over(message.epoch):
-            if failed is None or not told:
+            if failed is None or not on_control:
                 return []
             return self._explained(message.epoch, attrs.evolve(failed, rank=rank), now)
-        if told:
+        if on_control:
             raise RemoteProtocolError("an answer to a step on a control link")
         return []
 
@@ -363,9 +363,9 @@ class Head:
         over = self._steps is not None and self._steps.over
         return effects + self._end_epoch(now) if over else effects
 
-    def _or_lost(self, told: EffectsAndLoss, now: float) -> list[Effect]:
+    def _or_lost(self, outcome: EffectsAndLoss, now: float) -> list[Effect]:
         """The effects of a part, and the end of the epoch if it cannot go on."""
-        effects, failed = told
+        effects, failed = outcome
         return effects if failed is None else effects + self._lost(failed, now)
 
     def _lost(self, failed: Failure, now: float) -> list[Effect]:

@@ -169,7 +169,7 @@ class Steps:
         self._over: dict[tuple[int, int], RowOver] = {}  # as well
         self._checked = CheckedSteps(self._world) if checked else None
         self._drain_ends: float | None = None
-        self._told_slow_links = False
+        self._noted_slow_links = False
         self.parallel = parallel
         self.may_plan = False
         """A further step may fit. The caller then calls `plan`, after it has carried out the
@@ -267,7 +267,7 @@ class Steps:
 
     # -------------------------------------------------------------- inwards
 
-    def engine_told(self, message: Logprobs | Scores | RowOver) -> None:
+    def engine_sent(self, message: Logprobs | Scores | RowOver) -> None:
         """The head's engine sent *message* ahead of the answer that it belongs to."""
         # Keep no others: a compromised engine may send any number of them.
         _, work, uids = self._flights.get(message.n, (0.0, None, ()))
@@ -278,10 +278,10 @@ class Steps:
         elif isinstance(message, Logprobs):
             self._logprobs[message.n, message.uid] = message
         elif isinstance(work, Prefill) and work.scored:
-            told = self._scores.setdefault(message.n, [])
-            due = told[-1].end if told else work.position + 1
+            scores = self._scores.setdefault(message.n, [])
+            due = scores[-1].end if scores else work.position + 1
             if message.position == due and message.end <= work.position + work.count + 1:
-                told.append(message)
+                scores.append(message)
 
     def row_ready(self, message: RowReady, now: float) -> list[Effect]:
         """The head's engine sent *message* of this epoch."""
@@ -323,11 +323,11 @@ class Steps:
     def _answered(self, action: pipeline.Answered, now: float) -> list[Effect]:
         self.progressed = True
         effects = self._timing(action, now)
-        told = _taken(self._logprobs, action.n) if self._logprobs else {}
+        logprobs = _taken(self._logprobs, action.n) if self._logprobs else {}
         over = _taken(self._over, action.n) if self._over else {}
         reasons = {uid: message.reason for uid, message in over.items()} if over else {}
         scores = self._scores.pop(action.n, ())
-        effects += self._scheduler.answered(action.n, action.ids, now, told, scores, reasons)
+        effects += self._scheduler.answered(action.n, action.ids, now, logprobs, scores, reasons)
         return effects + self.plan(now)
 
     def _timing(self, action: pipeline.Answered, now: float) -> list[Effect]:
@@ -337,10 +337,10 @@ class Steps:
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
         self._scheduler.took(timing)
-        read = isinstance(work, Prefill) and not self._told_slow_links
+        read = isinstance(work, Prefill) and not self._noted_slow_links
         if not read or not self._scheduler.slow_links:
             return [timing]
-        self._told_slow_links = True
+        self._noted_slow_links = True
         return [timing, Note(Level.WARNING, self._scheduler.slow_links)]
 
     # ------------------------------------------------------------- failures
@@ -416,9 +416,9 @@ def memory_notes(known: Mapping[int, int], learnt: Mapping[int, int]) -> list[Ef
     return [Note(Level.WARNING, text) for text in texts]
 
 
-def _taken(told: dict[tuple[int, int], M], n: int) -> dict[int, M]:
-    """Take what was *told* of the rows of step *n* before its answer, by row."""
-    return {uid: told.pop((n, uid)) for m, uid in list(told) if m == n}
+def _taken(sent: dict[tuple[int, int], M], n: int) -> dict[int, M]:
+    """Take what was *sent* of the rows of step *n* before its answer, by row."""
+    return {uid: sent.pop((n, uid)) for m, uid in list(sent) if m == n}
 
 
 def _by_hearsay(rank: int, done: StepDone) -> StepDone:

@@ -197,7 +197,7 @@ _ASSUMED: Final = 4
 _FIRST_MARGIN: Final = 0.2
 _LATER_MARGIN: Final = 0.1
 """How far above break-even a row's share of right guesses is assumed to be, at first and after a
-pause, until its own guesses tell."""
+pause, until its own guesses are judged."""
 
 _BASELINE: Final = 8
 """Tokens that a row decodes without guesses first, while their pace has not been measured."""

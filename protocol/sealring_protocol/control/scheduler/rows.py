@@ -84,7 +84,7 @@ class LiveRow:
     kept: int = 0  # tokens of that snapshot
     branches: tuple[int, ...] = ()  # positions at which others leave it, or it leaves them
     stops: tuple[int, ...] = ()  # positions at which its cache is kept while it is read
-    scored: int = 0  # tokens of the prompt after which the next one's score has been told
+    scored: int = 0  # tokens of the prompt after which the next one's score is known
     flying: int = 0  # decode steps in flight
     wasted: int = 0  # those of them that give no token, because of a wrong guess
     guesses: RowGuesses = attrs.field(init=False)
@@ -124,7 +124,7 @@ class LiveRow:
 
     @property
     def wants_scores(self) -> bool:
-        """Whether not all scores of its prompt have been told."""
+        """Whether not all scores of its prompt are known."""
         return self.request.scores and self.scored < len(self.request.prompt) - 1
 
     @property
@@ -148,14 +148,14 @@ class LiveRow:
         return attrs.evolve(self.settings, history=tuple(self.tokens), generated=self.emitted)
 
     @property
-    def told(self) -> int:
+    def history(self) -> int:
         """The number of token ids in the history of its ROW."""
         return len(self.tokens) if self.settings.remembers else 0
 
     @property
     def row_weight(self) -> int:
         """The weight of its ROW, in bytes (`pipeline.weight`)."""
-        return weight(self.settings) + HISTORY_WEIGHT * self.told
+        return weight(self.settings) + HISTORY_WEIGHT * self.history
 
     @property
     def emitted(self) -> int:

@@ -525,7 +525,7 @@ class RunningRows:
         if length + least > self._context:
             raise ContextOverflow(length, least, self._context)
         longest = self.room.longest
-        if request.sampling.remembers:  # its ROW tells all its tokens, in every epoch
+        if request.sampling.remembers:  # its ROW has all its tokens, in every epoch
             if length + least > MAX_IDS:
                 raise HistoryOverflow(length, least, MAX_IDS)
             longest = min(longest, MAX_IDS)
@@ -768,16 +768,16 @@ class RunningRows:
                 return
             if not row.tokens:
                 row.tokens.extend(row.request.prompt)
-            if self._tells_too_much(row) or not self._open(row):
+            if self._says_too_much(row) or not self._open(row):
                 return
 
-    def _tells_too_much(self, row: LiveRow) -> bool:
+    def _says_too_much(self, row: LiveRow) -> bool:
         """True if the next step opens other rows, and *row* would make their ROWs too long or too
         heavy."""
         others = self.new()
-        told = sum(other.told for other in others) + row.told
+        history = sum(other.history for other in others) + row.history
         heavy = sum(other.row_weight for other in others) + row.row_weight
-        return bool(others) and (told > MAX_IDS or heavy > MAX_ROW_WEIGHT)
+        return bool(others) and (history > MAX_IDS or heavy > MAX_ROW_WEIGHT)
 
     def _open(self, row: LiveRow) -> bool:
         """Open *row* if there is room. False if it has to wait."""

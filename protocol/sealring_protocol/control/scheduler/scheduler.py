@@ -222,7 +222,7 @@ class Results:
         self._guessing = guessing
 
     def of_prefill(self, work: Prefill, scores: Sequence[Scores]) -> list[Outcome]:
-        """A chunk was read, and gave *scores*. Those that have been told before (of a row that was
+        """A chunk was read, and gave *scores*. Those that were given before (of a row that was
         interrupted) are dropped."""
         row = self._running.rows.get(work.uid)
         if row is None:
@@ -305,7 +305,7 @@ class Results:
 # ---------------------------------------------------------------------- losses
 # What becomes of rows when a step is lost: which are suspected, and which are given up.
 #
-# If a forward fails, the rows of its step are suspects. If nobody can tell which step was at
+# If a forward fails, the rows of its step are suspects. If nobody knows which step was at
 # fault (an engine died, or memory ran out), the rows of every step under way are. In the new
 # epoch each suspect runs alone until it gets a token; then the next suspect runs. Only a row that
 # fails alone is given up. If memory ran out while several rows had caches, the rank is assumed to
@@ -346,7 +346,7 @@ class Losses:
 
     def __init__(self, running: RunningRows) -> None:
         self._running = running
-        self._unexplained: Loss | None = None  # the last, if only a broken link has told of it
+        self._unexplained: Loss | None = None  # the last, if only a broken link has reported it
 
     def forget(self) -> None:
         """Expect no explanation of the last loss: the ranks may be other machines now."""
@@ -482,8 +482,8 @@ class StepMaker:
             flight.weight += row.row_weight
         self._flights.add(self.n, flight)
         step = attrs.evolve(step, digest=running.ledger.digest(self.n))
-        told = tuple([RowOpened(row.uid, len(row.tokens), row.kept) for row in opened])
-        return Planned(step, tuple([row.sampling for row in opened]), told)
+        rows = tuple([RowOpened(row.uid, len(row.tokens), row.kept) for row in opened])
+        return Planned(step, tuple([row.sampling for row in opened]), rows)
 
     def _flight(self, work: Work, now: float, guesses: tuple[int, ...]) -> Flight:
         running = self._running
