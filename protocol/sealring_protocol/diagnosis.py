@@ -667,14 +667,6 @@ def _hint(facts: Facts, peer: PeerState) -> str:
     return f"; {facts.own} refused a connection from {known.source}, too: {known.reason}"
 
 
-# ---------------------------------------------------------------------- obstacle log
-# Logs why a node does not serve: a new obstacle at once, a lasting one each minute.
-#
-# An obstacle reported by the head is logged only when it is new, because the head's own log
-# repeats it each minute. What belongs to every start (reading the model, loading layers) is
-# logged only if it lasts.
-
-
 TELL_SECONDS: Final = 60.0
 """Seconds between two lines about the same obstacle."""
 
@@ -714,7 +706,13 @@ class _Logged:
 
 
 class ObstacleLog:
-    """The obstacles logged so far. Times are monotonic seconds."""
+    """Logs why a node does not serve: a new obstacle at once, a lasting one each minute. Times are
+    monotonic seconds.
+
+    An obstacle reported by the head is logged only when it is new, because the head's own log
+    repeats it each minute. What belongs to every start (reading the model, loading layers) is
+    logged only if it lasts.
+    """
 
     __slots__ = ("_logged", "due")
 

@@ -64,25 +64,18 @@ from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 from sealring_protocol.table import Machine, Table
 
-# ---------------------------------------------------------------------- keepalive
-# Keepalive on a link: when to send a PING, when to give up, and the round-trip time.
-#
-# A PING is due after `PING_INTERVAL` without a byte from the peer. The peer is lost if the rest
-# of its patience then passes without a byte. That rest is counted from the PING, so a node that
-# was itself asleep does not blame its peers. PONGs answer PINGs in order, each once.
-#
-# Patience is the silence allowed to a peer. It is short on a calm network, so that a dead machine
-# is noticed soon. It grows with the round-trip time (RFC 6298, section 2), and to twice the pause
-# for a while after a peer has paused and come back. It belongs to the peer and outlives its
-# links, so a pause that cost a link counts as well.
-
-
 PAUSE_SECONDS: Final = 600.0
 """Seconds for which a pause is remembered."""
 
 
 class Patience:
-    """The seconds that one peer may be silent, at least *floor*. Times are monotonic seconds."""
+    """The seconds that one peer may be silent, at least *floor*. Times are monotonic seconds.
+
+    Patience is the silence allowed to a peer. It is short on a calm network, so that a dead
+    machine is noticed soon. It grows with the round-trip time (RFC 6298, section 2), and to
+    twice the pause for a while after a peer has paused and come back. It belongs to the peer
+    and outlives its links, so a pause that cost a link counts as well.
+    """
 
     __slots__ = ("_floor", "_pause", "_paused_at", "_srtt", "_variation")
 
@@ -124,7 +117,13 @@ class Patience:
 
 
 class Keepalive:
-    """The keepalive of one link, in both directions. Times are monotonic seconds."""
+    """The keepalive of one link, in both directions. Times are monotonic seconds.
+
+    A PING is due after `PING_INTERVAL` without a byte from the peer. The peer is lost if the
+    rest of its patience then passes without a byte. That rest is counted from the PING, so a
+    node that was itself asleep does not blame its peers. PONGs answer PINGs in order, each
+    once.
+    """
 
     __slots__ = (
         "_asked",

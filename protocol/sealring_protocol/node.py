@@ -82,9 +82,6 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster, SignedRoster
 
-# ---------------------------------------------------------------------- node config
-# A node's configuration, and the settings of its parts that follow from it.
-
 
 @attrs.frozen
 class NodeConfig:
@@ -158,10 +155,6 @@ def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: 
         unpinned=config.unpinned,
         trust_weights=config.trust_weights,
     )
-
-
-# ---------------------------------------------------------------------- node report
-# What a node knows of itself, and reports: its engine, which engines starve, and its obstacles.
 
 
 _PING_SECONDS: Final = 1.0
@@ -318,12 +311,9 @@ class NodeReport:
         return [Note(Level.INFO, each.what) for each in starving(facts)]
 
 
-# ---------------------------------------------------------------------- node role
-# The role of a node: its brain, and the requests that a head has, across changes of the roster.
-
-
 class NodeRole:
-    """The role of *rank* under *roster*."""
+    """The role of *rank* under *roster*: its brain, and the requests that a head has, across
+    changes of the roster."""
 
     def __init__(self, config: NodeConfig, roster: Roster, rank: int, now: float) -> None:
         self._config = config

@@ -419,10 +419,6 @@ def verdict(ready: Sequence[Ready]) -> tuple[bool, str]:
     return token <= _CLEARLY * pipeline, text
 
 
-# ---------------------------------------------------------------------- config
-# The head's configuration.
-
-
 @attrs.frozen
 class HeadConfig:
     """The head's configuration: the *names* and *hosts* (addresses) of the ranks, by rank.

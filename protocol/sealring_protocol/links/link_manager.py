@@ -216,10 +216,6 @@ class CurrentRoster:
         return True
 
 
-# ---------------------------------------------------------------------- connections
-# The link manager's record of each connection, and which links a rank accepts.
-
-
 @attrs.define(eq=False)
 class Connection:
     """One connection, by its *number*, from its start on, with its link."""

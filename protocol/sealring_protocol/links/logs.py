@@ -10,16 +10,6 @@ from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.admission import network_of
 
-# ---------------------------------------------------------------------- notes
-# Rate limit for log lines: enough for an owner, too few to fill a disk.
-#
-# A member may do the same thing over and over, such as bringing a link up and down. The first
-# lines of a kind are logged, and then a few each minute. The others go to DEBUG and are counted;
-# the next logged line of the kind says how many there were.
-#
-# Refused strangers have their own limit (`RefusalLog`).
-
-
 AT_ONCE: Final = 20
 """Lines of a kind that may be logged at once."""
 
@@ -40,7 +30,15 @@ class _Kind:
 
 
 class Notes:
-    """The recent notes, by kind. Times are monotonic seconds."""
+    """Limits the log lines of each kind: enough for an owner, too few to fill a disk. Times are
+    monotonic seconds.
+
+    A member may do the same thing over and over, such as bringing a link up and down. The first
+    lines of a kind are logged, and then a few each minute. The others go to DEBUG and are
+    counted; the next logged line of the kind says how many there were.
+
+    Refused strangers have their own limit (`RefusalLog`).
+    """
 
     __slots__ = ("_kinds",)
 
@@ -71,14 +69,6 @@ class Notes:
         return Note(note.level, note.text + more)
 
 
-# ---------------------------------------------------------------------- refusal log
-# Rate limit for log lines about refused connections.
-#
-# Otherwise anyone who can open connections could fill the log, from one address or from
-# thousands. So a source is logged at most once a minute, and only a few sources each minute. The
-# others go to DEBUG and are counted; one line at the end of the minute has their number.
-
-
 __all__ = ["RefusedSource"]
 
 TELL_SECONDS: Final = 60.0
@@ -102,7 +92,12 @@ class RefusedSource:
 
 
 class RefusalLog:
-    """Sources of refused connections. Times are monotonic seconds."""
+    """Limits the log lines about refused connections, by source. Times are monotonic seconds.
+
+    Otherwise anyone who can open connections could fill the log, from one address or from
+    thousands. So a source is logged at most once a minute, and only a few sources each minute.
+    The others go to DEBUG and are counted; one line at the end of the minute has their number.
+    """
 
     __slots__ = ("_ends", "_last", "_latest", "_left_out", "_logged")
 

@@ -37,23 +37,6 @@ from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table
 
-# ---------------------------------------------------------------------- collective
-# One rank's way into the collective of an epoch: load a share, open a port, join.
-#
-# A rank cannot leave a collective's `init` once it has called it, so no rank calls it before
-# every rank can. The head therefore orders two rounds by BOOTSTRAP. In *prepare* the engine loads
-# its share of the weights and the node chooses the port that the engine will listen on; the rank
-# answers PREPARED. In *join* the engine joins; the rank answers READY. The head holds the barrier
-# between the rounds.
-#
-# Over sealed links the collective's connections run through local relays. The engine listens and
-# connects on its own machine only, and the node carries the bytes in a tunnel link to each
-# neighbour. This module makes the engine's addresses out of typed fields, so no text of a peer
-# reaches its environment.
-#
-# An engine process joins one group in its life, so the next collective needs a new process.
-
-
 LOOPBACK: Final = "127.0.0.1"
 TUNNEL_SECONDS: Final = 30.0
 """Seconds to wait for the tunnel link once everything else is ready. Loading may take long, but a
@@ -121,7 +104,22 @@ class _Ports:
 
 
 class Joining:
-    """Rank *rank* of *world* and its engine. Methods return the effects to carry out."""
+    """The way of rank *rank* of *world* into the collective of an epoch: load a share, open a port,
+    join. Methods return the effects to carry out.
+
+    A rank cannot leave a collective's `init` once it has called it, so no rank calls it before
+    every rank can. The head therefore orders two rounds by BOOTSTRAP. In *prepare* the engine
+    loads its share of the weights and the node chooses the port that the engine will listen on;
+    the rank answers PREPARED. In *join* the engine joins; the rank answers READY. The head
+    holds the barrier between the rounds.
+
+    Over sealed links the collective's connections run through local relays. The engine listens
+    and connects on its own machine only, and the node carries the bytes in a tunnel link to
+    each neighbour. This module makes the engine's addresses out of typed fields, so no text of
+    a peer reaches its environment.
+
+    An engine process joins one group in its life, so the next collective needs a new process.
+    """
 
     def __init__(self, rank: int, world: int) -> None:
         self._machine = Machine(JOINING_TABLE, JoiningState.OUT)

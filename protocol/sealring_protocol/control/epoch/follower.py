@@ -73,17 +73,14 @@ class FollowerConfig:
         return len(self.names)
 
 
-# ---------------------------------------------------------------------- follower states
-# The states of a follower: without a head, between epochs, starting one, serving, or failed.
-#
-# FAILED lasts from the report to the head until the head's next order. CUT is FAILED with the
-# link to the next rank broken in this epoch. The next rank has missed steps that cannot be
-# repeated, so nothing more is sent to it before the next epoch, even if the link comes up again.
-# IDLE is SERVING after the head has said (WAITING) that there is no epoch.
-
-
 class FollowerState(enum.Enum):
-    """The state of a follower."""
+    """The state of a follower.
+
+    FAILED lasts from the report to the head until the head's next order. CUT is FAILED with the
+    link to the next rank broken in this epoch. The next rank has missed steps that cannot be
+    repeated, so nothing more is sent to it before the next epoch, even if the link comes up
+    again. IDLE is SERVING after the head has said (WAITING) that there is no epoch.
+    """
 
     NO_HEAD = "no_head"
     GATHERING = "gathering"
@@ -170,10 +167,6 @@ PHASES: Final = {
 """The phase that the status shows in each state."""
 
 
-# ---------------------------------------------------------------------- head reasons
-# A follower's record of why the head begins no epoch, as WAITING says.
-
-
 class HeadReasons:
     """The head's last WAITING to a rank of *world*. Times are monotonic seconds."""
 
@@ -205,13 +198,6 @@ class HeadReasons:
         self.reasons = {}
 
 
-# ---------------------------------------------------------------------- next link
-# The link to the next rank: whether it is up, how long to wait for it, and why it fails.
-#
-# Either end may dial. If one end cannot, the other may; if neither can, this rank reports that to
-# the head, so that nobody takes it for a rank that is merely slow.
-
-
 LINK_SECONDS: Final = 12.0
 """Seconds to wait for the link once everything else is ready: enough for two failed dials from each
 end. It doubles after each failure, up to `LONGEST_LINK_SECONDS`."""
@@ -220,7 +206,11 @@ LONGEST_LINK_SECONDS: Final = 60.0
 
 
 class NextLink:
-    """The link from the rank named *own* to the one named *peer*. Times are monotonic seconds."""
+    """The link from the rank named *own* to the one named *peer*. Times are monotonic seconds.
+
+    Either end may dial. If one end cannot, the other may; if neither can, this rank reports
+    that to the head, so that nobody takes it for a rank that is merely slow.
+    """
 
     def __init__(self, own: str, peer: str) -> None:
         self.up = False

@@ -163,15 +163,6 @@ def _parts(numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-# ---------------------------------------------------------------------- backoff
-# How soon the head begins the next epoch: at once after one that worked, else after a pause.
-#
-# An epoch worked if it gave an answer, gave up a request, or stood for `LONG_ENOUGH`. The first
-# epoch that did not is also followed at once. After each further one the pause doubles
-# (`Backoff`), so a rank that fails every time costs a try every few seconds and no busy loop. A
-# rank that can never serve costs one try: the next waits until a rank presents itself.
-
-
 LONGEST_PAUSE: Final = 5.0
 """Seconds between two tries, at most."""
 
@@ -180,7 +171,14 @@ LONG_ENOUGH: Final = 5.0
 
 
 class EpochBackoff:
-    """The pauses between epochs. Times are monotonic seconds."""
+    """How soon the head begins the next epoch: at once after one that worked, else after a pause.
+    Times are monotonic seconds.
+
+    An epoch worked if it gave an answer, gave up a request, or stood for `LONG_ENOUGH`. The
+    first epoch that did not is also followed at once. After each further one the pause doubles
+    (`Backoff`), so a rank that fails every time costs a try every few seconds and no busy loop.
+    A rank that can never serve costs one try: the next waits until a rank presents itself.
+    """
 
     __slots__ = ("_backoff", "_failed", "_held", "_serving_since", "_until")
 
@@ -238,19 +236,16 @@ class EpochBackoff:
         return self._until is None and not self._held
 
 
-# ---------------------------------------------------------------------- notices
-# What the head has sent each rank about why there is no epoch, and which failures it has logged.
-#
-# A rank is sent the reasons when they differ from the last, at most once every
-# `NOTICE_SECONDS`, so reasons that alternate cost one message a second.
-
-
 NOTICE_SECONDS: Final = 1.0
 """Minimum seconds between two WAITINGs to one rank."""
 
 
 class Notices:
-    """The last WAITING of each rank after the head, of *world*. Times are monotonic seconds."""
+    """The last WAITING of each rank after the head, of *world*. Times are monotonic seconds.
+
+    A rank is sent the reasons when they differ from the last, at most once every
+    `NOTICE_SECONDS`, so reasons that alternate cost one message a second.
+    """
 
     __slots__ = ("_next", "_sent")
 
@@ -301,20 +296,18 @@ class FailureLog:
         self.latest = None
 
 
-# ---------------------------------------------------------------------- tensor tries
-# When the strategy `auto` gives up tensor parallelism, because its collective does not come up.
-#
-# A collective that has never worked gets one try. One that once worked gets several, and so does
-# one whose links broke, because a node may just have left. Weights that are not there yet are no
-# fault of tensor parallelism.
-
-
 TENSOR_TRIES: Final = 3
 """Tries in a row that a collective which has worked gets to come up again."""
 
 
 class TensorTries:
-    """The tries that are left. Times are monotonic seconds."""
+    """When the strategy `auto` gives up tensor parallelism, because its collective does not come
+    up. Times are monotonic seconds.
+
+    A collective that has never worked gets one try. One that once worked gets several, and so
+    does one whose links broke, because a node may just have left. Weights that are not there
+    yet are no fault of tensor parallelism.
+    """
 
     __slots__ = ("_cut_at", "_cuts", "_left")
 

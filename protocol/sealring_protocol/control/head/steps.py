@@ -51,14 +51,6 @@ from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.limits import MAX_STEPS_WAITING
 from sealring_protocol.security.roles import Purpose
 
-# ---------------------------------------------------------------------- checked steps
-# A checked epoch on the head: what each step was, and which fingerprints belong to it.
-#
-# Every rank sends CHECKED on its control link, which may be slower than the chain: it may come
-# when its step has been answered. So the head remembers the last steps. A rank's numbers are
-# passed on as the claim of that rank. They change nothing that the ring does.
-
-
 _REMEMBERED: Final = 8 * MAX_STEPS_WAITING
 """Steps whose shape is kept. Memory: three numbers each. Fingerprints of older ones are dropped."""
 
@@ -72,7 +64,12 @@ class _Shape:
 
 class CheckedSteps:
     """The steps of a checked epoch of *world* ranks. In a pipeline of several ranks the head sends
-    CHECKED for its second pass, too."""
+    CHECKED for its second pass, too.
+
+    Every rank sends CHECKED on its control link, which may be slower than the chain: it may
+    come when its step has been answered. So the head remembers the last steps. A rank's numbers
+    are passed on as the claim of that rank. They change nothing that the ring does.
+    """
 
     def __init__(self, world: int) -> None:
         self._shapes: deque[_Shape] = deque(maxlen=_REMEMBERED)

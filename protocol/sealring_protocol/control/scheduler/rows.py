@@ -186,14 +186,6 @@ class Planned:
     opened: tuple[RowOpened, ...]
 
 
-# ---------------------------------------------------------------------- flights
-# The steps that wait for their answers, by number.
-#
-# A decode that has *returned* from the ring waits only for the head's own engine. One that is
-# *wasted* begins with a wrong guess, or follows one, and gives no token. Neither keeps its group
-# from going on.
-
-
 _LISTS: Final = 7 * MAX_ROWS * ENTRY_WEIGHT
 """The most that the lists of a step weigh, with one token id for each join."""
 
@@ -207,6 +199,10 @@ class Flight:
     *returned* once it has come back from the ring and only the head's own work on it is left.
     *wasted* is True once it is known to begin with a wrong guess, or to follow one: it gives no
     token. *guesses* are those that a decode reads ahead.
+
+    A decode that has *returned* from the ring waits only for the head's own engine. One that is
+    *wasted* begins with a wrong guess, or follows one, and gives no token. Neither keeps its
+    group from going on.
     """
 
     work: Work

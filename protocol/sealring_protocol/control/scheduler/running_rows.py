@@ -41,16 +41,15 @@ from sealring_protocol.control.scheduler.rows import Flight, LiveRow, RowEvent, 
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
 
-# ---------------------------------------------------------------------- waiting
-# Rows that wait for prefill: interrupted rows first, then the owners in turn.
-#
-# A row that lost its caches comes back before any new one, the oldest first. New rows stand in
-# one queue for each owner, and the owners take turns: one owner's hundred requests delay
-# another's single one by one row. Rows that are not fit yet (see `next`) are skipped.
-
 
 class WaitingRows:
-    """The waiting rows. Interrupted ones do not count in its length."""
+    """Rows that wait for prefill: interrupted rows first, then the owners in turn. Interrupted ones
+    do not count in its length.
+
+    A row that lost its caches comes back before any new one, the oldest first. New rows stand
+    in one queue for each owner, and the owners take turns: one owner's hundred requests delay
+    another's single one by one row. Rows that are not fit yet (see `next`) are skipped.
+    """
 
     def __init__(self) -> None:
         self._interrupted: dict[int, LiveRow] = {}
@@ -123,24 +122,6 @@ class WaitingRows:
         return True
 
 
-# ---------------------------------------------------------------------- prefixes
-# Snapshots that the ranks hold, and which of them a new row starts from.
-#
-# Only the head decides. It has a row's cache kept under a handle, opens a new row from the handle
-# with the longest common prefix, and drops the least recently used handles first. Every rank
-# obeys by number, so no two can differ. A chat's next turn, which begins with what an earlier row
-# read and answered, thus skips that part of its prefill. A snapshot serves only one sharer
-# (`Request.sharer`): otherwise the time of a prefill, and how much of it was cached, would reveal
-# what others have asked.
-#
-# If all ranks can cut their caches to any length, a prefix of a snapshot serves as well. If not
-# (recurrent states, rotating windows), a snapshot serves whole or not at all. A prompt is then
-# kept while it is read, too, wherever a later one may leave it (`stops`): where its request says
-# so (after the system prompt, after a user's turn), where it leaves an earlier one itself, and
-# every few thousand tokens. A conversation that has gone on gives up first what it kept on its
-# way.
-
-
 SHORTEST: Final = 16
 """A common prefix of fewer tokens is cheaper to read again than to copy."""
 
@@ -176,7 +157,23 @@ class Snapshot:
 
 
 class Prefixes:
-    """Every snapshot of an epoch, the least recently used first."""
+    """Every snapshot that the ranks hold in an epoch, the least recently used first, and which of
+    them a new row starts from.
+
+    Only the head decides. It has a row's cache kept under a handle, opens a new row from the
+    handle with the longest common prefix, and drops the least recently used handles first.
+    Every rank obeys by number, so no two can differ. A chat's next turn, which begins with what
+    an earlier row read and answered, thus skips that part of its prefill. A snapshot serves
+    only one sharer (`Request.sharer`): otherwise the time of a prefill, and how much of it was
+    cached, would reveal what others have asked.
+
+    If all ranks can cut their caches to any length, a prefix of a snapshot serves as well. If
+    not (recurrent states, rotating windows), a snapshot serves whole or not at all. A prompt is
+    then kept while it is read, too, wherever a later one may leave it (`stops`): where its
+    request says so (after the system prompt, after a user's turn), where it leaves an earlier
+    one itself, and every few thousand tokens. A conversation that has gone on gives up first
+    what it kept on its way.
+    """
 
     def __init__(self) -> None:
         self.cuttable = True
@@ -310,21 +307,6 @@ def _common(one: list[int], other: list[int], most: int) -> int:
     return low
 
 
-# ---------------------------------------------------------------------- cache room
-# The room that the ranks of an epoch have for the caches of rows, and what has been learnt of it.
-#
-# Rows are counted with the tokens that they are about to get. Several rows together may use less
-# than a row that runs alone, because a rank whose memory ran out is trusted with less from then on
-# (see `CacheRoom.learn`).
-#
-# The ranks' memory for KV caches: how much is taken, and whether more fits.
-#
-# Each rank reports in READY its bytes for caches and what a row costs. Caches must fit on the
-# tightest rank. A group's cache is a rectangle in which every row costs as much as the longest.
-# While a group's rows change, a copy of its cache exists as well; only one group changes at a
-# time. Lengths are rounded up, so that this need not be computed again for every token.
-
-
 GRAIN: Final = 64
 """Lengths are rounded up to a multiple of this many tokens."""
 
@@ -339,7 +321,14 @@ def rounded(tokens: int) -> int:
 
 class KvBudget:
     """The memory for caches: for each rank its bytes and a row's cost. Without ranks it is
-    unlimited."""
+    unlimited.
+
+    Each rank reports in READY its bytes for caches and what a row costs. Caches must fit on the
+    tightest rank. A group's cache is a rectangle in which every row costs as much as the
+    longest. While a group's rows change, a copy of its cache exists as well; only one group
+    changes at a time. Lengths are rounded up, so that this need not be computed again for every
+    token.
+    """
 
     def __init__(self, ranks: Iterable[tuple[int, CacheCost]] = ()) -> None:
         self._ranks: Final = tuple(dict.fromkeys(ranks))
@@ -387,6 +376,10 @@ class CacheRoom:
 
     *rows* are always those that have caches, or are about to get them, and *snapshots* the tokens
     of each snapshot.
+
+    Rows are counted with the tokens that they are about to get. Several rows together may use
+    less than a row that runs alone, because a rank whose memory ran out is trusted with less
+    from then on (see `CacheRoom.learn`).
     """
 
     def __init__(self, context: int) -> None:

@@ -73,9 +73,6 @@ from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_GUESSED
 
-# ---------------------------------------------------------------------- guessing
-# Which row decodes on guesses next, and what comes of them when tokens are drawn.
-
 
 @attrs.frozen
 class Guess:
@@ -210,10 +207,6 @@ class Guessing:
         return running.room.shortage(running.live.values(), held) <= 0
 
 
-# ---------------------------------------------------------------------- results
-# What the answer to a step brings its rows: tokens, scores, and perhaps their end.
-
-
 class Results:
     """What comes of the steps of the rows *running*, some of which are *guessing*."""
 
@@ -302,16 +295,6 @@ class Results:
         return outcomes
 
 
-# ---------------------------------------------------------------------- losses
-# What becomes of rows when a step is lost: which are suspected, and which are given up.
-#
-# If a forward fails, the rows of its step are suspects. If nobody knows which step was at
-# fault (an engine died, or memory ran out), the rows of every step under way are. In the new
-# epoch each suspect runs alone until it gets a token; then the next suspect runs. Only a row that
-# fails alone is given up. If memory ran out while several rows had caches, the rank is assumed to
-# have less room than they took, so that fewer rows run together.
-
-
 _SUSPICIOUS: Final = {FailureKind.ENGINE_ERROR, FailureKind.ENGINE_LOST, FailureKind.MEMORY}
 _ANY_STEP: Final = {FailureKind.ENGINE_LOST, FailureKind.MEMORY}
 """Failures that any step under way may have caused."""
@@ -342,7 +325,15 @@ class Loss:
 
 
 class Losses:
-    """Handles lost steps of the rows in *running*."""
+    """What becomes of the rows *running* when a step is lost: which are suspected, and which are
+    given up.
+
+    If a forward fails, the rows of its step are suspects. If nobody knows which step was at
+    fault (an engine died, or memory ran out), the rows of every step under way are. In the new
+    epoch each suspect runs alone until it gets a token; then the next suspect runs. Only a row
+    that fails alone is given up. If memory ran out while several rows had caches, the rank is
+    assumed to have less room than they took, so that fewer rows run together.
+    """
 
     def __init__(self, running: RunningRows) -> None:
         self._running = running
@@ -411,11 +402,6 @@ class Losses:
     def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
         text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
         return self._running.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
-
-
-# ---------------------------------------------------------------------- step making
-# Makes the scheduler's steps: numbers them, writes them against the ledger, and puts them on
-# their way.
 
 
 class StepMaker:
