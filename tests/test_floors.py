@@ -213,7 +213,6 @@ PARSES_JSON = {
     "local/chat_session.py": "is a command, which reads a private file of its user",
     "verify/judge.py": "is a command, which reads what its own child says",
     "loading/foreign_json.py": "is where the rest is parsed",
-    "draft/frames.py": "is the draft model's process, which reads what its node says",
     "text/argument_types.py": "reads one argument that the ring's own model took longer to write",
     "text/readers.py": "reads a name or a text that the ring's own model took longer to write",
     "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",

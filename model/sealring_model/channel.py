@@ -12,7 +12,7 @@ milliseconds. With `Channel.busy_polls` the reader polls without sleeping for a 
 message, as the device does, if nothing else is to be done.
 
 When the node closes its end, or dies, the reader queues that behind the messages that it has read;
-`Channel.raise_if_ended` tells at once. If the compute thread does not come back within
+`Channel.raise_if_ended` knows at once. If the compute thread does not come back within
 `Channel.exit_grace`, the process exits without it. (Linux can kill a child when its parent dies,
 but really does so when the *thread* that started it ends. Only the parent knows whether that thread
 lasts, so the parent asks for it.)

@@ -1,4 +1,4 @@
-"""The errors of an engine, each with the failure kind that peers are told.
+"""The errors of an engine, each with the failure kind that peers get.
 
 These are errors that a user can cause or mend: a model that is missing, a tensor that is not what
 the manifest says, a step that does not fit the ledger, too little memory. The engine answers them
@@ -93,7 +93,7 @@ process."""
 
 
 def error_text(error: Exception) -> str:
-    """The words for *error* that peers are told, within `MAX_REASON`."""
+    """The words for *error* that peers get, within `MAX_REASON`."""
     named = isinstance(error, ModelError | SealringError)
     return clip(str(error) if named else f"{type(error).__name__}: {error}", MAX_REASON)
 

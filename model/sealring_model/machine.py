@@ -242,7 +242,7 @@ def _is_being_written(file: Path) -> bool:
 
 
 def _is_complete(file: Path) -> bool:
-    """Whether the kernel in *file* is there up to its end, as far as its form tells."""
+    """Whether the kernel in *file* is there up to its end, as far as its form shows."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(_ELF.size)

@@ -1,4 +1,4 @@
-"""The yardstick's process: computes rows of a ring again, and tells numbers of every position.
+"""The yardstick's process: computes rows of a ring again, and says numbers of every position.
 
     python -m sealring_model.verify --model FOLDER --bounds 0,4,8 [--by-stage]
 
@@ -210,9 +210,9 @@ class WatchedModel:
         begin = 0
         for piece in row.pieces(otherwise=otherwise):
             logits, passed = self.run(piece, caches)
-            told = [hop_numbers(*pair) for pair in zip(self.hops, passed, strict=True)]
-            mx.eval([each for each in told if each is not None])
-            for cut, each in zip(cuts, told, strict=True):
+            numbers = [hop_numbers(*pair) for pair in zip(self.hops, passed, strict=True)]
+            mx.eval([each for each in numbers if each is not None])
+            for cut, each in zip(cuts, numbers, strict=True):
                 if each is not None:
                     cut.append(each)
             for at in range(max(0, row.prompt - 1 - begin), len(piece)):
@@ -244,15 +244,15 @@ class _Read:
 
     def run(self, stage: Stage) -> None:
         """Pass *stage*."""
-        slots, told = stage.new_caches(), []
+        slots, numbers = stage.new_caches(), []
         for at, piece in enumerate(self.passed):
             self.passed[at] = stage.run(piece, slots)
             mx.eval(self.passed[at])
             if stage.hop_out and (each := hop_numbers(stage.hop_out, self.passed[at])) is not None:
                 mx.eval(each)
-                told.append(each)
+                numbers.append(each)
         if stage.hop_out:
-            self.found.cuts.append(mx.concatenate(told, axis=1) if told else None)
+            self.found.cuts.append(mx.concatenate(numbers, axis=1) if numbers else None)
 
     def end(self, head: Stage) -> None:
         """Pass the output head of *head*."""
@@ -325,17 +325,12 @@ def _whole(
 ) -> None:
     model = WatchedModel(folder, adapter, bounds)
     for number, row in enumerate(rows):
-        _tell_row(number, model.numbers(row), model.numbers(row, otherwise=True))
+        _say_row(number, model.numbers(row), model.numbers(row, otherwise=True))
         _say_progress(number + 1, len(rows))
 
 
-def _is_too_large(info: ModelInfo) -> bool:
-    """Whether this machine's memory cannot hold the whole model now."""
-    return info.size > memory_budget(0)
-
-
-def _tell_row(number: int, found: RowNumbers, otherwise: RowNumbers) -> None:
-    """Tell what row *number* gave, and how far that is from what it gives if read *otherwise*."""
+def _say_row(number: int, found: RowNumbers, otherwise: RowNumbers) -> None:
+    """Say what row *number* gave, and how far that is from what it gives if read *otherwise*."""
     pairs = zip(found.cuts, otherwise.cuts, strict=True)
     noise = [None if a is None or b is None else differences(a, b) for a, b in pairs]
     logits = mx.stack(found.logits)
@@ -376,11 +371,11 @@ def main() -> int:
     ]
     try:
         info = describe(options.model, options.adapter)
-        if options.by_stage or _is_too_large(info):
+        if options.by_stage or info.size > memory_budget(0):
             _say({"event": "by_stage"})
-            told = by_stage(info, bounds, rows, _say_progress)
-            for number, (found, otherwise) in enumerate(told):
-                _tell_row(number, found, otherwise)
+            pairs = by_stage(info, bounds, rows, _say_progress)
+            for number, (found, otherwise) in enumerate(pairs):
+                _say_row(number, found, otherwise)
         else:
             _whole(options.model, options.adapter, bounds, rows)
     except (OSError, *FORWARD_ERRORS) as error:

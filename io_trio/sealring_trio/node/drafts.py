@@ -1,8 +1,8 @@
 """Has a draft model guess tokens for the rows of a head, in a process of its own.
 
-The process (`sealring_model.draft.main`) is told of rows and their tokens as they come, and tells
+The process (`sealring_model.draft.main`) is sent rows and their tokens as they come, and sends
 guesses, which the node may use (`Node.guess`). Nobody waits for it: it gives way to the engine,
-what it says late is left aside, and a ring without it draws the same tokens. If it dies it is
+what it sends late is left aside, and a ring without it draws the same tokens. If it dies it is
 started again a few times, and then done without.
 
 It follows a few rows at a time. With more of them the stages of a ring are busy anyway.
@@ -70,7 +70,7 @@ class Drafts:
         runtime.drafts = self
 
     def describe(self) -> dict[str, Any]:
-        """What `status` tells of it."""
+        """What `status` shows of it."""
         state = "starting" if self._wire is None else "guessing"
         return {
             "model": self._model.name,
@@ -185,15 +185,15 @@ class Drafts:
         sampling = row.request.sampling
         history = tuple(row.tokens) if sampling.penalised else ()
         generated = len(row.tokens) - len(row.request.prompt) if history else 0
-        told: Row = attrs.evolve(sampling, uid=uid, history=history, generated=generated)
-        self._send(DraftFrame(DraftFrameKind.OPEN, uid, 0, row.tokens, told))
+        opened: Row = attrs.evolve(sampling, uid=uid, history=history, generated=generated)
+        self._send(DraftFrame(DraftFrameKind.OPEN, uid, 0, row.tokens, opened))
 
     def _send(self, frame: DraftFrame) -> None:
         wire = self._wire
         if wire is None:
             return
         if wire.unsent > MAX_UNTAKEN and self._process is not None:
-            self._wire, self._stopped = None, "it left untaken what it was told"
+            self._wire, self._stopped = None, "it left untaken what it was sent"
             self._process.kill()  # which ends the stream
             return
         with contextlib.suppress(OSError):  # it is dead, or dying; `_read` sees that

@@ -1,21 +1,22 @@
 """The frames between a head and its draft model's process.
 
 A frame is a header (kind, row, position, number of token ids, number of further bytes), the ids as
-native u32, and the bytes. The head tells of rows that begin, their tokens, and rows that are over;
-the process tells guesses.
+native u32, and the bytes, which are a ROW. The head reports rows that begin, their tokens, and rows
+that are over; the process sends guesses.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.messages import Row
+from sealring_protocol.errors import RemoteProtocolError
 
 _HEAD: Final = struct.Struct(">BQIII")
 _ID: Final = "I"
@@ -23,15 +24,12 @@ _ID: Final = "I"
 MAX_FRAME: Final = 64 << 20
 """Bytes of a frame for the process: the ids of the longest prompt, and a row's bias."""
 
-_FREE: Final = ("least", "ends", "bad", "grammar")
-"""A draft is held to nothing: a guess that its row may not have is a wrong one."""
-
 MAX_GUESSES: Final = 4096
 """Bytes of a frame for the head: some guesses."""
 
 
 class DraftFrameKind(enum.IntEnum):
-    """What a frame tells. READY: the model is loaded. OPEN: a row begins, with its tokens so far
+    """What a frame says. READY: the model is loaded. OPEN: a row begins, with its tokens so far
     and how it is sampled. TOKENS: a row's tokens from a position on. CLOSE: a row is over. GUESS:
     what a row's tokens from a position on are likely to be."""
 
@@ -57,8 +55,9 @@ def pack(frame: DraftFrame) -> bytes:
     """The bytes of *frame*."""
     rest = b""
     if frame.row is not None:
-        told = attrs.asdict(frame.row)
-        rest = json.dumps({name: told[name] for name in told if name not in _FREE}).encode()
+        # A draft is held to nothing: a guess that its row may not have is a wrong one.
+        free = attrs.evolve(frame.row, least=0, ends=(), bad=(), grammar=b"")
+        rest = b"".join(encode(free))
     ids = array(_ID, frame.ids).tobytes()
     head = _HEAD.pack(frame.kind, frame.uid, frame.position, len(frame.ids), len(rest))
     return head + ids + rest
@@ -93,10 +92,11 @@ class FrameReader:
 
 
 def _row(data: bytes) -> Row:
-    """The row that *data* describes. Raises `ValueError`."""
-    told = json.loads(data)
+    """The row in *data*. Raises `ValueError`."""
     try:
-        bias = tuple((int(token), float(value)) for token, value in told.pop("bias"))
-        return Row(**told | {"bias": bias, "history": tuple(told["history"])})
-    except (AttributeError, TypeError, KeyError) as error:
+        row = decode_local(data)
+    except RemoteProtocolError as error:
         raise ValueError(f"no row: {error}") from None
+    if not isinstance(row, Row):
+        raise ValueError("another message than a row")  # noqa: TRY004 - as for other bytes
+    return row

@@ -11,7 +11,7 @@ the process a little after the deadline. The alarm has its default action, becau
 would run.
 
 The collective is used only after a sum of ones over all members gives their number. Then two
-medians are measured that tell whether tensor parallelism pays: a sum of one row's hidden state, and
+medians are measured that show whether tensor parallelism pays: a sum of one row's hidden state, and
 a forward of one token. They are measured in turns, and several sums in a row, as a token has them:
 a machine that is busy for a while makes both slower, and not what is left of a token without its
 sums. Every member measures the same number of times, for each waits for the others.

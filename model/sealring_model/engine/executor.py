@@ -46,11 +46,11 @@ from sealring_protocol.security.seal import PREFILL_GROUP
 
 from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import (
-    ActivationSeal,
     Clock,
     HiddenIO,
     InFlight,
     PendingAnswer,
+    PlainActivations,
     Received,
 )
 from sealring_model.errors import FORWARD_ERRORS, CacheMemoryError, LedgerError, failure_of
@@ -105,7 +105,7 @@ class Executor:
         loaded: LoadedStage,
         place: Bootstrap,
         params: RowParams,
-        activation_seal: ActivationSeal,
+        activation_seal: PlainActivations,
         limit: int,
         *,
         device_io: DeviceIO,

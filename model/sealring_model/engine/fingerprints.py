@@ -21,7 +21,7 @@ import mlx.core as mx
 from sealring_protocol.codec.messages import FINGERPRINT, Checked, Epoch
 from sealring_protocol.codec.tensor import DType, Tensor
 
-from sealring_model.stage.outline import Axis, HopTensor, Spec
+from sealring_model.stage.outline import Axis, HopTensor
 
 _SEEDS: Final = (0x9E3779B9, 0x85EBCA6B)
 
@@ -49,18 +49,13 @@ def fingerprint(vectors: mx.array) -> mx.array:
     return mx.stack([*sums, mx.sqrt(exact.square().mean(axis=-1))], axis=-1)
 
 
-def has_positions(spec: Spec) -> bool:
-    """Whether arrays like *spec* have a vector for each row and position."""
-    return Axis.ROWS in spec.dims and Axis.TOKENS in spec.dims
-
-
 def of_hop(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> mx.array | None:
     """The fingerprints of *arrays*, which are *tensors* of a hop: ``(tensors, rows, tokens, 3)``.
     Tensors without a vector for each position are left out; None if nothing is left."""
     found = []
     for tensor, array in zip(tensors, arrays, strict=True):
-        if has_positions(tensor.spec):
-            dims = tensor.spec.dims
+        dims = tensor.spec.dims
+        if Axis.ROWS in dims and Axis.TOKENS in dims:
             first = [dims.index(Axis.ROWS), dims.index(Axis.TOKENS)]
             moved = array.transpose(*first, *(at for at in range(len(dims)) if at not in first))
             found.append(fingerprint(moved.reshape(*moved.shape[:2], -1)))
@@ -75,7 +70,7 @@ def of_logits(logits: mx.array) -> mx.array:
 @attrs.frozen(eq=False)
 class Fingerprints:
     """Those of one pass over *tokens* tokens of each of *rows* rows, on the device: of what was
-    *received* and what was *given*, None where there is nothing to tell."""
+    *received* and what was *given*, None where there is nothing to report."""
 
     epoch: Epoch
     n: int
@@ -92,8 +87,8 @@ class Fingerprints:
 
     def messages(self) -> tuple[Checked, ...]:
         """The CHECKED that goes before the answer; the arrays must have been computed."""
-        told = [self._tensor(each) for each in (self.received, self.given)]
-        return (Checked(self.epoch, self.n, self.closing, told[0], told[1]),)
+        received, given = self._tensor(self.received), self._tensor(self.given)
+        return (Checked(self.epoch, self.n, self.closing, received, given),)
 
     def _tensor(self, array: mx.array | None) -> Tensor:
         if array is None:

@@ -9,7 +9,7 @@ What a rank computes depends on its place alone:
 | between | hidden states | STEP with hidden states |
 | last rank | hidden states | STEP_DONE, with hidden states if it decodes or scores |
 
-Of a prefill that is scored rank 0 also tells the scores (`sampling/scores.py`), before STEP_DONE.
+Of a prefill that is scored rank 0 also sends the scores (`sampling/scores.py`), before STEP_DONE.
 
 Call these methods from the compute thread, in the order of the steps, once the ledger and the
 caches have changed as the step says. The exceptions are `build_decode` and `build_closing`, which
@@ -304,7 +304,7 @@ class Forward:
         return BuiltDecode(batch, inlet, gate, slots, outlet)
 
     def _build_unplaced(self, batch: int, tokens: int, slots: list[Any]) -> BuiltDecode:
-        """The same of several *tokens*, whose place in the row is told with what they are."""
+        """The same of several *tokens*, whose place in the row comes with them."""
         last_place, grew = make_room(slots, tokens)
         shape: tuple[int, ...]
         if self._first:
@@ -387,7 +387,7 @@ def _is_on_guess(step: Step) -> bool:
 
 
 def _prefaced(pending: PendingAnswer, prints: Fingerprints | None) -> PendingAnswer:
-    """*pending*, before which *prints* are told, if there are any."""
+    """*pending*, before which *prints* are sent, if there are any."""
     if prints is None:
         return pending
     before = pending.preface

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import attrs
 import mlx.core as mx
@@ -27,13 +27,8 @@ from sealring_model.stage.device import DeviceIO, Inlet, Outlet, dtype_of, from_
 from sealring_model.stage.outline import HopTensor
 from sealring_model.stage.stage import Stage
 
-# ---------------------------------------------------------------------- inflight
-# A step or a closing pass in flight: launched on the device, and still to be finished and
-# answered (see `executor`).
-
-
 Clock = Callable[[], Spent]
-"""Tells where this rank's time with a message went. Call it last, once the answer is sealed."""
+"""Where this rank's time with a message went. Call it last, once the answer is sealed."""
 
 
 @attrs.frozen
@@ -61,37 +56,12 @@ class InFlight:
     opening: int
 
 
-# ---------------------------------------------------------------------- activation seal
-# The inner seal as an engine applies it: hidden states are opened as they come in and sealed as
-# they go out.
-#
-# With the policy on, hidden states leave sealed under the key of the outgoing hop, and are opened
-# under the key of the incoming hop. The node between hands the keys down and sees ciphertext. A
-# new key for a hop replaces the old one with its counters. With the policy off tensors are plain.
-# A sealed tensor with the policy off is refused, and so is a plain one with it on.
-
-
-class ActivationSeal(Protocol):
-    """Seals tensors for the next rank, and opens those from the rank before.
+class PlainActivations:
+    """Tensors are not sealed: the policy is off. A sealed one is refused.
 
     One thread may seal while another opens. *sealing_ns* and *opening_ns* are the nanoseconds spent
     so far.
     """
-
-    sealing_ns: int
-    opening_ns: int
-
-    def seal(
-        self, context: InnerContext, dtype: DType, shape: tuple[int, ...], data: Buffer
-    ) -> Tensor:
-        """The tensor to send."""
-
-    def open(self, context: InnerContext, tensor: Tensor) -> Buffer:
-        """The elements of *tensor*. Raises `IntegrityError` if it is not what was sent here."""
-
-
-class PlainActivations:
-    """Tensors are not sealed."""
 
     sealing_ns = opening_ns = 0
 
@@ -108,8 +78,10 @@ class PlainActivations:
         return tensor.data
 
 
-class SealedActivations:
-    """Tensors are sealed under the keys of the two hops."""
+class SealedActivations(PlainActivations):
+    """Tensors are sealed for the next rank under the key of the outgoing hop, and opened under that
+    of the incoming one; a plain one is refused. The node between hands the keys down and sees
+    ciphertext. A new key for a hop replaces the old one with its counters."""
 
     def __init__(self) -> None:
         self._sealer: InnerSealer | None = None
@@ -160,7 +132,7 @@ class HiddenIO:
         self,
         place: Bootstrap,
         stage: Stage,
-        activation_seal: ActivationSeal,
+        activation_seal: PlainActivations,
         device_io: DeviceIO,
     ) -> None:
         self._place: Final = place

@@ -163,8 +163,8 @@ class Answers:
         answer = executor.finish(in_flight)
         self.count += 1
         if not answer.failed:
-            for told in in_flight.pending_answer.preface():
-                self._channel.send(told)
+            for message in in_flight.pending_answer.preface():
+                self._channel.send(message)
         self._channel.send(answer)
 
 
@@ -439,13 +439,13 @@ def _shard_key(order: Group | None) -> tuple[Backend, int, int] | None:
 
 
 def serve(sock: socket.socket, options: argparse.Namespace, memory_limit: int) -> int:
-    """Be the engine that *options* tell of, for the node at *sock*, until that closes. An exit
+    """Be the engine of *options*, for the node at *sock*, until that closes. An exit
     status."""
     channel = Channel(sock)
     channel.open()
     try:
-        told = describe(find(options.model), options.adapter, trusted=options.trust_weights)
-        info = attrs.evolve(told, narrow=options.narrow_hops)
+        described = describe(find(options.model), options.adapter, trusted=options.trust_weights)
+        info = attrs.evolve(described, narrow=options.narrow_hops)
         budget = memory_budget(memory_limit)
         if memory_limit:
             mx.set_memory_limit(memory_limit)

@@ -12,7 +12,7 @@ reads of the adapter what belongs to its layers.
 All ranks of a ring must have the same model digest: SHA-256 over the canonical config, the headers,
 the manifest's hashes if there is a manifest (see `weights`), and the adapter's configuration and
 weights. Without a manifest the digest covers names, dtypes and shapes but no weights, and
-`ModelInfo.notes` says so. Two fine-tunings of one model then share it. They are told apart by pins
+`ModelInfo.notes` says so. Two fine-tunings of one model then share it. They differ in pins
 alone, short hashes of what they differ in (`pins_of`; the specification, 8.15). A pin reads a
 sample of the weights, at most 64 pieces of 4 KiB of each layer, so it takes a fraction of a second
 where hashing all would take as long as loading. Two models of other weights have other pins unless
@@ -409,7 +409,7 @@ def _describe(folder: Path, config: dict[str, Any], adapter: Adapter | None) -> 
         )
     context = _context(text)
     if context == NO_LIMIT:
-        notes.append("config.json tells no length of the context: no limit of it is known")
+        notes.append("config.json has no length of the context: no limit of it is known")
     dtype = _hidden_dtype(config, text, entries)
     return ModelInfo(
         folder=folder,

@@ -60,7 +60,7 @@ FAULT: Final = f"{OURS}fault"
 LOCK: Final = f"{OURS}lock"
 
 MAX_SIZE: Final = 1 << 46
-"""Bytes of a file of weights, as its source tells them."""
+"""Bytes of a file of weights, by its source."""
 
 MAX_LOG: Final = 256 * 1024 * 1024
 """Bytes of `LOG`. A model of 1 TB takes some 40 MB of it."""
@@ -88,7 +88,7 @@ class PartialModel:
         self.entries: Final = read_entries(folder)
         self.hashes: dict[str, str] = {}
         self.verified: set[str] = set()
-        """Files of weights that have the hash which the hub tells."""
+        """Files of weights that have the hub's hash."""
         self._here: dict[str, ByteRanges] = {}
         self._read = 0
         self.refresh()
@@ -299,13 +299,13 @@ class PartialModel:
             return None
 
     def set_fault(self, text: str, *, permanent: bool) -> None:
-        """Tell every reader what keeps the rest from coming."""
+        """Let every reader know what keeps the rest from coming."""
         value = {"text": text[:_MAX_FAULT], "permanent": permanent}
         with contextlib.suppress(OSError):
             _write_fault(self.folder, _line(value))
 
     def clear_fault(self) -> None:
-        """Tell every reader that nothing does."""
+        """Let every reader know that nothing does."""
         clear_fault(self.folder)
 
     @contextlib.contextmanager
@@ -339,7 +339,7 @@ class HubOrigin:
 
 @attrs.frozen
 class WeightFile:
-    """A file of weights as its source tells of it. *sha256* is "" if it did not say."""
+    """A file of weights by its source. *sha256* is "" if that did not say."""
 
     size: int
     sha256: str
@@ -425,7 +425,7 @@ def check_whole(folder: Path) -> None:
 
 
 def clear_fault(folder: Path) -> None:
-    """Tell every reader of the partial model in *folder* that nothing keeps the rest from
+    """Let every reader of the partial model in *folder* know that nothing keeps the rest from
     coming."""
     with contextlib.suppress(OSError):
         _write_fault(folder, b"")

@@ -10,7 +10,7 @@ parameter at a time, and lets the rest go. A tensor that is a parameter as it is
 has been copied, others once their layer is done. So a load never holds more than the rank's
 weights, the tensors of one layer, and what comes between for one parameter.
 
-Files of which the hub's hash is known are held to it meanwhile (`FileCheck`). That hash is of a
+Files of which the hub's hash is known are held to it meanwhile (`_held_to`). That hash is of a
 whole file, and a rank reads the tensors of its own layers. So a rank hashes each file from which it
 reads anything, in threads, while it reads. That costs about a second of a core for each GB, and
 where two ranks share a file each reads all of it.
@@ -22,16 +22,16 @@ on the disk since is given up, and fetched again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import hmac
 import os
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import mlx.core as mx
 from mlx import nn
@@ -43,6 +43,11 @@ from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import open_file, owner, tensors_of
 from sealring_model.stage.device import memory_of
 from sealring_model.stage.turned import turn_weight
+
+_BUFFER: Final = 4 * 1024 * 1024
+
+_THREADS: Final = 4
+"""Threads, at most: a disk gives some 5 GB/s, and a core hashes one or two of them."""
 
 
 class WeightReader:
@@ -74,9 +79,8 @@ class WeightReader:
         Raises `LoadError` if a tensor does not match the manifest, or a file is not the hub's, and
         `ReadError` if a file ends too early.
         """
-        with FileCheck(self._expected()) as check:
+        with _held_to(self._expected()):
             self._read_all(model)
-            check.finish()
 
     def not_a_number(self) -> str:
         """The first tensor of this rank with a value that is not finite; empty if there is none.
@@ -188,65 +192,46 @@ def _own_copies(module: nn.Module) -> list[mx.array]:
 
 def _give_back() -> None:
     """Give back the memory of what was read and is not needed any more. Linux's C library keeps
-    it, unless it is told."""
+    it otherwise."""
     mx.clear_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-_BUFFER: Final = 4 * 1024 * 1024
-
-
-_THREADS: Final = 4
-"""Threads, at most: a disk gives some 5 GB/s, and a core hashes one or two of them."""
-
-
-class FileCheck:
-    """Hashes *files* in threads while the context is open, to compare them with their expected
-    hashes."""
-
-    def __init__(self, files: Mapping[Path, str]) -> None:
-        self._files: Final = files
-        self._stop: Final = threading.Event()
-        threads = min(_THREADS, max(1, (os.cpu_count() or 1) // 2), max(1, len(files)))
-        self._pool: Final = ThreadPoolExecutor(threads, thread_name_prefix="hash")
-        self._found: dict[Path, Future[str]] = {}
-
-    def __enter__(self) -> Self:
-        self._found = {file: self._pool.submit(self._hash, file) for file in self._files}
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._pool.shutdown(cancel_futures=True)
-
-    def finish(self) -> None:
-        """Wait for every hash. Raises `LoadError` if a file is not the hub's, and `ReadError` if it
-        cannot be read."""
-        for file, found in self._found.items():
-            if not hmac.compare_digest(found.result(), self._files[file]):
+@contextlib.contextmanager
+def _held_to(files: Mapping[Path, str]) -> Iterator[None]:
+    """Within the block *files* are hashed in threads. At its end raises `LoadError` if one has not
+    its expected hash, and `ReadError` if it cannot be read."""
+    stop = threading.Event()
+    threads = min(_THREADS, max(1, (os.cpu_count() or 1) // 2), max(1, len(files)))
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="hash")
+    try:
+        found = {file: pool.submit(_hash, file, stop) for file in files}
+        yield
+        for file, hashed in found.items():
+            if not hmac.compare_digest(hashed.result(), files[file]):
                 raise LoadError(
                     f"{file} is not the file that the hub has: its SHA-256 is "
-                    f"{found.result()[:12]}..., the hub's {self._files[file][:12]}...; remove it "
-                    "and fetch the model again, or say trust_weights = true"
+                    f"{hashed.result()[:12]}..., the hub's {files[file][:12]}...; remove it and "
+                    "fetch the model again, or say trust_weights = true"
                 )
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
 
-    def _hash(self, file: Path) -> str:
-        hashed = hashlib.sha256()
-        buffer = memoryview(bytearray(_BUFFER))
-        with open_file(file) as stream:
-            while not self._stop.is_set():
-                try:
-                    size = stream.raw.readinto(buffer)
-                except OSError as error:
-                    raise ReadError(f"cannot read {file}: {error.strerror}") from None
-                if not size:
-                    break
-                hashed.update(buffer[:size])
-        return hashed.hexdigest()
+
+def _hash(file: Path, stop: threading.Event) -> str:
+    """The SHA-256 of *file*, in hexadecimal; of a part of it once *stop* is set."""
+    hashed = hashlib.sha256()
+    buffer = memoryview(bytearray(_BUFFER))
+    with open_file(file) as stream:
+        while not stop.is_set():
+            try:
+                size = stream.raw.readinto(buffer)
+            except OSError as error:
+                raise ReadError(f"cannot read {file}: {error.strerror}") from None
+            if not size:
+                break
+            hashed.update(buffer[:size])
+    return hashed.hexdigest()

@@ -83,7 +83,7 @@ _SAMPLES: Final = 256
 _SAMPLE: Final = 4096
 """Bytes of each of them."""
 
-_TOLD: Final = 3
+_NAMED: Final = 3
 """Files that a fault names, at most."""
 
 
@@ -195,7 +195,7 @@ def _is_used(name: str) -> bool:
 
 
 def _are_alike(pairs: Sequence[tuple[TensorEntry, TensorEntry]]) -> bool:
-    """Whether tensors that are in two files are the same, as far as a sample tells. Zeros tell
+    """Whether tensors that are in two files are the same, as far as a sample shows. Zeros show
     nothing: a file that is still fetched has them where its tensors are to come."""
     step = -(-len(pairs) // _SAMPLES)
     same = all((one.dtype, one.shape) == (other.dtype, other.shape) for one, other in pairs)
@@ -218,7 +218,7 @@ def _given_twice(clashes: Sequence[tuple[TensorEntry, TensorEntry]], named: set[
     strays = sorted(files - (kept or {"model.safetensors"}))
     moved = "one of the two"
     if len(strays) < len(files):
-        moved = ", ".join(strays[:_TOLD]) + (" and their like" if len(strays) > _TOLD else "")
+        moved = ", ".join(strays[:_NAMED]) + (" and their like" if len(strays) > _NAMED else "")
     return LoadError(
         f"the weights are there twice: {one.name} is in {one.file.name} and in {other.file.name}, "
         "with other values, and mlx-lm would take the one or the other",

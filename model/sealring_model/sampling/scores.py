@@ -134,11 +134,11 @@ class ScoreArrays:
         if row.logprobs == NO_LOGPROBS:
             return ()
         chosen, ranks, ids, values = (self._column(at) for at in range(4))
-        told = []
+        messages = []
         for first in range(0, count, MAX_SCORES):
             part = slice(first, first + MAX_SCORES)
             alternatives = min(row.logprobs, len(ids[0]))
-            told.append(
+            messages.append(
                 Scores(
                     n,
                     row.uid,
@@ -149,7 +149,7 @@ class ScoreArrays:
                     _flat(values[part], alternatives),
                 )
             )
-        return tuple(told)
+        return tuple(messages)
 
     def _column(self, at: int) -> list[Any]:
         columns: list[Any] = []

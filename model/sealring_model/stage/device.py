@@ -91,20 +91,20 @@ __device__ void sealring_copy(
 _WAIT: Final = f"""
     char* box = reinterpret_cast<char*>(where[0]);
     volatile unsigned* words = reinterpret_cast<volatile unsigned*>(box);
-    __shared__ bool told;
+    __shared__ bool came;
     if (threadIdx.x == 0) {{
         unsigned long long begun, now;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
         do {{
-            told = static_cast<int>(words[{_RELEASED}] - what[0]) >= 0;
+            came = static_cast<int>(words[{_RELEASED}] - what[0]) >= 0;
             asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-        }} while (!told && now - begun < what[2]);
+        }} while (!came && now - begun < what[2]);
         __threadfence_system();
-        if (told) words[{_SEEN}] = what[0];
+        if (came) words[{_SEEN}] = what[0];
     }}
     __syncthreads();
     char* to = reinterpret_cast<char*>(contents);
-    if (told) sealring_copy(to, box + {_HEADER}, what[1], threadIdx.x, blockDim.x);
+    if (came) sealring_copy(to, box + {_HEADER}, what[1], threadIdx.x, blockDim.x);
     else for (unsigned i = threadIdx.x; i < what[1]; i += blockDim.x) to[i] = 0;
 """
 
@@ -321,7 +321,7 @@ def use_one_arena() -> None:
 
 
 def is_device_shared() -> bool:
-    """Whether another process computes on this process's CUDA device, as far as can be told.
+    """Whether another process computes on this process's CUDA device, as far as is known.
 
     Such processes take turns, and one whose kernels wait wastes its turns.
     """

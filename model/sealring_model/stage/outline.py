@@ -66,7 +66,7 @@ class Outline:
 
     @classmethod
     def of(cls, model: nn.Module) -> Outline:
-        """The outline of *model*. Raises `LoadError` if its layers cannot be told apart."""
+        """The outline of *model*. Raises `LoadError` if its layers cannot be found."""
         try:
             return _outline_of(model)
         except LoadError:
@@ -320,7 +320,7 @@ def _taken_across(
 ) -> dict[tuple[int, Path], int]:
     """The outputs of layers before *cut* that are taken after it: layer, path and first taker."""
     count = len(outputs)
-    if cut == count:  # nobody can tell what the head takes: all of the last output
+    if cut == count:  # nobody knows what the head takes: all of the last output
         return {(count - 1, path): count for path in outputs[-1]}
     taken: dict[tuple[int, Path], int] = {}
     for layer in range(cut, count):

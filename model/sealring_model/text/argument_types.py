@@ -210,11 +210,10 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-# Schemas
-
-
-_ALIASES: Final = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"}
-_ALIASES_OF_MANY: Final = {"list": "array", "dict": "object"}
+_ALIASES: Final = {
+    **{"int": "integer", "float": "number", "str": "string", "bool": "boolean"},
+    **{"list": "array", "dict": "object"},
+}
 
 
 def value_kinds(
@@ -295,10 +294,8 @@ def _list(value: Any) -> list[Any]:
 def _types(schema: Mapping[str, Any]) -> list[str] | None:
     """The types that *schema* names; None if it names none that are known."""
     named = schema.get("type")
-    aliases = _ALIASES | _ALIASES_OF_MANY
-    names = {
-        aliases.get(str(name), name) for name in (named if isinstance(named, list) else [named])
-    }
+    listed = named if isinstance(named, list) else [named]
+    names = {_ALIASES.get(str(name), name) for name in listed}
     if not names or not names.issubset(TYPES):
         return None
     return [name for name in TYPES if name in names]
@@ -306,28 +303,22 @@ def _types(schema: Mapping[str, Any]) -> list[str] | None:
 
 def _listed(values: Sequence[Any]) -> dict[str, Any]:
     """The kind of what is one of *values*."""
-    names = {_type_of(value) for value in values}
+    names = {_TYPE_OF.get(type(value), "string") for value in values}
     kind: dict[str, Any] = {"types": [name for name in TYPES if name in names]}
     if "string" in names and len(names) > 1:
         kind["texts"] = [value for value in values if isinstance(value, str)]
     return kind
 
 
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case dict():
-            return "object"
-        case list():
-            return "array"
-    return "string"
+_TYPE_OF: Final = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    dict: "object",
+    list: "array",
+}
+"""The type of a value of parsed JSON; any other is a text."""
 
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

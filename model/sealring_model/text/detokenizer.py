@@ -39,7 +39,7 @@ _SPM_STRIP: Final = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _BYTE_NAME: Final = len("<0xFF>")
 
 _SEAM: Final = 8
-"""Tokens at the end of a prompt that tell where its text is when the answer begins: a character
+"""Tokens at the end of a prompt that show where its text is when the answer begins: a character
 has four bytes at most, and so as many tokens."""
 
 _WINDOW: Final = 64
@@ -132,7 +132,7 @@ class Vocabulary:
     def packed(self) -> tuple[dict[str, Any], bytes]:
         """Fields for JSON, and bytes, for `unpacked`."""
         flags = (self.strips, self.trims, self.cleanup, self.in_words, self.efforts, self.fills)
-        told = {
+        fields = {
             "size": self.size,
             "eos": sorted(self.eos),
             "anchor": self.anchor,
@@ -142,14 +142,14 @@ class Vocabulary:
             "counts": [len(self.ends), len(self.special), len(self.silent)],
         }
         ids = array(_ID, [*self.ends, *self.special, *self.silent])
-        return told, ids.tobytes() + self.texts
+        return fields, ids.tobytes() + self.texts
 
     @classmethod
-    def unpacked(cls, told: Mapping[str, Any], data: bytes) -> Vocabulary:
+    def unpacked(cls, fields: Mapping[str, Any], data: bytes) -> Vocabulary:
         """That which was `packed`. Raises `ValueError` if it is none."""
-        names, flags = _list(told, "names", str, 5), _list(told, "flags", bool, 6)
-        counts = _list(told, "counts", int, 3)
-        size, decoder = told.get("size"), told.get("decoder")
+        names, flags = _list(fields, "names", str, 5), _list(fields, "flags", bool, 6)
+        counts = _list(fields, "counts", int, 3)
+        size, decoder = fields.get("size"), fields.get("decoder")
         if (len(names), len(flags), len(counts)) != (5, 6, 3) or type(size) is not int:
             raise ValueError("a vocabulary without its fields")
         if not isinstance(decoder, str) or not all(0 <= each <= MAX_TOKENS + 1 for each in counts):
@@ -166,7 +166,7 @@ class Vocabulary:
             ids[: counts[0]],
             frozenset(ids[counts[0] : counts[0] + counts[1]][: MAX_SPECIAL + 1]),
             frozenset(ids[counts[0] + counts[1] :][: MAX_SPECIAL + 1]),
-            frozenset(_list(told, "eos", int, MAX_ENDS)),
+            frozenset(_list(fields, "eos", int, MAX_ENDS)),
             (names[0], names[1]),
             (names[2], names[3], names[4]),
             in_words,
@@ -176,7 +176,7 @@ class Vocabulary:
             trims,
             decoder,
             cleanup,
-            tuple(_list(told, "anchor", int, _SEAM)),
+            tuple(_list(fields, "anchor", int, _SEAM)),
         )
         made._check()
         return made
@@ -197,14 +197,13 @@ class Vocabulary:
             raise ValueError(f"it has a mark of more than {_MARK:,} characters")
         if self.size < 0 or list(self.ends[:1]) != [0] or self.ends[-1] != len(self.texts):
             raise ValueError("a vocabulary whose tokens are not there")
-        sizes = (after - before for before, after in itertools.pairwise(self.ends))
-        least, longest = functools.reduce(_spread, sizes, (0, 0))
-        if least < 0:
+        sizes = [after - before for before, after in itertools.pairwise(self.ends)]
+        if min(sizes, default=0) < 0:
             raise ValueError("a vocabulary of tokens that overlap")
         described = parse_foreign("decoder", self.decoder.encode()) if self.decoder else None
         if described is not None and not isinstance(described, dict):
             raise ValueError("a decoder that is none")
-        check_decoder(longest, described or {})
+        check_decoder(max(sizes, default=0), described or {})
 
     def __getitem__(self, token: int) -> bytes:
         """The bytes of *token*, or of its name; none for an id without one."""
@@ -270,13 +269,13 @@ class Detokenizer(ABC):
     def add(self, token: int) -> str:
         """The text that *token* completes; it may be empty. A token that the tokenizer does not
         have, which a model with a wider output head may give, has none. Raises `TextError`."""
-        return self._told(token)
+        return self._text_of(token)
 
     def finish(self) -> str:
         """The text that was held back. Call it after the last token. Raises `TextError`."""
-        return self._told(None)
+        return self._text_of(None)
 
-    def _told(self, token: int | None) -> str:
+    def _text_of(self, token: int | None) -> str:
         try:
             before, self._before = self._before, ()
             for each in before:
@@ -449,13 +448,9 @@ def is_panic(error: BaseException) -> bool:
     return type(error).__name__ == "PanicException"
 
 
-def _spread(seen: tuple[int, int], size: int) -> tuple[int, int]:
-    return min(seen[0], size), max(seen[1], size)
-
-
-def _list(told: Mapping[str, Any], name: str, kind: type, most: int) -> list[Any]:
+def _list(fields: Mapping[str, Any], name: str, kind: type, most: int) -> list[Any]:
     """Field *name*, if it is a list of *most* of *kind*. Raises `ValueError`."""
-    value = told.get(name)
+    value = fields.get(name)
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"a vocabulary without {name}")
     if not all(type(each) is kind for each in value):

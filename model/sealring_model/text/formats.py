@@ -32,15 +32,15 @@ class CallFormat:
     """One format of tool calls: *start* opens a call or several, as does any of *starts*, and *end*
     closes them (empty: a call ends the answer).
 
-    A template has it that has all of one of *signs*, or a vocabulary with all *tokens*. *inner* are
-    marks within calls that may be tokens of their own. With *bare* an answer that begins with an
-    object may be a call. With *whole* the *reader* reads whole answers. *nested* calls have
-    elements within elements.
+    A template has it that has all of one of *signs* (by default *start*), or a vocabulary with all
+    *tokens*. *inner* are marks within calls that may be tokens of their own. With *bare* an answer
+    that begins with an object may be a call. With *whole* the *reader* reads whole answers.
+    *nested* calls have elements within elements.
 
     Of earlier turns the template takes *one* call in a message, with words of its message *apart*
-    before it, arguments *as_text*, and thoughts
-    as the field *thoughts*. It takes tools as a field of the *system* message; *written* is how a
-    call is written, for a model whose template says nothing of tools.
+    before it, arguments *as_text*, and thoughts as the field *thoughts*. It takes tools as a field
+    of the *system* message; *written* is how a call is written, for a model whose template says
+    nothing of tools.
     """
 
     name: str
@@ -68,7 +68,8 @@ class CallFormat:
 
     def fits(self, template: str, vocabulary: Container[str]) -> bool:
         """Whether a model with *template* and *vocabulary* writes calls so."""
-        if any(all(sign in template for sign in each) for each in self.signs):
+        signs = self.signs or ((self.start,),)
+        if any(all(sign in template for sign in each) for each in signs):
             return True
         return bool(self.tokens) and all(token in vocabulary for token in self.tokens)
 
@@ -167,15 +168,8 @@ FORMATS: Final = (
         "<minimax:tool_call>",
         "</minimax:tool_call>",
         _elements("", "</minimax:tool_call>"),
-        signs=(("<minimax:tool_call>",),),
     ),
-    CallFormat(
-        "seed_oss",
-        "<seed:tool_call>",
-        "</seed:tool_call>",
-        _tagged("</seed:tool_call>"),
-        signs=(("<seed:tool_call>",),),
-    ),
+    CallFormat("seed_oss", "<seed:tool_call>", "</seed:tool_call>", _tagged("</seed:tool_call>")),
     _dsml("deepseek_v4", "tool_calls"),
     _dsml("deepseek_v4_1", "calls", " "),
     _dsml("deepseek_v32", "function_calls"),
@@ -184,7 +178,6 @@ FORMATS: Final = (
         "<longcat_tool_call>",
         "</longcat_tool_call>",
         _keyed("longcat_", "</longcat_tool_call>"),
-        signs=(("<longcat_tool_call>",),),
     ),
     CallFormat(
         "glm47",
@@ -205,7 +198,6 @@ FORMATS: Final = (
         "<|tool_calls_section_begin|>",
         "<|tool_calls_section_end|>",
         _KIMI,
-        signs=(("<|tool_calls_section_begin|>",),),
         starts=("<|tool_call_begin|>",),
         inner=("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
@@ -214,7 +206,6 @@ FORMATS: Final = (
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁calls▁end｜>",
         _DEEPSEEK,
-        signs=(("<｜tool▁calls▁begin｜>",),),
         tokens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
         starts=("<｜tool▁call▁begin｜>",),
         inner=("<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
@@ -227,16 +218,8 @@ FORMATS: Final = (
         "<atem:function_calls>",
         "</atem:function_calls>",
         _elements("atem:", "</atem:function_calls>"),
-        signs=(("<atem:function_calls>",),),
     ),
-    CallFormat(
-        "mistral",
-        "[TOOL_CALLS]",
-        "",
-        mistral,
-        signs=(("[TOOL_CALLS]",),),
-        inner=("[ARGS]", "[CALL_ID]"),
-    ),
+    CallFormat("mistral", "[TOOL_CALLS]", "", mistral, inner=("[ARGS]", "[CALL_ID]")),
     CallFormat(
         "phi4_mini",
         "<|tool_call|>",
@@ -269,7 +252,7 @@ FORMATS: Final = (
 PLAIN: Final = CallFormat("plain", "", "", json_calls)
 """An answer that is nothing but the JSON of a call."""
 
-TOLD: Final = FORMATS[-1]
+USUAL: Final = FORMATS[-1]
 """The format that a model is asked to use whose template has none: many models have seen it."""
 
 _SAME: Final = {"laguna": "glm47"}

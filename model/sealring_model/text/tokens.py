@@ -40,7 +40,7 @@ from sealring_model.text.detokenizer import (
 )
 from sealring_model.text.formats import (
     CHANNEL,
-    TOLD,
+    USUAL,
     CallFormat,
     call_format,
     format_named,
@@ -78,19 +78,8 @@ _READ: Final = (
 
 _WEIGHTS: Final = (
     *(".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ggml", ".npz", ".npy", ".h5", ".msgpack"),
-    *(
-        ".onnx",
-        ".onnx_data",
-        ".ot",
-        ".tflite",
-        ".nemo",
-        ".zip",
-        ".gz",
-        ".tar",
-        ".parquet",
-        ".jsonl",
-    ),
-    *(".dat", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp3", ".mp4", ".wav"),
+    *(".onnx", ".onnx_data", ".ot", ".tflite", ".nemo", ".zip", ".gz", ".tar", ".parquet"),
+    *(".jsonl", ".dat", ".pdf", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".mp3", ".mp4", ".wav"),
 )
 """What the names of files end in that no tokenizer is read from."""
 
@@ -178,8 +167,8 @@ class Tokenizer:
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if its template has none."""
-            self.calls: Final = self.tools or ToolFormat.of(TOLD)
-            """How it writes them once it has been told: in its own way, or in `TOLD`."""
+            self.calls: Final = self.tools or ToolFormat.of(USUAL)
+            """How it writes them once it is asked to: in its own way, or in `USUAL`."""
             self.format: Final = self.calls.format
             """The row of `formats` that says more of it; None for a format of mlx-lm's."""
             self._inner: Final[Any] = helpers.TokenizerWrapper(
@@ -259,7 +248,7 @@ class Tokenizer:
 
     @property
     def in_words(self) -> bool:
-        """Whether the model has to be told of its tools in words, for its template does not."""
+        """Whether the model needs its tools described in words, for its template does not."""
         if self.tools is None:
             return True
         return self.format is not None and bool(self.format.written) and not self.takes("tools")
@@ -378,9 +367,9 @@ class Tokenizer:
         **settings: Any,
     ) -> list[int]:
         """The ids of a conversation that `render` makes of what others wrote."""
-        talk, told = self.guard_messages(messages), [self.guard(dict(tool)) for tool in tools]
+        talk, guarded = self.guard_messages(messages), [self.guard(dict(tool)) for tool in tools]
         given = {name: self.guard(value) for name, value in settings.items()}
-        return self.encode_rendered(self.render(talk, told, **given))
+        return self.encode_rendered(self.render(talk, guarded, **given))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether the answer to *prompt* begins inside the model's reasoning."""
@@ -409,8 +398,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _silent(self) -> frozenset[int]:
-        """The special tokens, but for those of the marks that tell reasoning and tool calls
-        apart."""
+        """The special tokens, but for those of the marks around reasoning and tool calls."""
         marks = [*self.think, self.calls.start, self.calls.end]
         if self.format is not None:
             marks += [*self.format.starts, *self.format.inner]
@@ -546,8 +534,8 @@ def has_chat_template(folder: Path) -> bool:
     if any(any(folder.glob(name)) for name in names):
         return True
     file = folder / "tokenizer_config.json"
-    told = read_json(file) if file.exists() else {}
-    return bool(told.get("chat_template") or told.get("chat_template_type"))
+    settings = read_json(file) if file.exists() else {}
+    return bool(settings.get("chat_template") or settings.get("chat_template_type"))
 
 
 def eos_ids(folder: Path) -> frozenset[int]:
@@ -623,7 +611,7 @@ def longest_token(rules: Mapping[str, Any], alphabet: Collection[str]) -> float:
         not words
         or any(token.get("lstrip") or token.get("rstrip") for token in added)
         or not _keeps(steps[0])
-        or not (_knows_bytes(model, steps, words, alphabet) or _tells_unknown(model))
+        or not (_knows_bytes(model, steps, words, alphabet) or _shows_unknown(model))
     ):
         return math.inf
     return max(1, *map(len, words)) * _merged(steps[1])
@@ -665,10 +653,10 @@ def _tool_call(call: Mapping[str, Any]) -> ParsedCall:
         raise TypeError("a function's name is a text")
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    told = ParsedCall(name, arguments, str(call.get("id") or ""))
-    for text in attrs.astuple(told):
+    parsed = ParsedCall(name, arguments, str(call.get("id") or ""))
+    for text in attrs.astuple(parsed):
         text.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
-    return told
+    return parsed
 
 
 def _own_code(folder: Path) -> str:
@@ -680,16 +668,16 @@ def _own_code(folder: Path) -> str:
     return next((name for name in names if isinstance(name, str)), "")
 
 
-def _template_of(told: Any, file: Path) -> str | dict[str, str]:
-    """The chat template that *file* has *told*, or several by name. Raises `LoadError`."""
-    if isinstance(told, str):
-        return told
-    if isinstance(told, list):
-        told = {each.get("name"): each.get("template") for each in told if isinstance(each, dict)}
-    texts = [*told, *told.values()] if isinstance(told, dict) else []
+def _template_of(value: Any, file: Path) -> str | dict[str, str]:
+    """The chat template that *file* has as *value*, or several by name. Raises `LoadError`."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        value = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
+    texts = [*value, *value.values()] if isinstance(value, dict) else []
     if not texts or not all(isinstance(text, str) for text in texts):
         raise LoadError(f"{file} has no text, nor texts by name, for chat_template")
-    return dict(told)
+    return dict(value)
 
 
 def _loaded(folder: Path) -> Any:
@@ -699,15 +687,15 @@ def _loaded(folder: Path) -> Any:
     local = {"local_files_only": True, "trust_remote_code": False}
     if _own_code(folder):  # tokenizer.json says all that the code would do
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder, **local)
-    told = read_json(folder / "config.json")
-    kind = str(told.get("model_type", ""))
+    settings = read_json(folder / "config.json")
+    kind = str(settings.get("model_type", ""))
     # Its class would refuse what mlx-lm takes, such as null for a size, and make an object of each
     # thing that it counts. The tokenizer needs to know which class it is, and no value but one.
     try:
         config = transformers.CONFIG_MAPPING[kind]()
     except Exception:  # noqa: BLE001  an unknown kind, or one that cannot be without values
         config = type("UncheckedConfig", (transformers.PreTrainedConfig,), {"model_type": kind})()
-    config.tokenizer_class = told.get("tokenizer_class")
+    config.tokenizer_class = settings.get("tokenizer_class")
     return transformers.AutoTokenizer.from_pretrained(folder, config=config, **local)
 
 
@@ -748,16 +736,16 @@ def _template_text(inner: Any) -> str:
 def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
     """How the model writes calls, as its folder names it or its template shows; None if neither
     says it."""
-    told = inner.init_kwargs
-    name = told.get("tool_parser_type") or told.get("chat_template_type")
+    settings = inner.init_kwargs
+    name = settings.get("tool_parser_type") or settings.get("chat_template_type")
     format = format_named(str(name)) if name else None
-    if format is None and not told.get("tool_parser_type"):
+    if format is None and not settings.get("tool_parser_type"):
         format = call_format(_template_text(inner), inner.get_vocab())
     if format is not None:
         return ToolFormat.of(format)
     # mlx-lm looks at one template only; there may be several, such as one for tools.
     shown = SimpleNamespace(chat_template=_template_text(inner), get_vocab=inner.get_vocab)
-    name = told.get("tool_parser_type") or helpers._infer_tool_parser(shown)
+    name = settings.get("tool_parser_type") or helpers._infer_tool_parser(shown)
     if name is None:
         return None
     parser = without_mlx(f"tool_parsers.{name}")
@@ -805,7 +793,7 @@ def _to_bytes(step: Mapping[str, Any] | None) -> bool:
     return step["type"] == "ByteLevel" or any(map(_to_bytes, parts))
 
 
-def _tells_unknown(model: Mapping[str, Any]) -> bool:
+def _shows_unknown(model: Mapping[str, Any]) -> bool:
     """Whether each unknown character has a token of its own, or makes the tokenizer fail."""
     if model.get("type") == "BPE":
         return model.get("unk_token") is not None and not model.get("fuse_unk")
