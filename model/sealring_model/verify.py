@@ -47,15 +47,6 @@ from sealring_model.stage.outline import (
 )
 from sealring_model.stage.stage import Stage, joined, some_tokens
 
-# ---------------------------------------------------------------------- numbers
-# What a row gives at every position, in few numbers: fingerprints at each cut, and scores.
-#
-# A *score* is of a token that the ring drew: how likely it is here, the likeliest token here, and
-# how likely the ring's alternatives are. Log probabilities are in f32, from the logits as the
-# model gave them. The *unit* is that in the last place of the larger of two, in the logits'
-# dtype.
-
-
 CHUNK: Final = 2048
 """Tokens of a prompt that are read at once, as mlx-lm does."""
 
@@ -63,97 +54,16 @@ _OTHER_CHUNK: Final = 96
 """The same where a row is read a second time, to see what rounding alone does."""
 
 
-@attrs.frozen
-class CheckedRow:
-    """A row of the ring: its *tokens*, of which the first *prompt* are its prompt, and for each
-    further one the ids that the ring found likeliest (*alternatives*)."""
-
-    tokens: tuple[int, ...]
-    prompt: int
-    alternatives: tuple[tuple[int, ...], ...]
-
-    def pieces(self, *, otherwise: bool = False) -> Iterator[tuple[int, ...]]:
-        """What is read at once: chunks of the prompt without its last token, then single tokens.
-        The last token of all is not read. *otherwise*: in smaller chunks to the end, two tokens at
-        least where there are two."""
-        read, chunk = self.prompt - 1, CHUNK
-        if otherwise:
-            read, chunk = len(self.tokens) - 1, _OTHER_CHUNK
-        for begin in range(0, read, chunk):
-            yield self.tokens[begin : min(read, begin + chunk)]
-        for token in self.tokens[read:-1]:
-            yield (token,)
-
-    def drawn(self, position: int) -> int | None:
-        """The number of the token that was drawn when the one at *position* was read."""
-        number = position + 1 - self.prompt
-        return number if number >= 0 else None
-
-
-@attrs.define
-class RowNumbers:
-    """What one row gave: fingerprints at each cut ``(tensors, tokens, 3)``, of the logits of each
-    token that was drawn ``(3,)``, and scores."""
-
-    cuts: list[mx.array | None] = attrs.field(factory=list)
-    logits: list[mx.array] = attrs.field(factory=list)
-    scores: list[dict[str, Any]] = attrs.field(factory=list)
-
-    def draw(self, row: CheckedRow, position: int, logits: mx.array) -> None:
-        """After the token at *position* was read there were *logits* ``(vocabulary,)``."""
-        number = row.drawn(position)
-        if number is not None:
-            self.logits.append(logits_numbers(logits))
-            token = row.tokens[position + 1]
-            self.scores.append(score(logits, token, row.alternatives[number]))
-
-
-def hop_numbers(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> mx.array | None:
-    """The fingerprints of what one row passed on, ``(tensors, tokens, 3)``."""
-    found = of_hop(tensors, arrays)
-    return None if found is None else found[:, 0]
-
-
-def logits_numbers(logits: mx.array) -> mx.array:
-    """The fingerprint of *logits* ``(vocabulary,)``, ``(3,)``."""
-    return of_logits(logits[None])[0, 0, 0]
-
-
-def differences(one: mx.array, other: mx.array) -> mx.array:
-    """By how much fingerprints of *other* ``(..., tokens, 3)`` differ from those of *one*, relative
-    to the root mean square, over all tensors: ``(tokens,)``."""
-    sizes = mx.abs(one - other).max(axis=-1) / mx.maximum(mx.abs(one[..., 2]), 1e-30)
-    return sizes.reshape(-1, sizes.shape[-1]).max(axis=0)
-
-
-def score(logits: mx.array, token: int, alternatives: Sequence[int]) -> dict[str, Any]:
-    """The score of *token* by *logits* ``(vocabulary,)``."""
-    exact = logits.astype(mx.float32)
-    exact = exact - mx.logsumexp(exact)
-    best = mx.argmax(logits).item()
-    wanted: Any = exact[mx.array([best, token, *alternatives], mx.uint32)].tolist()
-    size = max(1.0, abs(wanted[0]), abs(wanted[1]))
-    unit = float(mx.finfo(logits.dtype).eps) * 2.0 ** math.floor(math.log2(size))
-    return {
-        "best": best,
-        "best_value": wanted[0],
-        "chosen": wanted[1],
-        "values": wanted[2:],
-        "unit": unit,
-    }
-
-
-# ---------------------------------------------------------------------- watched
-# A whole model, run by mlx-lm alone, whose layers are watched.
-#
-# mlx-lm loads the model, makes its caches and runs its own loop over its own layers. Each layer
-# notes those of its arguments and outputs that a hop of the ring would carry, and changes
-# nothing. What is split in a ring is in one piece here, so nothing stands in for anything.
-
-
 class WatchedModel:
     """The model in *folder*, with an *adapter* if there is one, watched at the cuts between the
-    layers in *bounds*. Raises what mlx-lm raises, and `LoadError` for a cut that cannot be."""
+    layers in *bounds*.
+
+    mlx-lm loads the model, makes its caches and runs its own loop over its own layers. Each layer
+    notes those of its arguments and outputs that a hop of the ring would carry, and changes
+    nothing. What is split in a ring is in one piece here, so nothing stands in for anything.
+
+    Raises what mlx-lm raises, and `LoadError` for a cut that cannot be.
+    """
 
     def __init__(self, folder: Path, adapter: Path | None, bounds: Sequence[int]) -> None:
         self._model: Final[Any] = mlx_lm("utils").load_model(folder)[0]
@@ -222,13 +132,123 @@ class WatchedModel:
         return found
 
 
-# ---------------------------------------------------------------------- stages
-# Rows computed again with one part of the model in memory at a time.
-#
-# Sealring's own stages do it: those of the ring, one after the other, each over all positions of
-# all rows before the next is loaded. So the memory needed is that of the largest part, and of
-# what passes the cuts for every position. The first part is loaded a second time at the end, for
-# its output head.
+def by_stage(
+    info: ModelInfo,
+    bounds: Sequence[int],
+    rows: Sequence[CheckedRow],
+    progress: Callable[[int, int], None],
+) -> list[tuple[RowNumbers, RowNumbers]]:
+    """What the *rows* give in the model of *info*, cut at *bounds*, and what they give if they
+    are read otherwise. Raises `LoadError`.
+
+    The ring's own stages compute them, one after the other, each over all positions of all rows
+    before the next is loaded. So the memory needed is that of the largest part, and of what passes
+    the cuts for every position. The first part is loaded a second time at the end, for its output
+    head.
+    """
+    pairs = [(_Read(row, otherwise=False), _Read(row, otherwise=True)) for row in rows]
+    reads = [read for pair in pairs for read in pair]
+    parts = len(bounds)
+    stage: Stage | None = None
+    for done, (first, last) in enumerate(pairwise(bounds)):
+        stage = None
+        gc.collect()
+        mx.clear_cache()
+        stage = load_stage(info, first, last).stage
+        for read in reads:
+            read.run(stage)
+        progress(done + 1, parts)
+    if parts > 2:
+        stage = None
+        gc.collect()
+        mx.clear_cache()
+    head = stage or load_stage(info, 0, bounds[1]).stage
+    for read in reads:
+        read.end(head)
+    progress(parts, parts)
+    return [(one.found, other.found) for one, other in pairs]
+
+
+@attrs.frozen
+class CheckedRow:
+    """A row of the ring: its *tokens*, of which the first *prompt* are its prompt, and for each
+    further one the ids that the ring found likeliest (*alternatives*)."""
+
+    tokens: tuple[int, ...]
+    prompt: int
+    alternatives: tuple[tuple[int, ...], ...]
+
+    def pieces(self, *, otherwise: bool = False) -> Iterator[tuple[int, ...]]:
+        """What is read at once: chunks of the prompt without its last token, then single tokens.
+        The last token of all is not read. *otherwise*: in smaller chunks to the end, two tokens at
+        least where there are two."""
+        read, chunk = self.prompt - 1, CHUNK
+        if otherwise:
+            read, chunk = len(self.tokens) - 1, _OTHER_CHUNK
+        for begin in range(0, read, chunk):
+            yield self.tokens[begin : min(read, begin + chunk)]
+        for token in self.tokens[read:-1]:
+            yield (token,)
+
+    def drawn(self, position: int) -> int | None:
+        """The number of the token that was drawn when the one at *position* was read."""
+        number = position + 1 - self.prompt
+        return number if number >= 0 else None
+
+
+@attrs.define
+class RowNumbers:
+    """What one row gave: fingerprints at each cut ``(tensors, tokens, 3)``, of the logits of each
+    token that was drawn ``(3,)``, and scores."""
+
+    cuts: list[mx.array | None] = attrs.field(factory=list)
+    logits: list[mx.array] = attrs.field(factory=list)
+    scores: list[dict[str, Any]] = attrs.field(factory=list)
+
+    def draw(self, row: CheckedRow, position: int, logits: mx.array) -> None:
+        """After the token at *position* was read there were *logits* ``(vocabulary,)``."""
+        number = row.drawn(position)
+        if number is not None:
+            self.logits.append(logits_numbers(logits))
+            token = row.tokens[position + 1]
+            self.scores.append(score(logits, token, row.alternatives[number]))
+
+
+def hop_numbers(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> mx.array | None:
+    """The fingerprints of what one row passed on, ``(tensors, tokens, 3)``."""
+    found = of_hop(tensors, arrays)
+    return None if found is None else found[:, 0]
+
+
+def logits_numbers(logits: mx.array) -> mx.array:
+    """The fingerprint of *logits* ``(vocabulary,)``, ``(3,)``."""
+    return of_logits(logits[None])[0, 0, 0]
+
+
+def differences(one: mx.array, other: mx.array) -> mx.array:
+    """By how much fingerprints of *other* ``(..., tokens, 3)`` differ from those of *one*, relative
+    to the root mean square, over all tensors: ``(tokens,)``."""
+    sizes = mx.abs(one - other).max(axis=-1) / mx.maximum(mx.abs(one[..., 2]), 1e-30)
+    return sizes.reshape(-1, sizes.shape[-1]).max(axis=0)
+
+
+def score(logits: mx.array, token: int, alternatives: Sequence[int]) -> dict[str, Any]:
+    """The score of *token*, which the ring drew, by *logits* ``(vocabulary,)``: how likely it is
+    here, the likeliest token here, and how likely the ring's *alternatives* are. Log probabilities
+    are in f32. The *unit* is that in the last place of the larger of two, in the logits' dtype."""
+    exact = logits.astype(mx.float32)
+    exact = exact - mx.logsumexp(exact)
+    best = mx.argmax(logits).item()
+    wanted: Any = exact[mx.array([best, token, *alternatives], mx.uint32)].tolist()
+    size = max(1.0, abs(wanted[0]), abs(wanted[1]))
+    unit = float(mx.finfo(logits.dtype).eps) * 2.0 ** math.floor(math.log2(size))
+    return {
+        "best": best,
+        "best_value": wanted[0],
+        "chosen": wanted[1],
+        "values": wanted[2:],
+        "unit": unit,
+    }
 
 
 class _Read:
@@ -273,37 +293,6 @@ def _first(stage: Stage, arrays: Sequence[mx.array], tokens: int) -> list[mx.arr
         some_tokens(tensor, array, slice(tokens))
         for tensor, array in zip(stage.hop_back, arrays, strict=True)
     ]
-
-
-def by_stage(
-    info: ModelInfo,
-    bounds: Sequence[int],
-    rows: Sequence[CheckedRow],
-    progress: Callable[[int, int], None],
-) -> list[tuple[RowNumbers, RowNumbers]]:
-    """What the *rows* give in the model of *info*, cut at *bounds*, and what they give if they
-    are read otherwise. Raises `LoadError`."""
-    pairs = [(_Read(row, otherwise=False), _Read(row, otherwise=True)) for row in rows]
-    reads = [read for pair in pairs for read in pair]
-    parts = len(bounds)
-    stage: Stage | None = None
-    for done, (first, last) in enumerate(pairwise(bounds)):
-        stage = None
-        gc.collect()
-        mx.clear_cache()
-        stage = load_stage(info, first, last).stage
-        for read in reads:
-            read.run(stage)
-        progress(done + 1, parts)
-    if parts > 2:
-        stage = None
-        gc.collect()
-        mx.clear_cache()
-    head = stage or load_stage(info, 0, bounds[1]).stage
-    for read in reads:
-        read.end(head)
-    progress(parts, parts)
-    return [(one.found, other.found) for one, other in pairs]
 
 
 def _say(answer: dict[str, Any]) -> None:

@@ -61,26 +61,6 @@ from sealring_model.sampling.rows import RowParams, Sampler
 from sealring_model.stage.caches import CacheStore
 from sealring_model.stage.device import DeviceIO
 
-# ---------------------------------------------------------------------- early fill
-# Hidden states that a device which waits was given before their message had its turn (see
-# `lookahead`).
-
-
-@attrs.frozen(eq=False)
-class EarlyFill:
-    """The *contents* of *message*, opened, that the device was given before the message had its
-    turn.
-
-    *begun* is when, in nanoseconds of `time.perf_counter_ns`; None if that was too late. Opening
-    them took *opening* nanoseconds.
-    """
-
-    message: Step | StepDone
-    contents: tuple[Buffer, ...]
-    begun: int | None
-    opening: int
-
-
 M = TypeVar("M", Step, StepDone)
 
 _CLEAR_EVERY: Final = 256
@@ -431,3 +411,18 @@ class Executor:
             return self._lookahead.build(forward.awaiting_logits, closing, decode)
         except (SealringError, *FORWARD_ERRORS):
             return False  # the step itself fails with this error, if it occurs again
+
+
+@attrs.frozen(eq=False)
+class EarlyFill:
+    """The *contents* of *message*, opened, that a device which waits was given before the message
+    had its turn (see `lookahead`).
+
+    *begun* is when, in nanoseconds of `time.perf_counter_ns`; None if that was too late. Opening
+    them took *opening* nanoseconds.
+    """
+
+    message: Step | StepDone
+    contents: tuple[Buffer, ...]
+    begun: int | None
+    opening: int

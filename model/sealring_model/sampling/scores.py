@@ -1,9 +1,15 @@
-"""Scores: how likely each token of a prompt was, given all tokens before it.
+"""Log probabilities: of sampled tokens, and of each token of a prompt, given all tokens before it.
 
-They are computed in f32 from the logits as the model gave them. Logits of all tokens of a chunk at
-once would take hundreds of megabytes, so they are made in slices, each of which waits for the one
-before: the device drops the logits of a slice before it makes the next. A row that wants
-alternatives gets the likeliest tokens, in falling order, as with the tokens that are drawn.
+They are computed in f32 from the logits as the model gave them, before bias, penalties, temperature
+and cuts. A row that wants alternatives gets the likeliest tokens, in falling order.
+
+Those of sampled tokens (`logprobs_of`) are computed together with the tokens, equally many for each
+row, so that a row's figures do not depend on the rows beside it. A decode whose rows want none
+computes nothing here.
+
+Those of a prompt are its scores (`Scoring`). Logits of all tokens of a chunk at once would take
+hundreds of megabytes, so they are made in slices, each of which waits for the one before: the
+device drops the logits of a slice before it makes the next.
 """
 
 from __future__ import annotations
@@ -17,14 +23,22 @@ from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
 from sealring_protocol.limits import MAX_LOGPROBS, MAX_SCORES
 
-# ---------------------------------------------------------------------- logprobs
-# Log probabilities of sampled tokens, for the rows that ask for them.
-#
-# They are computed in f32 from the logits as the model gave them, before bias, penalties,
-# temperature and cuts. A row that wants alternatives gets the likeliest tokens, in falling order.
-# The device computes all of them together with the token. It computes equally many for each row,
-# so that a row's figures do not depend on the rows beside it. A decode whose rows want none
-# computes nothing here.
+SLICE: Final = 32 << 20
+"""Bytes of the logits of one slice, in f32. What is computed of them takes a few times as much."""
+
+
+def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> LogprobArrays | None:
+    """Log probabilities of *tokens*, sampled from *logits* ``(rows, vocabulary)``; None if none of
+    *rows* asks for them."""
+    places = [at for at, row in enumerate(rows) if row.logprobs != NO_LOGPROBS]
+    if not places:
+        return None
+    chosen = tuple(rows[at] for at in places)
+    where = mx.array(places)
+    exact = logits[where].astype(mx.float32)
+    exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
+    own = mx.take_along_axis(exact, tokens[where][:, None], axis=-1)[:, 0]
+    return LogprobArrays(chosen, own, *likeliest(exact, any(row.logprobs for row in chosen)))
 
 
 @attrs.frozen(eq=False)
@@ -53,20 +67,6 @@ class LogprobArrays:
         )
 
 
-def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> LogprobArrays | None:
-    """Log probabilities of *tokens*, sampled from *logits* ``(rows, vocabulary)``; None if none of
-    *rows* asks for them."""
-    places = [at for at, row in enumerate(rows) if row.logprobs != NO_LOGPROBS]
-    if not places:
-        return None
-    chosen = tuple(rows[at] for at in places)
-    where = mx.array(places)
-    exact = logits[where].astype(mx.float32)
-    exact = exact - mx.logsumexp(exact, axis=-1, keepdims=True)
-    own = mx.take_along_axis(exact, tokens[where][:, None], axis=-1)[:, 0]
-    return LogprobArrays(chosen, own, *likeliest(exact, any(row.logprobs for row in chosen)))
-
-
 def likeliest(exact: mx.array, wanted: bool) -> tuple[mx.array, mx.array]:
     """The likeliest tokens by *exact* ``(rows, vocabulary)``, in falling order, with their values:
     `MAX_LOGPROBS` of each row if they are *wanted*, else none."""
@@ -77,10 +77,6 @@ def likeliest(exact: mx.array, wanted: bool) -> tuple[mx.array, mx.array]:
     values = mx.take_along_axis(exact, ids, axis=-1)
     falling = mx.argsort(-values, axis=-1)
     return mx.take_along_axis(ids, falling, axis=-1), mx.take_along_axis(values, falling, axis=-1)
-
-
-SLICE: Final = 32 << 20
-"""Bytes of the logits of one slice, in f32. What is computed of them takes a few times as much."""
 
 
 @attrs.frozen

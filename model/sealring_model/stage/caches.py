@@ -39,96 +39,11 @@ from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.device import start
 from sealring_model.stage.stage import Stage, flat
 
-# ---------------------------------------------------------------------- forks
-# Copies of caches that share their arrays. Whoever writes first writes to arrays of its own.
-
-
 _PLAIN: Final = frozenset({int, float, bool, str, type(None)})
 """Types of immutable values."""
 
-
-def forks(slots: Iterable[Any]) -> list[Any]:
-    """Deep copies of *slots* that share their arrays, in a fraction of `copy.deepcopy`'s time."""
-    return [fork(cache) for cache in slots]
-
-
-def fork(cache: Any) -> Any:
-    """A deep copy of *cache* that shares its arrays."""
-    twin = object.__new__(type(cache))
-    state = twin.__dict__
-    state.update(cache.__dict__)
-    for name, value in state.items():
-        kind = type(value)
-        if kind is mx.array:
-            state[name] = copy.copy(value)  # += changes an array in place, also for others
-        elif kind not in _PLAIN:
-            state[name] = copy.deepcopy(value)
-    return twin
-
-
-# ---------------------------------------------------------------------- undo
-# Takes back the last tokens of a row's caches, which were read on wrong guesses.
-#
-# A cache of keys and values forgets its last tokens by its length alone, and what comes next is
-# written over them. A sliding window that is full has overwritten older tokens, and a recurrent
-# state has taken the token in for good. Of these a copy is kept from before each guess. It shares
-# the arrays, which do not change: whoever writes next writes to new ones.
-
-
 FULL_CACHES: Final = frozenset({"KVCache", "QuantizedKVCache"})
 """mlx-lm's caches that hold every token, and so can always drop the last ones."""
-
-
-class Undo:
-    """What is kept to take back the guesses of every batch, each of one row."""
-
-    def __init__(self) -> None:
-        self._before: dict[int, deque[list[Any]]] = {}
-        """By batch, and by guess: copies from before it, None where a cache can be cut."""
-
-    def keep(self, slots: Sequence[Any], work: Decode) -> None:
-        """What *work*, which has guesses, reads is about to be written to *slots*, the caches of
-        its group. Raises `LedgerError` if it reads some ahead, and these caches cannot be cut."""
-        batch, caches = work.group, list(flat(slots))
-        if work.ahead and not all(cache.empty() or _holds_all(cache) for cache in caches):
-            raise LedgerError(f"group {batch} reads guesses ahead, and its caches cannot be cut")
-        before = self._before.setdefault(batch, deque())
-        while len(before) > work.guessed - work.guesses:
-            before.popleft()
-        if work.ahead:
-            before.extend([None] * len(caches) for _ in range(work.guesses))
-        else:
-            before.append([None if _can_trim_next(cache) else fork(cache) for cache in caches])
-
-    def forget(self, batch: int) -> None:
-        """No token of *batch* will be taken back."""
-        self._before.pop(batch, None)
-
-    def take_back(self, batch: int, slots: Sequence[Any], count: int) -> None:
-        """Drop the last *count* tokens from *slots*, the caches of *batch*."""
-        before = self._before.get(batch, deque())
-        if len(before) < count:
-            raise LedgerError(f"{count} tokens of group {batch} are taken back, and are no guesses")
-        dropped = [before.pop() for _ in range(count)][::-1]
-        for at, cache in enumerate(flat(slots)):
-            kept = [copies[at] for copies in dropped]
-            first = next((n for n, copy in enumerate(kept) if copy is not None), count)
-            if first < count:
-                cache.__dict__.update(kept[first].__dict__)
-            if first and not cache.empty():  # stand-ins for other ranks' layers may be empty
-                cache.trim(first)
-
-
-def _holds_all(cache: Any) -> bool:
-    return type(cache).__name__ in FULL_CACHES
-
-
-def _can_trim_next(cache: Any) -> bool:
-    """Whether *cache* will be able to trim the token that is written next."""
-    if _holds_all(cache):
-        return True
-    window = getattr(cache, "max_size", None)
-    return window is not None and not cache.empty() and cache.offset + 1 < window
 
 
 class CacheStore:
@@ -302,6 +217,52 @@ class CacheStore:
             self._batched[batch] = batched
 
 
+class Undo:
+    """What is kept to take back the guesses of every batch, each of one row.
+
+    A cache of keys and values forgets its last tokens by its length alone, and what comes next is
+    written over them. A sliding window that is full has overwritten older tokens, and a recurrent
+    state has taken the token in for good. Of these a copy is kept from before each guess. It shares
+    the arrays, which do not change: whoever writes next writes to new ones.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, deque[list[Any]]] = {}
+        """By batch, and by guess: copies from before it, None where a cache can be cut."""
+
+    def keep(self, slots: Sequence[Any], work: Decode) -> None:
+        """What *work*, which has guesses, reads is about to be written to *slots*, the caches of
+        its group. Raises `LedgerError` if it reads some ahead, and these caches cannot be cut."""
+        batch, caches = work.group, list(flat(slots))
+        if work.ahead and not all(cache.empty() or _holds_all(cache) for cache in caches):
+            raise LedgerError(f"group {batch} reads guesses ahead, and its caches cannot be cut")
+        before = self._before.setdefault(batch, deque())
+        while len(before) > work.guessed - work.guesses:
+            before.popleft()
+        if work.ahead:
+            before.extend([None] * len(caches) for _ in range(work.guesses))
+        else:
+            before.append([None if _can_trim_next(cache) else fork(cache) for cache in caches])
+
+    def forget(self, batch: int) -> None:
+        """No token of *batch* will be taken back."""
+        self._before.pop(batch, None)
+
+    def take_back(self, batch: int, slots: Sequence[Any], count: int) -> None:
+        """Drop the last *count* tokens from *slots*, the caches of *batch*."""
+        before = self._before.get(batch, deque())
+        if len(before) < count:
+            raise LedgerError(f"{count} tokens of group {batch} are taken back, and are no guesses")
+        dropped = [before.pop() for _ in range(count)][::-1]
+        for at, cache in enumerate(flat(slots)):
+            kept = [copies[at] for copies in dropped]
+            first = next((n for n, copy in enumerate(kept) if copy is not None), count)
+            if first < count:
+                cache.__dict__.update(kept[first].__dict__)
+            if first and not cache.empty():  # stand-ins for other ranks' layers may be empty
+                cache.trim(first)
+
+
 def extended(slots: list[Any], merged: list[Any]) -> list[Any]:
     """The batched caches *slots* with the rows of *merged* behind theirs; *merged* if there are
     none."""
@@ -314,6 +275,74 @@ def extended(slots: list[Any], merged: list[Any]) -> list[Any]:
         else:
             cache.extend(joiners)
     return slots
+
+
+def forks(slots: Iterable[Any]) -> list[Any]:
+    """Deep copies of *slots* that share their arrays, in a fraction of `copy.deepcopy`'s time."""
+    return [fork(cache) for cache in slots]
+
+
+def fork(cache: Any) -> Any:
+    """A deep copy of *cache* that shares its arrays."""
+    twin = object.__new__(type(cache))
+    state = twin.__dict__
+    state.update(cache.__dict__)
+    for name, value in state.items():
+        kind = type(value)
+        if kind is mx.array:
+            state[name] = copy.copy(value)  # += changes an array in place, also for others
+        elif kind not in _PLAIN:
+            state[name] = copy.deepcopy(value)
+    return twin
+
+
+def is_trimmable(slots: Sequence[Any]) -> bool:
+    """Whether a snapshot of any length can be trimmed to any shorter length."""
+    # A rotating or chunked cache says that it is trimmable until it is full; then it is not.
+    windows = ("max_size", "chunk_size")
+    return all(
+        c.is_trimmable() and not any(hasattr(c, name) for name in windows) for c in flat(slots)
+    )
+
+
+def cost_of(slots: Sequence[Any]) -> CacheCost:
+    """What a row costs in *slots*, which hold two tokens.
+
+    Caches grow in steps, and one that has just grown has a step to spare. So one step is charged as
+    fixed, and a window is charged for what exceeds a step.
+    """
+    fixed = per_token = 0
+    windows: dict[int, int] = {}
+    for cache in flat(slots):
+        if not hasattr(cache, "keys"):
+            fixed += cache.nbytes
+            continue
+        pair = sum(a.nbytes // a.shape[2] for a in (cache.keys, cache.values))
+        window = getattr(cache, "max_size", None)
+        fixed += pair * min(cache.step, window or cache.step)
+        if window is None:
+            per_token += pair
+        elif window > cache.step:
+            beyond = window - cache.step
+            windows[beyond] = windows.get(beyond, 0) + pair
+    return CacheCost(fixed, per_token, tuple(sorted(windows.items())))
+
+
+def arrays(slots: Iterable[Any]) -> list[mx.array]:
+    """Every array in the state of *slots*."""
+    return [leaf for cache in slots for leaf in _leaves(cache.state)]
+
+
+def _holds_all(cache: Any) -> bool:
+    return type(cache).__name__ in FULL_CACHES
+
+
+def _can_trim_next(cache: Any) -> bool:
+    """Whether *cache* will be able to trim the token that is written next."""
+    if _holds_all(cache):
+        return True
+    window = getattr(cache, "max_size", None)
+    return window is not None and not cache.empty() and cache.offset + 1 < window
 
 
 def _append(cache: Any, joiners: Any) -> None:
@@ -378,46 +407,9 @@ def _get(store: dict[int, list[Any]], number: int, what: str) -> list[Any]:
     return slots
 
 
-def arrays(slots: Iterable[Any]) -> list[mx.array]:
-    """Every array in the state of *slots*."""
-    return [leaf for cache in slots for leaf in _leaves(cache.state)]
-
-
 def _leaves(tree: Any) -> list[mx.array]:
     if isinstance(tree, mx.array):
         return [tree]
     if isinstance(tree, list | tuple):
         return [leaf for child in tree for leaf in _leaves(child)]
     return []
-
-
-def is_trimmable(slots: Sequence[Any]) -> bool:
-    """Whether a snapshot of any length can be trimmed to any shorter length."""
-    # A rotating or chunked cache says that it is trimmable until it is full; then it is not.
-    windows = ("max_size", "chunk_size")
-    return all(
-        c.is_trimmable() and not any(hasattr(c, name) for name in windows) for c in flat(slots)
-    )
-
-
-def cost_of(slots: Sequence[Any]) -> CacheCost:
-    """What a row costs in *slots*, which hold two tokens.
-
-    Caches grow in steps, and one that has just grown has a step to spare. So one step is charged as
-    fixed, and a window is charged for what exceeds a step.
-    """
-    fixed = per_token = 0
-    windows: dict[int, int] = {}
-    for cache in flat(slots):
-        if not hasattr(cache, "keys"):
-            fixed += cache.nbytes
-            continue
-        pair = sum(a.nbytes // a.shape[2] for a in (cache.keys, cache.values))
-        window = getattr(cache, "max_size", None)
-        fixed += pair * min(cache.step, window or cache.step)
-        if window is None:
-            per_token += pair
-        elif window > cache.step:
-            beyond = window - cache.step
-            windows[beyond] = windows.get(beyond, 0) + pair
-    return CacheCost(fixed, per_token, tuple(sorted(windows.items())))
