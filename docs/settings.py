@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pydantic
+from sealring.files.cluster import NO_ATTESTATION, Draft, DraftMember
 from sealring.files.config import Config
-from sealring_trio.files.rosters import NO_ATTESTATION, Draft, DraftMember
 
 from docs.schemas import table, told_type
 

@@ -157,7 +157,7 @@ ROOMS = {
         *("lookahead", "draft", "engine", "tiny", "verify"),
     ),
     "io_trio/sealring_trio": (
-        *("errors", "clock", "units", "processes", "net", "fetching", "weights", "files"),
+        *("errors", "units", "processes", "net", "fetching", "files"),
         *("collective", "engine", "node"),
     ),
     "daemon/sealring": (

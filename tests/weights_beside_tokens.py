@@ -22,8 +22,8 @@ from pathlib import Path
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_protocol.security.roster import SignedRoster
 from sealring_tools.bench.random_model import write_random_model
+from sealring_trio.fetching.members import Members, parts
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.weights.asking import Members, pieces
 
 ROUNDS = 6
 TOKENS = 150
@@ -43,11 +43,11 @@ def ask(folder: Path) -> None:
         lambda _: None,
     )
     (head,) = members.others()
-    with members.link(head, lambda: None) as link:
-        size = next(link.read(pieces(FILE, 0, 1)))[1].size
+    with head.connect(lambda: None) as link:
+        size = next(link.ask(parts(FILE, 0, 1)))[1].size
         came, begun = 0, time.monotonic()
         while True:
-            for _, piece in link.read(pieces(FILE, 0, size)):
+            for _, piece in link.ask(parts(FILE, 0, size)):
                 came += len(piece.data)
                 if time.monotonic() - begun >= 1:
                     print(came / 1e6, flush=True)

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from sealring.files.cluster import build_roster, read_draft, write_draft
 from sealring.files.config import Config, load_config
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_trio.errors import UserError
-from sealring_trio.files.rosters import build_roster, read_draft, write_draft
 
 from fuzz.source import Source
 

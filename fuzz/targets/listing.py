@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from sealring_protocol.codec.messages import Get
-from sealring_trio.weights.asking import MAX_FILES, MAX_SIZE, read_listing
+from sealring_trio.fetching.members import MAX_FILES, MAX_SIZE, read_listing
 
 _FILES = {"config.json": 700, "model-00001-of-00002.safetensors": 1 << 33, "tokenizer.model": 9}
 
@@ -30,10 +30,10 @@ def check(data: bytes) -> None:
     except ValueError:
         return
     assert len(found.files) <= MAX_FILES
-    for name, size in found.files.items():
+    for name, file in found.files.items():
         Get(name, 0, 1)
         assert PurePosixPath(name).name == name.replace("\\", "/") == name
         assert not name.lower().startswith((".", "sealring.partial."))
-        assert 0 <= size <= MAX_SIZE
+        assert 0 <= file.size <= MAX_SIZE
     assert all(0 <= pin < 1 << 64 for pin in found.pins)
     assert all(told == "" or len(bytes.fromhex(told)) == 32 for told in found.tensors.values())

@@ -1,4 +1,4 @@
-"""What a person did wrong or can put right, told without a traceback.
+"""What a person did wrong or can put right, in words and without a traceback.
 
 Every command ends with one of these or with success. A `UserError` is a mistake in what was typed
 or written in a file (exit code 2); an `OperationError` is a sound request that could not be

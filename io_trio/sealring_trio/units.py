@@ -1,18 +1,36 @@
-"""Sizes and addresses as people write them, to and from the numbers that machines use.
+"""Sizes, addresses and the wall clock: the numbers that machines use, and what people write.
 
 Sizes take binary suffixes, as memory is sold: ``32G`` is 32 x 2^30 bytes. Addresses are
-``host:port``, with an IPv6 host in brackets.
+``host:port``, with an IPv6 host in brackets. Wall clock times are milliseconds since 1970, as in
+rosters and logs; all deadlines go by trio's monotonic clock.
 """
 
 from __future__ import annotations
 
+import datetime
 import ipaddress
 import re
+import time
 from typing import Final
 
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _ADDRESS: Final = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:\[\]]+)):(\d{1,5})")
+
+_LAST_SECOND: Final = 253_402_300_799
+"""The last of the year 9999, with which Python's calendar ends."""
+
+
+def wall_ms() -> int:
+    """The wall clock now."""
+    return time.time_ns() // 1_000_000
+
+
+def format_time(wall_ms: int) -> str:
+    """A wall clock time for people. Rosters may name times that are beyond the calendar."""
+    if wall_ms // 1000 > _LAST_SECOND:
+        return "after the year 9999"
+    return f"{datetime.datetime.fromtimestamp(wall_ms / 1000, datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def parse_size(text: str) -> int:

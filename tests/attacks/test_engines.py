@@ -47,7 +47,7 @@ from sealring_protocol.limits import MAX_ROWS
 from sealring_trio.collective.loopback import ConnectionOwner, made
 from sealring_trio.engine.group import MAX_AHEAD, EngineGroup, GroupBroken, GroupSettings, Merger
 from sealring_trio.engine.supervisor import MAX_UNTAKEN, Engine, EngineCommand
-from sealring_trio.processes.secrecy import KILLED_BEFORE
+from sealring_trio.processes.launcher import KILLED_BEFORE
 
 from tests.io_trio.engine_child import INFO
 from tests.io_trio.test_engine_supervisor import FAKE, Owner, running
@@ -274,8 +274,8 @@ async def test_an_engine_that_the_system_does_not_start_is_tried_again_after_a_p
 # ----------------------------------------------------------------- who may look into it
 
 LOOKER = """
-import ctypes, json, os, resource, runpy, socket, sys
-import sealring_trio.processes.namespace, sealring_trio.processes.secrecy
+import ctypes, json, os, platform, resource, runpy, socket, struct, sys
+import sealring_trio.processes.namespace
 import tests.io_trio.engine_child
 libc = ctypes.CDLL(None, use_errno=True)
 if os.geteuid() == 0:

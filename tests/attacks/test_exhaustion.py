@@ -18,9 +18,10 @@ from sealring_model import tiny
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.keys import SECRET, Suite
+from sealring_tools.capture.decoding import read_key_log
 from sealring_trio.engine.supervisor import Engine, EngineCommand
 from sealring_trio.errors import OperationError
-from sealring_trio.files.key_files import KeyLog, read_key_log
+from sealring_trio.files.key_files import KeyLog
 from sealring_trio.net.connecting import dial
 from sealring_trio.node.runtime import Runtime
 

@@ -27,9 +27,9 @@ from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
-from sealring_trio.clock import wall_ms
 from sealring_trio.net.pump import RECEIVE_SIZE
 from sealring_trio.node.runtime import Runtime
+from sealring_trio.units import wall_ms
 
 from tests.driver import End
 from tests.sim.fake_engine import info

@@ -29,8 +29,9 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import read_entries
 from sealring_model.text.tokens import Tokenizer, check_tokenizer, has_chat_template
-from sealring_trio.fetching.hub import FetchFault, Hub
-from sealring_trio.weights.asking import read_listing
+from sealring_trio.fetching.hub import Hub
+from sealring_trio.fetching.members import read_listing
+from sealring_trio.fetching.source import FetchFault
 
 from tests.attacks.test_hub import MODEL, hostile, whole
 

@@ -17,10 +17,10 @@ import pytest
 from huggingface_hub import close_session, constants
 from sealring_model.loading import model_store
 from sealring_model.loading.model_store import HubOrigin, WeightFile
-from sealring_trio.fetching import finding
 from sealring_trio.fetching import hub as hub_module
-from sealring_trio.fetching.finding import find_hub_model
-from sealring_trio.fetching.hub import FetchFault, Hub
+from sealring_trio.fetching import source
+from sealring_trio.fetching.hub import Hub, find_hub_model
+from sealring_trio.fetching.source import FetchFault, content
 
 MODEL = "someone/model-1"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -82,7 +82,7 @@ def file(name: Any, size: Any, sha256: Any = "a" * 64) -> dict[str, Any]:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(model_store.VARIABLE, str(tmp_path / "store"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(finding, "_PAUSE", 0.0)
+    monkeypatch.setattr(source, "_PAUSE", 0.0)
     return tmp_path / "store"
 
 
@@ -382,9 +382,9 @@ def test_a_place_that_is_in_this_network_by_the_next_time(
     resolving({"place.test": ["8.8.4.4", "127.0.0.1"]}, monkeypatch)
     with internet(proxy, monkeypatch):
         hub = Hub(endpoint="http://8.8.8.8")
-        assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+        assert content(hub, ORIGIN, "model.safetensors", 0, 100) == bytes(100)
         with pytest.raises(FetchFault, match=r"8.8.8.8 redirects to .*, which is in this net"):
-            hub.content(ORIGIN, "model.safetensors", 0, 100)
+            content(hub, ORIGIN, "model.safetensors", 0, 100)
     assert [each for each in asked if "place.test" in each] == ["http://place.test/x"]
 
 
@@ -402,7 +402,7 @@ def test_no_long_address_is_kept(length: int, count: int) -> None:
         with hostile(redirect) as url:
             hub = Hub(endpoint=url)
             for _ in range(2):
-                assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+                assert content(hub, ORIGIN, "model.safetensors", 0, 100) == bytes(100)
     assert len(asked) == count
 
 
@@ -421,7 +421,7 @@ def test_few_addresses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         with hostile(redirect) as url:
             hub = Hub(endpoint=url)
             for name in [*names, *reversed(names)]:
-                hub.content(origin, name, 0, 100)
+                content(hub, origin, name, 0, 100)
     assert asked == [*names, names[0]]
 
 
@@ -439,12 +439,12 @@ def test_a_place_that_is_gone_is_asked_for_again() -> None:
     with hostile(redirect) as url, hostile(part) as second:
         hub = Hub(endpoint=url)
         with hostile(part) as place:
-            assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+            assert content(hub, ORIGIN, "model.safetensors", 0, 100) == bytes(100)
         place = second
         with pytest.raises(FetchFault, match="cannot be reached") as caught:
-            hub.content(ORIGIN, "model.safetensors", 0, 100)
+            content(hub, ORIGIN, "model.safetensors", 0, 100)
         assert not caught.value.permanent
-        assert hub.content(ORIGIN, "model.safetensors", 0, 100) == bytes(100)
+        assert content(hub, ORIGIN, "model.safetensors", 0, 100) == bytes(100)
 
 
 # ------------------------------------------------------------------ ranges
@@ -457,7 +457,7 @@ def read(answer: Answer) -> bytes:
     began = time.monotonic()
     try:
         with hostile(answer) as url:
-            return Hub(endpoint=url).content(ORIGIN, "model.safetensors", 0, 100)
+            return content(Hub(endpoint=url), ORIGIN, "model.safetensors", 0, 100)
     finally:
         assert time.monotonic() - began < PERSON_SECONDS
 

@@ -18,9 +18,8 @@ from sealring_model.loading.weights import read_entries, tensors_of, write_manif
 from sealring_trio.errors import UserError
 from sealring_trio.fetching import fetcher
 from sealring_trio.fetching.fetcher import PIECE, FetchProgress, cut, fetch
-from sealring_trio.fetching.finding import find_hub_model
-from sealring_trio.fetching.hub import FetchFault, Hub
-from sealring_trio.fetching.shared_files import is_shared
+from sealring_trio.fetching.hub import Hub, find_hub_model
+from sealring_trio.fetching.source import FetchFault, is_shared
 from sealring_trio.files.models import find_model
 
 from tests.fetching.conftest import MODEL
@@ -144,7 +143,7 @@ def test_offline_by_the_environment(hub, server, monkeypatch):
     ],
 )
 def test_a_hub_that_cannot_be_reached(store, monkeypatch, caplog, host, told):
-    monkeypatch.setattr("sealring_trio.fetching.finding._PAUSE", 0.0)
+    monkeypatch.setattr("sealring_trio.fetching.source._PAUSE", 0.0)
     with pytest.raises(UserError, match=told) as fault:
         find_model(MODEL, Hub(endpoint=f"http://{host}"))
     assert "name a mirror (HF_ENDPOINT), or give a folder" in fault.value.advice
@@ -529,8 +528,8 @@ def test_a_size_that_cannot_be(hub, server, source, tmp_path, monkeypatch):
 
     def huge(self, model, revision):
         found = real(self, model, revision)
-        file = found.origin.files["model.safetensors"]
-        found.origin.files["model.safetensors"] = type(file)(1 << 62, file.sha256)
+        file = found.files["model.safetensors"]
+        found.files["model.safetensors"] = type(file)(1 << 62, file.sha256)
         return found
 
     monkeypatch.setattr(Hub, "list", huge)

@@ -27,8 +27,7 @@ from sealring_model.loading.weights import tensors_of
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
 from sealring_trio.fetching.fetcher import fetch
-from sealring_trio.fetching.finding import find_hub_model
-from sealring_trio.fetching.hub import Hub
+from sealring_trio.fetching.hub import Hub, find_hub_model
 
 from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn

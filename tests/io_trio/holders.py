@@ -16,9 +16,9 @@ from sealring_model import tiny
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
-from sealring_trio.clock import wall_ms
+from sealring_trio.fetching.members import Members
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.weights.asking import Members
+from sealring_trio.units import wall_ms
 
 from tests.sim.rosters import COORDINATOR, signer
 

@@ -14,16 +14,17 @@ import pytest
 import trio
 import trio.testing
 from sealring_model.errors import LoadError
-from sealring_model.loading.model_folder import describe, pins_of
-from sealring_model.loading.model_store import PartialModel
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.model_store import PartialModel, WeightFile
+from sealring_model.loading.model_folder import pins_of
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
+from sealring_trio.fetching import members, shared_files
+from sealring_trio.fetching.members import PART, MemberLink, Members, find_with_members
 from sealring_trio.fetching.shared_files import SharedFiles
-from sealring_trio.weights import asking, giving
-from sealring_trio.weights.asking import PIECE, AskFault, AskingLink, MemberListing, listing_of
-from sealring_trio.weights.finding import ask_all, find_with_members
+from sealring_trio.fetching.source import FetchFault, Listing, start_model
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
 from tests.sim.rosters import COORDINATOR
@@ -34,9 +35,12 @@ WEIGHTS = "model.safetensors"
 Lie = Callable[[SharedFiles, Get], Piece]
 
 
-def link_to(ring: Ring, index: int, asker: int) -> AskingLink:
-    members = ring.members(asker)
-    return members.link(list(ring.roster.roster.members)[index], lambda: None)
+def link_to(ring: Ring, index: int, asker: int) -> MemberLink:
+    return MemberLink(ring.members(asker), ring.roster.roster.members[index], lambda: None)
+
+
+def started(model: str, revision: str, members: Members) -> Path:
+    return start_model(model, revision, members).folder
 
 
 async def in_thread(call: Callable[[], object]) -> object:
@@ -53,7 +57,7 @@ def lie(monkeypatch: pytest.MonkeyPatch) -> Callable[[Lie], None]:
             def answer(self, get: Get) -> Piece:
                 return answer(SharedFiles(self._folder), get)
 
-        monkeypatch.setattr(giving, "SharedFiles", Lying)
+        monkeypatch.setattr(shared_files, "SharedFiles", Lying)
 
     return use
 
@@ -81,7 +85,7 @@ async def test_a_member_without_anything_gets_what_describes_the_model(
 async def test_pieces_of_a_large_file_come_in_order(tmp_path: Path) -> None:
     model = copy_of_tiny(tmp_path / "model")
     whole = (model / WEIGHTS).read_bytes()
-    assert len(whole) > 8 * PIECE
+    assert len(whole) > 8 * PART
     async with holding({0: model, 1: None}) as ring:
 
         def read() -> bytes:
@@ -121,8 +125,8 @@ async def test_a_member_that_is_away_and_one_that_refuses_are_told_by_name(
     async with holding({0: None, 1: empty, 2: None}) as ring:
 
         def ask() -> str:
-            with pytest.raises(AskFault) as told:
-                ask_all("home/tiny", "main", ring.members(2))
+            with pytest.raises(FetchFault) as told:
+                started("home/tiny", "main", ring.members(2))
             return str(told.value)
 
         text = await in_thread(ask)
@@ -134,7 +138,7 @@ async def test_a_member_that_is_away_and_one_that_refuses_are_told_by_name(
 
 async def test_the_next_member_is_asked(tmp_path: Path, store: Path) -> None:
     async with holding({0: None, 1: copy_of_tiny(tmp_path / "model"), 2: None}) as ring:
-        folder = await in_thread(lambda: ask_all("home/tiny", "main", ring.members(2)))
+        folder = await in_thread(lambda: started("home/tiny", "main", ring.members(2)))
     assert isinstance(folder, Path)
     assert describe(folder).layers
 
@@ -148,8 +152,8 @@ def kept(store: Path) -> list[Path]:
 
 
 def refused(ring: Ring, words: str) -> None:
-    with pytest.raises(AskFault, match=words):
-        ask_all("home/tiny", "main", ring.members(1))
+    with pytest.raises(FetchFault, match=words):
+        started("home/tiny", "main", ring.members(1))
 
 
 LISTINGS = {
@@ -188,17 +192,17 @@ async def test_names_that_lead_elsewhere_and_our_own_records_are_left_out(
     lie(lambda _, get: Piece(len(text), text.encode()[get.offset : get.offset + get.length]))
     async with holding({0: tmp_path, 1: None}) as ring:
 
-        def read() -> MemberListing:
+        def read() -> Listing:
             with link_to(ring, 0, 1) as link:
-                return listing_of(link)
+                return link.list("home/tiny", "main")
 
-        assert await in_thread(read) == MemberListing({"a.json": 1}, {}, ())
+        assert await in_thread(read) == Listing({"a.json": WeightFile(1, "")})
 
 
 ANSWERS: dict[str, tuple[Lie, str]] = {
     "less than asked": (lambda _, get: Piece(1 << 20, b"x" * (get.length // 2)), "another length"),
     "more than asked": (lambda _, get: Piece(1 << 20, b"x" * (get.length + 1)), "another length"),
-    "a listing without end": (lambda _, get: Piece(1 << 62, bytes(get.length)), "tells 4611"),
+    "a listing without end": (lambda _, get: Piece(1 << 62, bytes(get.length)), "has 4611"),
     "a reason": (lambda _, get: Piece(0, b"", "not today"), "node0: not today"),
 }
 
@@ -246,10 +250,11 @@ async def test_what_nobody_asked_for_ends_the_link(
                 assert said.wait(10)
                 until = time.monotonic() + 10
                 while time.monotonic() < until:
-                    link.stay()
+                    with link._named(link.name):
+                        link._turn()
 
         def refusal() -> str:
-            with pytest.raises(AskFault) as told:
+            with pytest.raises(FetchFault) as told:
                 read()
             return str(told.value)
 
@@ -274,7 +279,7 @@ async def test_what_nobody_asked_for_ends_the_link(
 async def test_a_member_that_never_answers_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: Callable[[Lie], None]
 ) -> None:
-    monkeypatch.setattr(asking, "ANSWER_SECONDS", 0.6)
+    monkeypatch.setattr(members, "ANSWER_SECONDS", 0.6)
     release = threading.Event()
 
     def answer(files: SharedFiles, get: Get) -> Piece:
@@ -292,13 +297,13 @@ async def test_a_member_that_never_answers_is_given_up(
 async def test_who_takes_connections_and_says_nothing_is_given_up(
     tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "DIAL_SECONDS", 0.5)
+    monkeypatch.setattr(members, "DIAL_SECONDS", 0.5)
     monkeypatch.setattr("sealring_protocol.link.HANDSHAKE_TIMEOUT", 0.5)
     async with holding({0: None, 1: copy_of_tiny(tmp_path / "model"), 2: None}) as ring:
         address = ring.roster.roster.members[0].addresses[0]
         host, _, port = address.rpartition(":")
         with socket.create_server((host, int(port))):
-            folder = await in_thread(lambda: ask_all("home/tiny", "main", ring.members(2)))
+            folder = await in_thread(lambda: started("home/tiny", "main", ring.members(2)))
     assert isinstance(folder, Path)
 
 
@@ -314,7 +319,7 @@ async def test_what_ends_the_asking_closes_its_socket(tmp_path: Path) -> None:
                 raise Enough
 
         def read() -> None:
-            with ring.members(1).link(ring.roster.roster.members[0], check) as link:
+            with MemberLink(ring.members(1), ring.roster.roster.members[0], check) as link:
                 while True:
                     link.content(WEIGHTS, 1 << 30)
 
@@ -337,7 +342,7 @@ async def test_a_link_ends_when_another_roster_is_in_force(tmp_path: Path) -> No
                 link.content("config.json", 1 << 20)
 
         def refusal() -> None:
-            with pytest.raises(AskFault, match="another roster"):
+            with pytest.raises(FetchFault, match="another roster"):
                 read()
 
         await in_thread(refusal)

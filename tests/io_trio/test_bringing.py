@@ -15,13 +15,11 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
-from sealring_trio.fetching.fetcher import FetchProgress
-from sealring_trio.fetching.hub import FetchFault
+from sealring_trio.fetching import fetcher, shared_files
+from sealring_trio.fetching.fetcher import FetchProgress, fetch
+from sealring_trio.fetching.members import PART
 from sealring_trio.fetching.shared_files import SharedFiles
-from sealring_trio.weights import bringing, giving
-from sealring_trio.weights.asking import PIECE
-from sealring_trio.weights.bringing import bring
-from sealring_trio.weights.finding import ask_all
+from sealring_trio.fetching.source import FetchFault, start_model
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
 
@@ -43,7 +41,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
                 found.append((len(piece.data), get))
             return piece
 
-    monkeypatch.setattr(giving, "SharedFiles", Noted)
+    monkeypatch.setattr(shared_files, "SharedFiles", Noted)
     return found
 
 
@@ -56,19 +54,18 @@ def shares(folder: Path, first: int, last: int) -> list[str]:
 async def begun(ring: Ring, asker: int) -> PartialModel:
     """The model of the ring's members, without a tensor yet, for member *asker*."""
     with trio.fail_after(30):
-        folder = await trio.to_thread.run_sync(
-            lambda: ask_all("home/tiny", "main", ring.members(asker))
+        return await trio.to_thread.run_sync(
+            lambda: start_model("home/tiny", "main", ring.members(asker))
         )
-    model = PartialModel.open(folder)
-    assert model is not None
-    return model
 
 
-async def fetch(ring: Ring, asker: int, model: PartialModel, names: Sequence[str]) -> FetchProgress:
+async def fetched(
+    ring: Ring, asker: int, model: PartialModel, names: Sequence[str]
+) -> FetchProgress:
     """Fetch *names*; how far that was, when it was last told."""
     told: list[FetchProgress] = []
     with trio.fail_after(60):
-        await bring(model, names, ring.members(asker), told.append)
+        await fetch(model, names, ring.members(asker), told.append)
     return told[-1]
 
 
@@ -93,7 +90,7 @@ async def test_a_rank_gets_its_share_from_a_member_and_no_more(
         model = await begun(ring, 1)
         names = shares(model.folder, 2, 4)
         given.clear()
-        await fetch(ring, 1, model, names)
+        await fetched(ring, 1, model, names)
     assert not model.missing(names)
     assert_same(model, names, source)
     size = sum(model.entries[name].size for name in names)
@@ -106,7 +103,7 @@ async def test_a_rank_gets_its_share_from_a_member_and_no_more(
 async def test_what_has_come_before_an_end_does_not_come_again(
     tmp_path: Path, store: Path, given: Given, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringing, "KEEP_BYTES", step)
+    monkeypatch.setattr(fetcher, "KEEP_BYTES", step)
     source = copy_of_tiny(tmp_path / "model")
     write_manifest(source)
     async with holding({0: source, 1: None}) as ring:
@@ -137,7 +134,7 @@ async def test_what_has_come_before_an_end_does_not_come_again(
         runtime._sockets._giving._files = Stopping(source)
         with stop, trio.fail_after(30):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(bring, model, names, ring.members(1), lambda _: None)
+                nursery.start_soon(fetch, model, names, ring.members(1), lambda _: None)
                 await told.wait()
                 assert model.fault is not None
                 assert model.fault.text == "node0: enough"
@@ -148,7 +145,7 @@ async def test_what_has_come_before_an_end_does_not_come_again(
         assert here > size // 3
         runtime._sockets._giving._files = honest
         given.clear()
-        await fetch(ring, 1, again, names)
+        await fetched(ring, 1, again, names)
     assert sum(count for count, _ in given) == size - here
     assert_same(again, names, source)
     assert again.fault is None
@@ -176,7 +173,7 @@ async def test_one_wrong_byte_is_named_and_the_next_member_is_asked(
         wrong = max(names, key=lambda name: model.entries[name].size)
         spoil(one, wrong, model.entries[wrong].size - 1)
         with caplog.at_level(logging.ERROR, "sealring.fetch"):
-            await fetch(ring, 2, model, names)
+            await fetched(ring, 2, model, names)
     assert_same(model, names, two)
     assert f"tensor {wrong} of node0 is not what the manifest says" in caplog.text
     assert model.hashes[wrong] == json.loads((two / "sealring.json").read_text())["tensors"][wrong]
@@ -193,7 +190,7 @@ async def test_a_wrong_byte_that_the_only_holder_has_holds_the_rest_up_with_the_
         wrong = names[0]
         spoil(source, wrong)
         with trio.move_on_after(4):  # several rounds
-            await bring(model, names, ring.members(1), lambda _: None)
+            await fetch(model, names, ring.members(1), lambda _: None)
     assert model.missing(names) == [wrong]
     assert model.fault is not None
     assert model.fault.text.startswith(f"tensor {wrong} of node0 is not what the manifest says")
@@ -210,7 +207,7 @@ async def test_a_tensor_that_is_not_what_its_holder_recorded_is_named(
     source = copy_of_tiny(tmp_path / "model")
     async with holding({0: source, 1: None}) as ring:
         first = await begun(ring, 1)
-        await fetch(ring, 1, first, list(first.entries))
+        await fetched(ring, 1, first, list(first.entries))
     wrong = next(iter(first.hashes))
     spoil(first.folder, wrong)
     monkeypatch.setenv("SEALRING_MODELS", str(tmp_path / "another"))
@@ -218,7 +215,7 @@ async def test_a_tensor_that_is_not_what_its_holder_recorded_is_named(
         model = await begun(ring, 1)
         assert model.folder != first.folder
         with trio.move_on_after(3), caplog.at_level(logging.ERROR, "sealring.fetch"):
-            await bring(model, list(model.entries), ring.members(1), lambda _: None)
+            await fetch(model, list(model.entries), ring.members(1), lambda _: None)
     assert model.missing(model.entries) == [wrong]
     assert f"tensor {wrong} of node0 is not what node0 itself says" in caplog.text
 
@@ -229,12 +226,12 @@ async def test_what_one_member_lacks_comes_from_another(
     source = copy_of_tiny(tmp_path / "model")
     async with holding({0: source, 1: None}) as ring:
         part = await begun(ring, 1)
-        await fetch(ring, 1, part, shares(part.folder, 0, 2))
+        await fetched(ring, 1, part, shares(part.folder, 0, 2))
     folders = {0: part.folder, 1: source, 2: None}
     async with holding(folders) as ring:
         monkeypatch.setenv("SEALRING_MODELS", str(tmp_path / "third"))
         model = await begun(ring, 2)
-        await fetch(ring, 2, model, list(model.entries))
+        await fetched(ring, 2, model, list(model.entries))
     assert_same(model, list(model.entries), source)
 
 
@@ -247,11 +244,11 @@ async def test_members_that_are_away_are_asked_until_one_is_there(
     names = shares(model.folder, 0, 1)
     async with holding({0: None, 1: None}) as ring:
         with trio.move_on_after(1.5):
-            await bring(model, names, ring.members(1), lambda _: None)
+            await fetch(model, names, ring.members(1), lambda _: None)
         assert model.fault is not None
         assert "node0 at 127.0.0.1:" in model.fault.text
     async with holding({0: source, 1: None}) as ring:
-        await fetch(ring, 1, model, names)
+        await fetched(ring, 1, model, names)
     assert model.fault is None
 
 
@@ -275,12 +272,12 @@ async def test_no_lie_of_a_member_gets_into_a_model_with_a_manifest(
         class Lying(SharedFiles):
             def answer(self, get: Get) -> Piece:
                 piece = super().answer(get)
-                wrong = get.name == WEIGHTS and get.length > PIECE // 8
+                wrong = get.name == WEIGHTS and get.length > PART // 8
                 return lie(piece, get) if wrong else piece
 
         ring.runtimes[0]._sockets._giving._files = Lying(source)
         names = shares(model.folder, 0, 2)
-        await fetch(ring, 2, model, names)
+        await fetched(ring, 2, model, names)
     assert_same(model, names, source)
 
 
@@ -296,7 +293,7 @@ async def test_a_full_disk_ends_the_fetching_and_is_told(
 
         monkeypatch.setattr(PartialModel, "write", full)
         with pytest.raises(FetchFault, match="the disk is full"):
-            await fetch(ring, 1, model, shares(model.folder, 0, 1))
+            await fetched(ring, 1, model, shares(model.folder, 0, 1))
     assert model.fault is not None
     assert (model.fault.permanent, "make room" in model.fault.text) == (True, True)
 
@@ -313,10 +310,10 @@ async def test_who_gives_one_wrong_tensor_after_another_is_left_for_the_next_mem
         for name in names:
             spoil(one, name)
         with caplog.at_level(logging.ERROR, "sealring.fetch"):
-            await fetch(ring, 2, model, names)
+            await fetched(ring, 2, model, names)
     assert_same(model, names, two)
     wrong = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(wrong) == bringing.MAX_WRONG < len(names)
+    assert len(wrong) == fetcher.MAX_WRONG < len(names)
 
 
 async def test_a_record_that_cannot_be_read_any_more_is_told(
@@ -333,7 +330,7 @@ async def test_a_record_that_cannot_be_read_any_more_is_told(
 
         monkeypatch.setattr(PartialModel, "write", spoilt)
         with pytest.raises(FetchFault, match="delete"):
-            await fetch(ring, 1, model, shares(model.folder, 0, 1))
+            await fetched(ring, 1, model, shares(model.folder, 0, 1))
     assert model.fault is not None
     assert model.fault.permanent
 
@@ -348,7 +345,7 @@ async def test_who_completes_what_another_member_began_wrongly_is_not_blamed(
         model = await begun(ring, 2)
         names = shares(model.folder, 0, 2)
         half = model.entries[max(names, key=lambda name: model.entries[name].size)]
-        assert half.size > PIECE
+        assert half.size > PART
 
         class Half(SharedFiles):
             def answer(self, get: Get) -> Piece:
@@ -360,6 +357,6 @@ async def test_who_completes_what_another_member_began_wrongly_is_not_blamed(
                 return Piece(piece.size, bytes(len(piece.data)))
 
         ring.runtimes[0]._sockets._giving._files = Half(source)
-        await fetch(ring, 2, model, names)
+        await fetched(ring, 2, model, names)
     assert_same(model, names, source)
     assert "of node1 is not what" not in caplog.text

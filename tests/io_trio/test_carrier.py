@@ -47,15 +47,15 @@ class Place:
 
     def _heard(self, data: bytes) -> None:
         self.got += data
-        self.carrier.tell(self._tell)
+        self.carrier.report(self._tell)
 
     def _ended(self) -> None:
         self.ends += 1
-        self.carrier.tell(self._tell)
+        self.carrier.report(self._tell)
 
     def _drained(self) -> None:
         self.drains += 1
-        self.carrier.tell(self._tell)
+        self.carrier.report(self._tell)
 
     def _tell(self) -> None:
         self.news.set()
@@ -72,7 +72,7 @@ class Place:
 
         def order() -> None:
             given.append(call(self.line))
-            self.carrier.tell(done.set)
+            self.carrier.report(done.set)
 
         self.carrier.order(order)
         await done.wait()

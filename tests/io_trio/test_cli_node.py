@@ -14,11 +14,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from sealring.cli import COMMANDS
+from sealring.files.cluster import create_key
 from sealring.local.reference import Gap, one_process, pace
 from sealring_model import tiny
 from sealring_tools.bench import hop, measure, solo
 from sealring_trio.errors import OperationError
-from sealring_trio.files.key_files import create_key
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import expire, flip, make_home

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from sealring.files.cluster import create_key
 from sealring.files.config import load_config
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import create_key, read_key, read_public_key
+from sealring_trio.files.key_files import read_key, read_public_key
 
 GOOD = """\
 # a node

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from sealring_protocol.security.handshake import TrafficSecrets
-from sealring_trio.files.key_files import KeyLog, read_key_log
+from sealring_tools.capture.decoding import read_key_log
+from sealring_trio.files.key_files import KeyLog
 
 from tests.io_trio.captures import (
     STEPS,

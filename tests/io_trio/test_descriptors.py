@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from sealring.http.connections import MAX_CONNECTIONS
-from sealring_trio.net.descriptors import RESERVED, WANTED, for_clients
+from sealring.http.connections import MAX_CONNECTIONS, RESERVED, WANTED, for_clients
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,7 @@ def test_the_soft_limit_is_raised(soft: int, hard: int, raised: int) -> None:
         f"most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         f"assert {hard} <= most or most == resource.RLIM_INFINITY, 'too low'\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
-        "from sealring_trio.net.descriptors import raise_limit\n"
+        "from sealring.http.connections import raise_limit\n"
         "told = raise_limit()\n"
         "print(told, resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
     )

@@ -19,7 +19,7 @@ from sealring.local.api import LocalApi, local_api
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model import tiny
 from sealring_trio.errors import UserError
-from sealring_trio.files import drafts
+from sealring_trio.node import drafts
 from sealring_trio.node.drafts import LIVES
 
 from tests.io_trio.helpers import sealring

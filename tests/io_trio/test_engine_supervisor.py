@@ -20,9 +20,8 @@ from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDo
 from sealring_protocol.control.deadlines import FIRST_PAUSE, ThreadUse
 from sealring_trio.engine import supervisor
 from sealring_trio.engine import supervisor as engine_processes
-from sealring_trio.engine.supervisor import Engine, EngineCommand
-from sealring_trio.processes.priority import NICE, SHORT_NS, slice_ns
-from sealring_trio.processes.usage import read_usage
+from sealring_trio.engine.supervisor import Engine, EngineCommand, read_usage
+from sealring_trio.processes.launcher import NICE, SHORT_NS, slice_ns
 
 FAKE = "tests.io_trio.engine_child"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sealring_trio.node.expiry import DAY, HOUR, Expiry, left, seconds_left, until_next
+from sealring_trio.files.rosters import DAY, HOUR, Expiry, left, seconds_left, until_next
 
 from tests.sim.rosters import WALL, make_roster
 

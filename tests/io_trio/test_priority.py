@@ -10,15 +10,15 @@ import sys
 
 import psutil
 import pytest
-from sealring_trio.processes import priority
-from sealring_trio.processes.priority import NICE, NICE_TO_ALL, SHORT_NS, slice_ns
+from sealring_trio.processes import launcher
+from sealring_trio.processes.launcher import NICE, NICE_TO_ALL, SHORT_NS, slice_ns
 
 from tests.io_trio.conftest import Ring
 
 
 def has_slices() -> bool:
     """Whether this kernel lets a thread choose its slice, asked of another process."""
-    code = "from sealring_trio.processes.priority import *; print(int(ask_short_slice()))"
+    code = "from sealring_trio.processes.launcher import *; print(int(ask_short_slice()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip() == "1"
 
@@ -27,15 +27,15 @@ slices = pytest.mark.skipif(not has_slices(), reason="this kernel has no slices 
 
 CHILD = """
 import json, os, sys
-from sealring_trio.processes import priority
-priority._set_slice(0)  # whoever runs the tests may have another
+from sealring_trio.processes import launcher
+launcher._set_slice(0)  # whoever runs the tests may have another
 if sys.argv[1] == "short":
-    priority.ask_short_slice()
-before = priority.slice_ns()
+    launcher.ask_short_slice()
+before = launcher.slice_ns()
 if os.fork() == 0:
     os.setsid()
-    priority.give_way()
-    print(json.dumps([before, priority.slice_ns(), os.nice(0)]), flush=True)
+    launcher.give_way()
+    print(json.dumps([before, launcher.slice_ns(), os.nice(0)]), flush=True)
     os._exit(0)
 os.wait()
 """
@@ -65,7 +65,7 @@ def test_without_a_short_slice_the_engine_is_nicer() -> None:
 
 @pytest.mark.parametrize("how", ["short", "usual"])
 def test_what_comes_last_does_so_in_either_case(how: str) -> None:
-    program = CHILD.replace("priority.give_way()", "priority.give_way_to_all()")
+    program = CHILD.replace("launcher.give_way()", "launcher.give_way_to_all()")
     command = [sys.executable, "-c", program, how]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     _, after, nice = json.loads(done.stdout)
@@ -85,7 +85,7 @@ def test_in_a_ring_nodes_have_short_slices_and_engines_are_no_nicer(ring: Ring) 
 
 @slices
 def test_niceness_and_policy_stay() -> None:
-    code = "import os; from sealring_trio.processes.priority import *; os.nice(7); "
+    code = "import os; from sealring_trio.processes.launcher import *; os.nice(7); "
     code += "ask_short_slice(); print(os.nice(0), slice_ns()); "
     code += "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); "
     code += "ask_short_slice(); print(os.sched_getscheduler(0))"
@@ -95,11 +95,11 @@ def test_niceness_and_policy_stay() -> None:
 
 def test_a_machine_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert not priority.ask_short_slice()
+    assert not launcher.ask_short_slice()
     assert slice_ns() == 0
 
 
 def test_the_launcher_imports_little() -> None:
-    code = "import sys; import sealring_trio.processes.priority; print('trio' in sys.modules)"
+    code = "import sys; import sealring_trio.processes.launcher; print('trio' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

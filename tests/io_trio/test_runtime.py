@@ -25,7 +25,7 @@ from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.supervisor import pack
 from sealring_trio.errors import OperationError
-from sealring_trio.node.versions import build_number
+from sealring_trio.node.service import build_number
 
 from tests.attacks.test_floods import at_work
 from tests.sim.rosters import COORDINATOR

@@ -13,7 +13,8 @@ from sealring_model.loading.model_folder import describe, pins_of
 from sealring_model.loading.model_store import HubOrigin, PartialModel, WeightFile
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
-from sealring_trio.fetching.shared_files import LISTING_SECONDS, SharedFiles, is_shared
+from sealring_trio.fetching.shared_files import LISTING_SECONDS, SharedFiles
+from sealring_trio.fetching.source import is_shared
 
 WEIGHTS = "model.safetensors"
 

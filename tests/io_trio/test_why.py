@@ -14,11 +14,12 @@ from typing import Any
 import attrs
 import httpx2
 import pytest
+from sealring.files.cluster import create_key
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring_model.loading.weights import owner, read_entries, write_manifest
 from sealring_protocol.security.roster import open_roster, sign_roster
 from sealring_trio.collective.loopback import free_ports
-from sealring_trio.files.key_files import create_key, read_key
+from sealring_trio.files.key_files import read_key
 from sealring_trio.files.models import TINY, find_model
 
 PATIENCE = 60.0  # seconds; a busy machine takes longer than five to start two engines

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring_trio.files.rosters import read_draft, write_draft
+from sealring.files.cluster import read_draft, write_draft
 
 from tests.io_trio.helpers import sealring
 from tests.operation.machines import API_PORT, Machine, machines

@@ -20,10 +20,9 @@ from sealring_protocol.security.handshake_base import (
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import PREFILL_GROUP, InnerContext, InnerOpener
-from sealring_tools.capture.decoding import Decoder
+from sealring_tools.capture.decoding import Decoder, read_key_log
 from sealring_tools.capture.packets import read_segments
 from sealring_tools.capture.streams import Streams
-from sealring_trio.files.key_files import read_key_log
 
 from spec.trace import link, make
 

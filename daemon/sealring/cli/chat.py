@@ -337,8 +337,7 @@ def chat(
         Keep nothing of what you type.
     """
     # A tenth of a second, which a mistake need not wait for.
-    from sealring_trio.files.models import NO_TEMPLATE  # noqa: PLC0415
-
+    from sealring.files.models import NO_TEMPLATE  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
     from sealring.local.chat_session import ChatSession  # noqa: PLC0415
 

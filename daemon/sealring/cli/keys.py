@@ -8,8 +8,9 @@ from pathlib import Path
 
 import cyclopts
 from sealring_protocol.security.identity import node_id
-from sealring_trio.files.key_files import create_key, public_path
+from sealring_trio.files.key_files import public_path
 
+from sealring.files.cluster import create_key
 from sealring.files.config import load_config
 from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
 from sealring.output import print_facts, print_json, print_table

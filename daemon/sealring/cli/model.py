@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import cyclopts
-from sealring_trio.files.models import describe_model, find_for_command, structure
+from sealring_trio.files.models import describe_model
 
 from sealring.files.config import load_config
+from sealring.files.models import find_for_command, structure
 from sealring.local.control_client import ask
 from sealring.output import print_json, teller, visible
 

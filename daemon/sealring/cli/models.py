@@ -16,11 +16,12 @@ from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import ENDS, MANIFEST, owner, tensors_of, write_manifest
 from sealring_protocol.limits import MAX_LAYERS
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.finding import fetch_now, newest_hub_model
-from sealring_trio.fetching.hub import REACH_IT, FetchFault, Hub
-from sealring_trio.files.models import describe_model, find_whole_model
+from sealring_trio.fetching.hub import REACH_IT, Hub
+from sealring_trio.fetching.source import FetchFault
+from sealring_trio.files.models import describe_model, fetch_now, find_whole_model
 from sealring_trio.units import format_size
 
+from sealring.files.models import newest_hub_model
 from sealring.output import print_facts, print_json, print_table, visible
 
 # ---------------------------------------------------------------------- inventory

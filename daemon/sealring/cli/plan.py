@@ -17,16 +17,11 @@ from sealring_protocol.control.plan import (
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
-from sealring_trio.files.drafts import plan_draft
-from sealring_trio.files.models import (
-    describe_model,
-    engine_info,
-    find_model,
-    load_text,
-    structure,
-)
+from sealring_trio.files.models import describe_model, find_model
+from sealring_trio.node.drafts import plan_draft
 from sealring_trio.units import format_size, parse_size
 
+from sealring.files.models import engine_info, load_text, structure
 from sealring.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:

@@ -11,21 +11,20 @@ import cyclopts
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import is_there, read_key, read_public_key, replace_file
-from sealring_trio.files.rosters import (
+from sealring_trio.files.rosters import read_roster
+from sealring_trio.units import format_time, wall_ms
+
+from sealring.files.cluster import (
     build_roster,
     find_twins,
-    format_time,
     make_draft,
     make_member,
     read_draft,
-    read_roster,
     verify_roster,
     write_draft,
 )
-
 from sealring.files.config import load_config
 from sealring.local.control_client import ANSWER_SECONDS, ask
 from sealring.output import print_facts, print_json, print_table, progress

@@ -11,9 +11,10 @@ from typing import Annotated
 import cyclopts
 from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, find_whole_for_command, find_whole_model
+from sealring_trio.files.models import TINY, find_whole_model
 
 from sealring.files.config import load_config
+from sealring.files.models import find_whole_for_command
 from sealring.local.control_client import ask
 from sealring.local.ring import local_ring
 from sealring.output import print_json, print_table, teller

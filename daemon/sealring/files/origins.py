@@ -1,8 +1,8 @@
 """The names by which the HTTP API may be addressed, and the origins whose pages may use it.
 
-A request's Host header tells by which name its client found the server. A web page can have its own
+A request's Host header says by which name its client found the server. A web page can have its own
 name resolve to loopback (DNS rebinding), but it cannot have the browser send another name. A
-browser's Origin header tells which page asks. Both are read by one strict grammar (RFC 9110, 7.2;
+browser's Origin header says which page asks. Both are read by one strict grammar (RFC 9110, 7.2;
 RFC 6454, 7): no user, no path, no percent-encoding, ASCII only. What it does not match is no name
 at all. Case and one dot at the end do not count, and IPv6 addresses are compared as numbers.
 
@@ -122,7 +122,7 @@ class AllowedOrigins:
         return ANY in self.names
 
     def allow(self, origin: str) -> bool:
-        """Whether pages of *origin*, as their browser tells it, may use the API. ``null``, which
+        """Whether pages of *origin*, as their browser says, may use the API. ``null``, which
         any page can have itself called, is allowed with everything else only."""
         if self.everyone:
             return True

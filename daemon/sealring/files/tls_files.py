@@ -17,9 +17,9 @@ import attrs
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import check_secret, read_file
+from sealring_trio.units import wall_ms
 
 _SPKI: Final = (
     serialization.Encoding.DER,
@@ -28,7 +28,7 @@ _SPKI: Final = (
 _TIME: Final = "%Y-%m-%d %H:%M UTC"
 
 Stamp = tuple[tuple[int, int, int], ...]
-"""What tells whether files have changed: time, inode and size of each."""
+"""By what files are seen to have changed: time, inode and size of each."""
 
 
 @attrs.frozen
@@ -43,14 +43,14 @@ class TlsPair:
 
 def stamp_of(*paths: Path) -> Stamp:
     """The stamp of *paths* now; zeros for what cannot be looked at."""
-    told = []
+    found: list[tuple[int, int, int]] = []
     for path in paths:
         try:
             status = os.stat(path)
-            told.append((status.st_mtime_ns, status.st_ino, status.st_size))
+            found.append((status.st_mtime_ns, status.st_ino, status.st_size))
         except OSError:
-            told.append((0, 0, 0))
-    return tuple(told)
+            found.append((0, 0, 0))
+    return tuple(found)
 
 
 def read_pair(certificate: Path, key: Path) -> TlsPair:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import psutil  # type: ignore[import-untyped]
 import trio
@@ -15,13 +17,13 @@ from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
-from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup
 from sealring_trio.engine.supervisor import Supervisor
 from sealring_trio.files.config import SUITE_NAMES
-from sealring_trio.node.expiry import left, seconds_left
+from sealring_trio.files.rosters import left, seconds_left
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.versions import VERSION, build_number
+from sealring_trio.node.service import build_number
+from sealring_trio.units import wall_ms
 
 # ---------------------------------------------------------------------- activations
 # How activations and sums are sealed between the ranks, in plain words.
@@ -275,4 +277,25 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
         "p50": round(hops[len(hops) // 2], 1),
         "p99": round(hops[len(hops) * 99 // 100], 1),
         "samples": len(hops),
+    }
+
+
+def version_of(package: str) -> str:
+    """The installed version of *package*; "none" where it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+VERSION: Final = version_of("sealring-trio")
+
+
+def build_info() -> dict[str, str]:
+    """The versions of sealring, Python, MLX and mlx-lm."""
+    return {
+        "version": VERSION,
+        "python": platform.python_version(),
+        "mlx": version_of("mlx"),
+        "mlx_lm": version_of("mlx-lm"),
     }

@@ -28,7 +28,7 @@ from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Decode, Prefill, Spent, Step, StepDone
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.requests import RowOpened
-from sealring_trio.processes.usage import ProcessUsage, read_usage
+from sealring_trio.engine.supervisor import ProcessUsage, read_usage
 
 MAX_RECORDS: Final = 1 << 16
 """Steps, and stays, that wait to be sent; older ones are dropped. Memory: 64 MiB for a client that

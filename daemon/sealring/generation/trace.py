@@ -30,7 +30,7 @@ import trio
 from sealring_protocol.codec.messages import Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.requests import RowOpened
-from sealring_trio.clock import wall_ms
+from sealring_trio.units import wall_ms
 
 log = logging.getLogger("sealring.requests")
 step_log = logging.getLogger("sealring.steps")

@@ -17,12 +17,12 @@ from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.files.config import SUITE_NAMES
-from sealring_trio.node.versions import VERSION
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sealring.dialects.errors import ApiError
 from sealring.generation.status import (
+    VERSION,
     collective_of,
     describe_collective,
     describe_costs,

@@ -9,9 +9,9 @@ from typing import Any, Final
 import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.security.roles import Purpose
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.node.expiry import left
+from sealring_trio.files.rosters import left
+from sealring_trio.units import wall_ms
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send

@@ -22,7 +22,6 @@ from typing import Annotated, Final
 
 import attrs
 import pydantic
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import (
     WRITABLE,
@@ -31,6 +30,7 @@ from sealring_trio.files.key_files import (
     read_file,
     replace_file,
 )
+from sealring_trio.units import wall_ms
 
 KEY_PREFIX: Final = "sk-sealring-"
 KEY_BYTES: Final = 32

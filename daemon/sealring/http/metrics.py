@@ -25,12 +25,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
-from sealring_trio.clock import wall_ms
-from sealring_trio.node.expiry import seconds_left
-from sealring_trio.node.versions import build_info
+from sealring_trio.files.rosters import seconds_left
+from sealring_trio.units import wall_ms
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sealring.generation.status import build_info
 from sealring.generation.trace import Trace
 from sealring.http.history import count_requests, count_rows
 

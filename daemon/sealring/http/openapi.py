@@ -13,7 +13,6 @@ from typing import Any, Final
 import attrs
 import pydantic
 from pydantic.json_schema import models_json_schema
-from sealring_trio.node.versions import VERSION
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -30,6 +29,7 @@ from sealring.dialects.schema import (
     TokenizeChat,
     TokenizeText,
 )
+from sealring.generation.status import VERSION
 from sealring.http.gate import is_public
 
 Schema = dict[str, Any]

@@ -18,11 +18,9 @@ from typing import Any, Final
 
 import attrs
 import trio
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import model_name
-from sealring_trio.net import descriptors
-from sealring_trio.units import format_address, is_loopback
+from sealring_trio.units import format_address, is_loopback, wall_ms
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -35,7 +33,14 @@ from sealring.dialects.errors import INVALID, ApiError, unavailable
 from sealring.files.config import Config
 from sealring.generation.generation import Generator
 from sealring.http import cluster, responses
-from sealring.http.connections import MAX_CONNECTIONS, Connections, Place, source_of
+from sealring.http.connections import (
+    MAX_CONNECTIONS,
+    Connections,
+    Place,
+    for_clients,
+    raise_limit,
+    source_of,
+)
 from sealring.http.exchange import Endpoints, HttpConnection, refusal
 from sealring.http.gate import PREFIXES, Gate
 from sealring.http.generate import Generate
@@ -288,8 +293,8 @@ class ApiServer:
 
 def _most() -> int:
     """The most connections that the API may have."""
-    limit = descriptors.raise_limit()
-    most = min(MAX_CONNECTIONS, descriptors.for_clients(limit))
+    limit = raise_limit()
+    most = min(MAX_CONNECTIONS, for_clients(limit))
     if most < MAX_CONNECTIONS:
         log.warning(
             "the API takes %d connections at once, for this process may open %d files; "

@@ -30,8 +30,8 @@ from weakref import WeakValueDictionary
 
 import attrs
 import trio
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import UserError
+from sealring_trio.units import wall_ms
 
 from sealring.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
 from sealring.http.connections import Place

@@ -24,16 +24,17 @@ from typing import Any, Final
 import attrs
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.security.roster import sign_roster
-from sealring_trio.clock import wall_ms
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.drafts import OPTION, find_draft
-from sealring_trio.files.key_files import create_key, public_path
-from sealring_trio.files.models import check_text, describe_model
-from sealring_trio.files.rosters import build_roster, make_draft, make_member
+from sealring_trio.files.key_files import public_path
+from sealring_trio.files.models import describe_model
+from sealring_trio.node.drafts import OPTION, find_draft
 from sealring_trio.processes.interpreter import run_module, signal_name
+from sealring_trio.units import wall_ms
 
+from sealring.files.cluster import build_roster, create_key, make_draft, make_member
 from sealring.files.config import NO_API
+from sealring.files.models import check_text
 from sealring.local.control_client import ask
 
 START_TIMEOUT: Final = 60.0

@@ -16,14 +16,13 @@ from typing import Final
 
 import trio
 from sealring_trio.errors import UserError
-from sealring_trio.net.descriptors import raise_limit
 from sealring_trio.node.service import build_runtime, running
 from sealring_trio.node.setup import NodeSetup, renewed
-from sealring_trio.processes.priority import ask_short_slice
-from sealring_trio.processes.secrecy import hide_memory
+from sealring_trio.processes.launcher import ask_short_slice, hide_memory
 
 from sealring.files.config import Config
 from sealring.generation.generation import Generator
+from sealring.http.connections import raise_limit
 from sealring.service.control import serve_control
 from sealring.service.head_api import HeadApi
 from sealring.service.model_switch import ModelSwitch

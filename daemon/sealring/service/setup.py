@@ -8,13 +8,13 @@ from pathlib import Path
 
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
-from sealring_trio.files.models import NO_TEMPLATE, check_text
+from sealring_trio.fetching.members import Pause
 from sealring_trio.node import setup as node_setup
 from sealring_trio.node.setup import NodeSetup
 from sealring_trio.units import format_address, is_loopback, is_unspecified
-from sealring_trio.weights.finding import Pause
 
 from sealring.files.config import Config
+from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.tls_files import read_pair
 from sealring.http.keys import KEY_FILE, read_keys
 

@@ -1,15 +1,15 @@
-"""One thread that moves bytes between sockets that it alone uses.
+"""One thread (`Carrier`) that carries the connections of a collective in tunnel links (`Streams`).
 
 In tensor parallelism each layer has two sums, each sum passes two nodes, and the model waits for
 it. In the event loop every message would cost a task switch, and would wait for whatever else the
 node does. So one thread has all sockets of a collective, and polls them together.
 
 The thread and the event loop share no object that either of them changes, so there is no lock. One
-thing is excepted: whoever tells of the node's state reads single numbers of a session here.
-The event loop calls `order`, which queues a call for the thread and wakes it. The thread calls
-`tell`, which queues a call for the event loop. Both queues keep their order. The thread empties its
-queue after each receive and before it handles what it received. So an order comes before anything
-that a peer sends because of it.
+thing is excepted: status reads single numbers of a session here. The event loop calls `order`,
+which queues a call for the thread and wakes it. The thread calls `report`, which queues a call for
+the event loop. Both queues keep their order. The thread empties its queue after each receive and
+before it handles what it received. So an order comes before anything that a peer sends because of
+it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.table import Machine, Table
 
 from sealring_trio.net.pump import LINGER, ROOM, DirectSocket
+
+log = logging.getLogger("sealring.relay")
+
+CHUNK: Final = 1 << 18
+"""Most bytes of a stream in one message. Longer sums are sent on while the rest is still read."""
+
+MAX_UNTAKEN: Final = 64 << 20
+"""Most bytes that wait for the engine to read them. Memory: as many per stream, two per node."""
 
 
 class LineState(enum.Enum):
@@ -144,7 +152,7 @@ class Line(DirectSocket):
 
     def ready(self, mask: int) -> None:
         """Send or receive, as *mask* of `select.poll` says. An error or a hang-up counts as both:
-        the call that follows tells which."""
+        the call that follows shows which."""
         if self._waiting and mask & ~select.POLLIN:
             self._push()
         if mask & ~select.POLLOUT and self._machine.state is not LineState.CLOSED:
@@ -193,7 +201,7 @@ class Tended(Protocol):
 
 
 class Carrier:
-    """The thread, while `serve` runs. Any thread may call `order` and `tell`. Everything else is
+    """The thread, while `serve` runs. Any thread may call `order` and `report`. Everything else is
     for the carrier's own thread, unless a heading below says otherwise."""
 
     def __init__(self) -> None:
@@ -219,9 +227,8 @@ class Carrier:
         with contextlib.suppress(OSError):  # it has been rung enough, or is over
             self._wake_sender.send(b"!")
 
-    def tell(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Have the event loop do *call*, after all that it was told earlier. *call* must not
-        raise."""
+    def report(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Have the event loop do *call*, after all earlier reports. *call* must not raise."""
         with contextlib.suppress(trio.RunFinishedError):
             self._token.run_sync_soon(call, *arguments)
 
@@ -301,43 +308,8 @@ class Carrier:
                     line.fail()
 
 
-# ---------------------------------------------------------------------- streams
-# Carries the connections of a collective in tunnel links.
-#
-# MLX's ring connects its ranks over plain TCP, without keys. So each engine listens and connects
-# on its own machine alone, and its node is at the other end of both connections. What the engine
-# sends to its right neighbour goes in TUNNEL messages to that rank's node, which gives it to the
-# engine there; what comes from the left neighbour arrives in the same way. A stream is one such
-# connection, in both directions. Its number is the rank whose engine dialed it: stream r connects
-# ranks r and r + 1.
-#
-# All of this runs in the carrier's thread. The node lends it the sessions of its tunnel links
-# (`LinkUp`), so no byte of a collective enters the node. The thread serves their deadlines, and
-# tells the node when one is over.
-#
-# Back-pressure: while bytes wait on a tunnel link, the engine is not read. Bytes that the engine
-# does not take are kept, up to `MAX_UNTAKEN`. A ring never has as many in flight, because its
-# ranks wait for each other.
-#
-# Messages of an earlier collective may still arrive when the next one has begun. So every message
-# names its epoch, and those of another epoch are dropped.
-#
-# A stream ends on both sides at once, whatever ends it: an engine that stops, a lost tunnel link,
-# or a node that ends the collective. That frees an engine which hangs in a collective, since MLX
-# raises an error when a connection closes.
-
-
-log = logging.getLogger("sealring.relay")
-
-CHUNK: Final = 1 << 18
-"""Most bytes of a stream in one message. Longer sums are sent on while the rest is still read."""
-
-MAX_UNTAKEN: Final = 64 << 20
-"""Most bytes that wait for the engine to read them. Memory: as many per stream, two per node."""
-
-
 class Home(Protocol):
-    """Who is told of what happens here. The calls are made in the event loop."""
+    """Who hears of what happens here. The calls are made in the event loop."""
 
     def over(self, link: int, end: SealringError | LinkClosed) -> None:
         """The session of connection *link* is over."""
@@ -390,7 +362,29 @@ class _Stream:
 
 class Streams:
     """All tunnel links and streams of a node. For the thread of *carrier* alone, except for `sent`
-    and `received`, which any thread may read."""
+    and `received`, which any thread may read.
+
+    MLX's ring connects its ranks over plain TCP, without keys. So each engine listens and connects
+    on its own machine alone, and its node is at the other end of both connections. What the engine
+    sends to its right neighbour goes in TUNNEL messages to that rank's node, which gives it to the
+    engine there; what comes from the left neighbour arrives in the same way. A stream is one such
+    connection, in both directions. Its number is the rank whose engine dialed it: stream r connects
+    ranks r and r + 1.
+
+    The node lends the sessions of its tunnel links (`LinkUp`), so no byte of a collective enters
+    it. Their deadlines are served here, and *home* hears when one is over.
+
+    While bytes wait on a tunnel link, the engine is not read. Bytes that the engine does not take
+    are kept, up to `MAX_UNTAKEN`. A ring never has as many in flight, because its ranks wait for
+    each other.
+
+    Messages of an earlier collective may still arrive when the next one has begun. So every message
+    names its epoch, and those of another epoch are dropped.
+
+    A stream ends on both sides at once, whatever ends it: an engine that stops, a lost tunnel link,
+    or a node that ends the collective. That frees an engine which hangs in a collective, since MLX
+    raises an error when a connection closes.
+    """
 
     def __init__(self, carrier: Carrier, home: Home) -> None:
         self.sent = 0  # bytes on tunnel links
@@ -503,12 +497,12 @@ class Streams:
                 lane.session.receive_eof()
             except SealringError as error:
                 self._over(lane, error)
-        self._carrier.tell(self._home.closed, lane.number)
+        self._carrier.report(self._home.closed, lane.number)
 
     def _over(self, lane: _Lane, end: SealringError | LinkClosed) -> None:
         """The session of *lane* is over, for the reason *end*."""
         if self._lanes.get(lane.rank) is lane:
-            self._carrier.tell(self._home.over, lane.number, end)
+            self._carrier.report(self._home.over, lane.number, end)
             self._part(lane)
 
     def _part(self, lane: _Lane) -> None:
@@ -594,7 +588,7 @@ class Streams:
                 if number == place.left and not self._opened:
                     self._opened = True
                     self._streams[number] = _Stream(number, rank)
-                    self._carrier.tell(self._home.wanted, place.epoch)
+                    self._carrier.report(self._home.wanted, place.epoch)
             case TunnelEvent.DATA:
                 if (stream := self._streams.get(number)) and not self._give(stream, message.data):
                     self._end(stream)
@@ -606,7 +600,7 @@ class Streams:
                     elif stream.early:
                         self._late = stream
                     else:
-                        self._carrier.tell(self._home.unwanted, place.epoch)
+                        self._carrier.report(self._home.unwanted, place.epoch)
 
     def _give(self, stream: _Stream, data: Buffer) -> bool:
         """Send *data* to the engine, or keep it until the engine listens. False if too many bytes
@@ -636,14 +630,14 @@ class Streams:
             self._end(stream)
 
     def _end(self, stream: _Stream) -> None:
-        """*stream* is over. Close the connection with the engine, and tell the other end."""
+        """*stream* is over. Close the connection with the engine, and say so to the other end."""
         if self._streams.pop(stream.number, None) is None:
             return
         if stream.line is not None:
             stream.line.close()
             self._engines.discard(stream.line)
         elif self._place is not None:
-            self._carrier.tell(self._home.unwanted, self._place.epoch)
+            self._carrier.report(self._home.unwanted, self._place.epoch)
         self._say(stream, TunnelEvent.CLOSE)
 
     def _say(self, stream: _Stream, event: TunnelEvent, data: bytes = b"") -> None:

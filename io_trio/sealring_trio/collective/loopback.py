@@ -33,19 +33,14 @@ import trio
 from sealring_trio.net.connecting import plain_socket
 from sealring_trio.processes.namespace import ENGINE_PORT, LOOPBACK
 
-# ---------------------------------------------------------------------- ports
-# Free TCP ports for processes that will listen on them a little later.
-#
-# A port that is found and then released may be taken by another process. So a reserved port stays
-# bound here, without listening, until the reservation is closed. A process of the same user that
-# sets SO_REUSEPORT, as MLX does, can listen on it meanwhile, and gets every connection. The
-# kernel gives the port to no process that does not set it, and to no other user.
-#
-# For processes that do not set SO_REUSEPORT, `free_ports` picks ports below the range from which
-# the system assigns ports by itself. Nothing holds them until somebody listens. So each process
-# goes through that range once, from a random port on: it gives out no port twice, and two
-# processes seldom come to the same port at the same time.
+log = logging.getLogger("sealring.relay")
 
+CONNECT_SECONDS: Final = 60.0
+"""How long an engine may take to listen, from when its neighbour connects: it may still be
+importing what it needs. The deadline for all of it is the head's, and shorter."""
+
+PAUSE: Final = 0.01
+"""Seconds between two looks at whether it does."""
 
 _FIRST: Final = 10_240
 _LAST: Final = 32_767  # Linux gives ports from 32768 to whoever dials, macOS from 49152
@@ -61,7 +56,13 @@ _LISTEN: Final = 0x0A
 
 @attrs.frozen
 class Port:
-    """A reserved port; `close` ends the reservation."""
+    """A reserved port for a process that will listen on it a little later; `close` ends that.
+
+    A port that is found and then released may be taken by another process. So it stays bound here,
+    without listening. A process of the same user that sets SO_REUSEPORT, as MLX does, can listen on
+    it meanwhile, and gets every connection. The kernel gives the port to no process that does not
+    set it, and to no other user.
+    """
 
     number: int
     _socket: socket.socket
@@ -88,8 +89,13 @@ def reserve(host: str) -> Port:
 
 
 def free_ports(count: int) -> list[int]:
-    """*count* TCP ports on loopback, one or more, that are free now. This process was given none of
-    them before, unless it has been given all there are. Raises `OSError` if there are too few."""
+    """*count* TCP ports on loopback, one or more, that are free now, for processes that do not set
+    SO_REUSEPORT. Raises `OSError` if there are too few.
+
+    They are below the range from which the system assigns ports by itself, and nothing holds them
+    until somebody listens. So each process goes through that range once, from a random port on: it
+    gives out no port twice, and two processes seldom come to the same port at the same time.
+    """
     found: list[int] = []
     for port in itertools.islice(_candidates, len(_PORTS)):
         with socket.socket() as sock, contextlib.suppress(OSError):
@@ -146,7 +152,7 @@ Connection = tuple[tuple[str, int], tuple[str, int] | tuple[()], str]
 
 def _connections(pid: int) -> Iterator[Connection]:
     """The TCP sockets of process *pid*. If it hides them from all but root, as engines do
-    (`secrecy`), the sockets of all processes of this user."""
+    (`launcher`), the sockets of all processes of this user."""
     try:
         found = psutil.Process(pid).net_connections("tcp")
     except psutil.AccessDenied:
@@ -173,16 +179,6 @@ def _address(text: str) -> tuple[str, int]:
     """An address as Linux writes it: a number in the machine's byte order, and the port."""
     number, port = text.split(":")
     return socket.inet_ntoa(int(number, 16).to_bytes(4, sys.byteorder)), int(port, 16)
-
-
-log = logging.getLogger("sealring.relay")
-
-CONNECT_SECONDS: Final = 60.0
-"""How long an engine may take to listen, from when its neighbour connects: it may still be
-importing what it needs. The deadline for all of it is the head's, and shorter."""
-
-PAUSE: Final = 0.01
-"""Seconds between two looks at whether it does."""
 
 
 class Loopback(abc.ABC):

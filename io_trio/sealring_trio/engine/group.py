@@ -5,8 +5,8 @@ each weight. Each layer ends with a sum over all members, in an MLX collective t
 machine (private members share a network that nobody else is in). So the members compute the same
 steps. The first member's answers are used, and the others' are compared with them (`Merger`).
 
-The first order to load makes them a group. Each member is told its share and loads it. When all
-have loaded, each is told where the others are, and joins within a deadline. MLX's `init` waits
+The first order to load makes them a group. Each member gets its share and loads it. When all
+have loaded, each learns where the others are, and joins within a deadline. MLX's `init` waits
 without end and cannot be cancelled, so no member calls it before all can.
 
 If a member fails, ends or answers differently, all are ended and new ones are started. That counts
@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -67,37 +67,18 @@ from sealring_trio.engine.supervisor import (
     pack,
 )
 
-# ---------------------------------------------------------------------- merge
-# Merges the messages of a group's members into those of one engine.
-#
-# All members get the same messages in the same order, so all answer in the same order. A message
-# is held until every member has sent its own. The answers to a step must be equal: members that
-# use the same sums draw the same tokens, and if they do not, none of them can be trusted. The
-# tensors, log probabilities, scores and fingerprints of the first member are used. No member may
-# be more than `MAX_AHEAD` messages ahead of another.
-#
-# Counts of bytes are added up. Of times, the slowest member's counts. Of room, the smallest
-# counts, times the number of members, because each needs the same share.
-
-
-_LANES: Final[dict[type, int]] = {
-    Step: 0,
-    StepDone: 0,
-    CannotServe: 0,
-    Ready: 0,
-    EngineInfo: 1,
-    Loaded: 2,
-    Grouped: 3,
-    Pong: 4,
-    RowReady: 5,
-}
-"""Messages of one lane come in one order; those of different lanes may overtake each other."""
-
 _U64: Final = (1 << 64) - 1
 
 MAX_AHEAD: Final = 2 * MAX_STEPS_WAITING
 """Messages of one lane that a member may be before another: more than a node leaves unanswered.
 Memory: of the first member's, whose tensors are kept, up to so many tensors of a step."""
+
+DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+LOOPBACK: Final = "127.0.0.1"
+
+GRACE: Final = 1.0
+"""Seconds after the deadline of a group at which members that have not joined are killed: time
+for each to say itself what was wrong."""
 
 
 class GroupBroken(Exception):
@@ -110,15 +91,26 @@ class GroupBroken(Exception):
 
 
 class Merger:
-    """Merges the messages of *size* members."""
+    """Merges the messages of *size* members into those of one engine.
+
+    All members get the same messages in the same order, so all answer in the same order. A message
+    is held until every member has sent its own. The answers to a step must be equal: members that
+    use the same sums draw the same tokens, and if they do not, none of them can be trusted. The
+    tensors, log probabilities, scores and fingerprints of the first member are used. No member may
+    be more than `MAX_AHEAD` messages ahead of another.
+
+    Counts of bytes are added up. Of times, the slowest member's counts. Of room, the smallest
+    counts, times the number of members, because each needs the same share.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lanes: list[list[deque[LocalMessage]]] = [
-            [deque() for _ in range(size)] for _ in range(max(_LANES.values()) + 1)
+            [deque() for _ in range(size)]
+            for _ in range(1 + max(lane for lane, _ in _MERGED.values()))
         ]
         # Of a member's state the latest is enough, however long another is busy.
-        self._lanes[_LANES[Pong]] = [deque(maxlen=1) for _ in range(size)]
+        self._lanes[_MERGED[Pong][0]] = [deque(maxlen=1) for _ in range(size)]
 
     def add(self, member: int, message: LocalMessage) -> LocalMessage | None:
         """*member* sent *message*. Returns the merged message if it was the last to send it.
@@ -127,19 +119,19 @@ class Merger:
         """
         if isinstance(message, Logprobs | Scores | RowOver | Checked):
             return None if member else message
-        number = _LANES.get(type(message))
-        if number is None:
+        if type(message) not in _MERGED:
             raise GroupBroken(f"an engine does not say {type(message).__name__}")
+        number, merge = _MERGED[type(message)]
         lane = self._lanes[number]
         first = not lane[member]
         if isinstance(message, CannotServe):
-            told = self._told(member, message.reason)
-            raise GroupBroken(told, attrs.evolve(message, reason=_cut(told)) if first else None)
+            text = self._named(member, message.reason)
+            raise GroupBroken(text, attrs.evolve(message, reason=_cut(text)) if first else None)
         if isinstance(message, Step | StepDone):
             if message.failed is not None:
-                told = self._told(member, message.failed.message)
-                failed = attrs.evolve(message.failed, message=_cut(told))
-                raise GroupBroken(told, attrs.evolve(message, failed=failed) if first else None)
+                text = self._named(member, message.failed.message)
+                failed = attrs.evolve(message.failed, message=_cut(text))
+                raise GroupBroken(text, attrs.evolve(message, failed=failed) if first else None)
             if member:
                 message = attrs.evolve(message, tensors=())
         most = MAX_ROWS if isinstance(message, RowReady) else MAX_AHEAD
@@ -148,60 +140,29 @@ class Merger:
         lane[member].append(message)
         if not all(lane):
             return None
-        return _merge([said.popleft() for said in lane])
+        all_said = [said.popleft() for said in lane]
+        if any(type(other) is not type(all_said[0]) for other in all_said):
+            raise GroupBroken("its members answered one question in different ways")
+        return merge(all_said)
 
-    def _told(self, member: int, message: str) -> str:
+    def _named(self, member: int, message: str) -> str:
         return f"member {member} of {self._size}: {message}"
 
 
-def _cut(told: str) -> str:
-    return clip(told, MAX_REASON)
+def _cut(text: str) -> str:
+    return clip(text, MAX_REASON)
 
 
-def _merge(said: list[LocalMessage]) -> LocalMessage:
+def _answer(said: Sequence[Step | StepDone]) -> LocalMessage:
     first = said[0]
-    if any(type(other) is not type(first) for other in said):
-        raise GroupBroken("its members answered one question in different ways")
-    match first:
-        case Step() | StepDone():
-            return _answer(first, said)
-        case Ready():
-            return _ready(first, [m for m in said if isinstance(m, Ready)])
-        case EngineInfo():
-            return _info(first, [m for m in said if isinstance(m, EngineInfo)])
-        case Loaded():
-            loaded = [m for m in said if isinstance(m, Loaded)]
-            return Loaded(
-                _sum(m.read for m in loaded),
-                _sum(m.held for m in loaded),
-                max(m.load_us for m in loaded),
-            )
-        case Grouped():
-            grouped = [m for m in said if isinstance(m, Grouped)]
-            return Grouped(
-                first.size, max(m.sum_us for m in grouped), max(m.token_us for m in grouped)
-            )
-        case Pong():
-            return Pong(first.echo, _progress([m.progress for m in said if isinstance(m, Pong)]))
-        case RowReady():
-            return _row_ready(first, [m for m in said if isinstance(m, RowReady)])
-        case _:
-            raise GroupBroken(f"an engine does not say {type(first).__name__}")
-
-
-def _answer(first: Step | StepDone, said: list[LocalMessage]) -> LocalMessage:
     for member, other in enumerate(said):
-        same = isinstance(other, Step | StepDone) and (other.epoch, other.n, other.ids) == (
-            first.epoch,
-            first.n,
-            first.ids,
-        )
-        if not same:
+        if (other.epoch, other.n, other.ids) != (first.epoch, first.n, first.ids):
             raise GroupBroken(f"members 0 and {member} did not answer step {first.n} alike")
     return first
 
 
-def _ready(first: Ready, said: list[Ready]) -> Ready:
+def _ready(said: Sequence[Ready]) -> LocalMessage:
+    first = said[0]
     if any(attrs.evolve(m, room=first.room, cost=first.cost) != first for m in said):
         raise GroupBroken("its members did not load the same thing")
     windows = [m.cost.windows for m in said]
@@ -216,28 +177,41 @@ def _ready(first: Ready, said: list[Ready]) -> Ready:
     return attrs.evolve(first, room=_room([m.room for m in said]), cost=cost)
 
 
-def _row_ready(first: RowReady, said: list[RowReady]) -> RowReady:
-    if any((m.epoch, m.uid) != (first.epoch, first.uid) for m in said):
-        raise GroupBroken("its members did not prepare the same row")
-    return max(said, key=lambda m: bool(m.reason))
-
-
-def _info(first: EngineInfo, said: list[EngineInfo]) -> EngineInfo:
+def _info(said: Sequence[EngineInfo]) -> LocalMessage:
+    first = said[0]
     if any(attrs.evolve(m, room=first.room) != first for m in said):
         raise GroupBroken("its members do not find the same model")
     return attrs.evolve(first, room=_room([m.room for m in said]))
 
 
-def _progress(said: list[Progress]) -> Progress:
-    return Progress(
-        steps_received=min(p.steps_received for p in said),
-        steps_answered=min(p.steps_answered for p in said),
-        compute_us=max(p.compute_us for p in said),
-        seal_us=max(p.seal_us for p in said),
-        rows=said[0].rows,
-        memory=_sum(p.memory for p in said),
-        cache=_sum(p.cache for p in said),
+def _loaded(said: Sequence[Loaded]) -> LocalMessage:
+    read, held = _sum(m.read for m in said), _sum(m.held for m in said)
+    return Loaded(read, held, max(m.load_us for m in said))
+
+
+def _grouped(said: Sequence[Grouped]) -> LocalMessage:
+    return Grouped(said[0].size, max(m.sum_us for m in said), max(m.token_us for m in said))
+
+
+def _pong(said: Sequence[Pong]) -> LocalMessage:
+    progress = [m.progress for m in said]
+    merged = Progress(
+        steps_received=min(p.steps_received for p in progress),
+        steps_answered=min(p.steps_answered for p in progress),
+        compute_us=max(p.compute_us for p in progress),
+        seal_us=max(p.seal_us for p in progress),
+        rows=progress[0].rows,
+        memory=_sum(p.memory for p in progress),
+        cache=_sum(p.cache for p in progress),
     )
+    return Pong(said[0].echo, merged)
+
+
+def _row_ready(said: Sequence[RowReady]) -> LocalMessage:
+    first = said[0]
+    if any((m.epoch, m.uid) != (first.epoch, first.uid) for m in said):
+        raise GroupBroken("its members did not prepare the same row")
+    return max(said, key=lambda m: bool(m.reason))
 
 
 def _room(rooms: list[int]) -> int:
@@ -249,12 +223,19 @@ def _sum(counts: Iterable[int]) -> int:
     return min(sum(counts), _U64)
 
 
-DEVICES: Final = "CUDA_VISIBLE_DEVICES"
-LOOPBACK: Final = "127.0.0.1"
-
-GRACE: Final = 1.0
-"""Seconds after the deadline of a group at which members that have not joined are killed: time
-for each to say itself what was wrong."""
+_MERGED: Final[dict[type, tuple[int, Callable[[Any], LocalMessage]]]] = {
+    Step: (0, _answer),
+    StepDone: (0, _answer),
+    CannotServe: (0, _answer),  # which is merged with nothing
+    Ready: (0, _ready),
+    EngineInfo: (1, _info),
+    Loaded: (2, _loaded),
+    Grouped: (3, _grouped),
+    Pong: (4, _pong),
+    RowReady: (5, _row_ready),
+}
+"""Of each message its lane, and what merges those of all members. Messages of one lane come in one
+order; those of different lanes may overtake each other."""
 
 
 @attrs.frozen
@@ -441,7 +422,7 @@ class _GroupLife:
         return Group(self.backend, member, self._settings.size, deadline, hosts)
 
     def _join(self) -> None:
-        """All members have loaded: tell each where the others are."""
+        """All members have loaded: say to each where the others are."""
         ring = self.backend is Backend.RING
         try:
             for _ in range(self._settings.size if ring else 1):

@@ -20,6 +20,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, Protocol
 
 import attrs
@@ -30,7 +31,7 @@ from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
-from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, Starvation
+from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, Starvation, ThreadUse
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table
@@ -38,24 +39,47 @@ from sealring_protocol.table import Machine, Table
 from sealring_trio.net.pump import Wire
 from sealring_trio.processes.interpreter import child_environment, run_module, signal_name
 from sealring_trio.processes.namespace import NoNamespace, take_sockets
-from sealring_trio.processes.secrecy import oom_kills
-from sealring_trio.processes.usage import ProcessUsage, read_usage
 
-# ---------------------------------------------------------------------- states
-# Two tables: the life of an engine process, and how several become a group.
-#
-# A process is SPAWNED until it has sent its first message, READY while it owes no answer, BUSY
-# while it owes one, and DEAD once it has ended. The members of a group are APART until they are
-# told to load, LOADING until all have loaded, JOINING until all have joined, and JOINED for the
-# rest of their lives. A further order for the layers that they hold leaves the state as it is.
-#
-# `GROUP_TABLE` is the side that orders a collective and waits for all, as the head does for
-# ranks. The side that obeys is `control/epoch/engine.py` `JOINING_TABLE`: one rank, its ports and
-# its tunnel. A group has neither, and its members are ended instead of leaving.
+log = logging.getLogger("sealring.engine")
+
+MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
+"""Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
+
+ROOM: Final = 1 << 22
+"""Bytes that the socket is to have room for, where the system allows as much: what it has no room
+for goes out later."""
+
+MAX_UNTAKEN: Final = 2 * MAX_WEIGHT_WAITING
+"""Bytes that an engine may leave untaken; one that leaves more is ended. The steps and answers that
+links may leave waiting (`MAX_WEIGHT_WAITING`) are always fewer. Memory: 128 MiB."""
+
+START_TIMEOUT: Final = 120.0
+"""Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
+
+LOOK: Final = 0.4
+"""Seconds between two looks at whether it is stopped; the second that finds it so has it killed."""
+
+EXIT_LOOK: Final = 0.005
+"""Seconds between two looks at whether it has exited."""
+
+EXIT_GRACE: Final = 2.0
+"""Seconds that an engine whose stream has ended may take to exit by itself."""
+
+YOUNG: Final = 120.0
+"""Seconds before which an engine that dies has died young."""
+
+PROVEN: Final = 16
+"""Steps that it has answered in its life, after which it has not: what killed it is no fault of its
+start, and those who wait for it should not pay for others that died before."""
+
+LONGEST_PAUSE: Final = 30.0
+"""Seconds before an engine that died is replaced, at most. The pause doubles each time that one
+dies young (`Backoff`)."""
 
 
 class EngineState(enum.Enum):
-    """What a process is doing."""
+    """What a process is doing: SPAWNED until it has sent its first message, READY while it owes no
+    answer, BUSY while it owes one, and DEAD once it has ended."""
 
     SPAWNED = "spawned"
     READY = "ready"
@@ -84,7 +108,14 @@ ENGINE_TABLE: Final[Table[EngineState, EngineEvent]] = {
 
 
 class GroupState(enum.Enum):
-    """How far the members are in becoming a group."""
+    """How far the members are in becoming a group: APART until they are to load, LOADING until all
+    have loaded, JOINING until all have joined, and JOINED for the rest of their lives. A further
+    order for the layers that they hold leaves the state as it is.
+
+    This is the side that orders a collective and waits for all, as the head does for ranks. The
+    side that obeys is `control/epoch/engine.py` `JOINING_TABLE`: one rank, its ports and its
+    tunnel. A group has neither, and its members are ended instead of leaving.
+    """
 
     APART = "apart"
     LOADING = "loading"
@@ -110,45 +141,6 @@ GROUP_TABLE: Final[Table[GroupState, GroupEvent]] = {
     (GroupState.JOINED, GroupEvent.ORDERED): GroupState.JOINED,
     (GroupState.JOINED, GroupEvent.LOADED): GroupState.JOINED,
 }
-
-
-# ---------------------------------------------------------------------- process
-# One engine process: its start, its messages, its end.
-#
-# Node and engine exchange frames of kind LOCAL over a socket pair. The end of that stream is the
-# one sign of an engine's death, because a process that dies closes it. An engine that hangs is
-# killed: by `end` when a deadline of the node has passed, if it has sent nothing within
-# `START_TIMEOUT`, or if the kernel says that it is stopped, which is sooner than any deadline.
-# Time in which the engine starves counts towards no deadline (`Starvation`).
-#
-# No process is left behind. The child exits at the end of its stream, the kernel kills it with
-# its parent (on Linux), and `EngineProcess.run` kills it when cancelled. The child has a session
-# of its own, so an interrupt from the terminal reaches the node alone, which then ends the child
-# in good order. On a busy processor the child gives way to its node (`processes.priority`).
-
-
-MAX_LOCAL_BODY: Final = MAX_SEALED_BODY + (1 << 20)
-"""Body of one local frame: a sealed frame's worth and the token ids that no link carries."""
-
-ROOM: Final = 1 << 22
-"""Bytes that the socket is to have room for, where the system allows as much: what it has no room
-for goes out later."""
-
-MAX_UNTAKEN: Final = 2 * MAX_WEIGHT_WAITING
-"""Bytes that an engine may leave untaken; one that leaves more is ended. The steps and answers that
-links may leave waiting (`MAX_WEIGHT_WAITING`) are always fewer. Memory: 128 MiB."""
-
-START_TIMEOUT: Final = 120.0
-"""Seconds from the start of an engine to its first message. Imports from a cold disk are slow."""
-
-LOOK: Final = 0.4
-"""Seconds between two looks at whether it is stopped; the second that finds it so has it killed."""
-
-EXIT_LOOK: Final = 0.005
-"""Seconds between two looks at whether it has exited."""
-
-EXIT_GRACE: Final = 2.0
-"""Seconds that an engine whose stream has ended may take to exit by itself."""
 
 
 class EngineNotStarted(Exception):
@@ -220,7 +212,19 @@ def pack(message: LocalMessage) -> bytes:
 
 class EngineProcess:
     """One engine process. *heard* is called with each of its messages, *looked* each time that its
-    state and processor time have been read. Raises `EngineNotStarted`."""
+    state and processor time have been read. Raises `EngineNotStarted`.
+
+    Node and engine exchange frames of kind LOCAL over a socket pair. The end of that stream is the
+    one sign of an engine's death, because a process that dies closes it. An engine that hangs is
+    killed: by `end` when a deadline of the node has passed, if it has sent nothing within
+    `START_TIMEOUT`, or if the kernel says that it is stopped, which is sooner than any deadline.
+    Time in which the engine starves counts towards no deadline (`Starvation`).
+
+    No process is left behind. The child exits at the end of its stream, the kernel kills it with
+    its parent (on Linux), and `run` kills it when cancelled. The child has a session of its own, so
+    an interrupt from the terminal reaches the node alone, which then ends the child in good order.
+    On a busy processor the child gives way to its node (`processes.launcher`).
+    """
 
     def __init__(
         self,
@@ -383,6 +387,55 @@ class EngineProcess:
         self._heard(message)
 
 
+@attrs.frozen
+class ProcessUsage:
+    """How much processor time the *threads* of a process got by id, and how long they waited for
+    it; and how often it waited for a page from disk (*faults*)."""
+
+    threads: dict[int, ThreadUse]
+    faults: int
+
+
+def read_usage(pid: int, system: Path = Path("/proc")) -> ProcessUsage | None:
+    """What process *pid* has used so far, as *system* says; None where it does not.
+
+    Linux counts both for each thread (``/proc/PID/task/TID/schedstat``); time that a cgroup's quota
+    takes away is waiting, too. macOS counts the time in which threads could run only once they
+    sleep again, which is too late to be of use.
+    """
+    process = system / str(pid)
+    threads = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for task in (process / "task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                ran, waited, _ = (task / "schedstat").read_text().split()
+                state = _stat(task)[0]
+                threads[int(task.name)] = ThreadUse(
+                    int(ran) / 1e9, int(waited) / 1e9, state == "R", state == "D"
+                )
+        # A kernel that was built or started without these counts says 0 of each. Threads that run
+        # would then seem to wait.
+        if any(use.cpu for use in threads.values()):
+            return ProcessUsage(threads, int(_stat(process)[9]))
+    return None
+
+
+def _stat(process: Path) -> list[str]:
+    """The fields of its ``stat`` from the state on; the name before it may hold anything."""
+    return (process / "stat").read_text().rpartition(")")[2].split()
+
+
+def oom_kills() -> int:
+    """Processes of this machine that were killed since it began because memory ran out, a control
+    group's or its own (Linux; 0 elsewhere)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text("ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return 0
+
+
 async def bury(process: subprocess.Popen[bytes], grace: float) -> str:
     """Wait *grace* seconds for *process* to end, then kill it. Returns how it ended, in words."""
     with trio.CancelScope(shield=True):
@@ -404,22 +457,8 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
     return code
 
 
-log = logging.getLogger("sealring.engine")
-
-YOUNG: Final = 120.0
-"""Seconds before which an engine that dies has died young."""
-
-PROVEN: Final = 16
-"""Steps that it has answered in its life, after which it has not: what killed it is no fault of its
-start, and those who wait for it should not pay for others that died before."""
-
-LONGEST_PAUSE: Final = 30.0
-"""Seconds before an engine that died is replaced, at most. The pause doubles each time that one
-dies young (`Backoff`)."""
-
-
 class EngineOwner(Protocol):
-    """The object that is told what happens to the engine: the runtime."""
+    """The object that hears what happens to the engine: the runtime."""
 
     def engine_message(self, message: LocalMessage) -> None:
         """The engine sent *message*."""
@@ -435,7 +474,7 @@ class Supervisor(abc.ABC):
     """Keeps an engine alive.
 
     `run` goes on until it is cancelled. `send` and `restart` may be called at any time. What is
-    sent while there is no process is dropped: the owner has been told that the engine was lost,
+    sent while there is no process is dropped: the owner has heard that the engine was lost,
     and begins anew with the next one.
     """
 
@@ -459,7 +498,7 @@ class Supervisor(abc.ABC):
         self._owner.engine_message(message)
 
     def _looked(self) -> None:
-        """Tell the owner how long the engine has starved. Of several processes the longest time
+        """Say to the owner how long the engine has starved. Of several processes the longest time
         counts, because all wait for that one."""
         seconds = [process.starvation.seconds for process in self.processes]
         self._owner.engine_starved(max(seconds, default=0.0))

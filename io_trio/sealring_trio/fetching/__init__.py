@@ -1,1 +1,1 @@
-"""Fetching models: what a model consists of, and the bytes that a rank needs of its weights."""
+"""Fetching models, and giving them: `source` has the interface, `hub` and `members` the sources."""

@@ -11,80 +11,48 @@ and an answer that trickles is given up.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import logging
 import os
 import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
-from fnmatch import fnmatch
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlsplit
 
 import attrs
 from sealring_model.errors import LoadError
+from sealring_model.loading import model_store
 from sealring_model.loading.foreign_json import HUB_LISTING, ForeignFault, bound_of, parse_foreign
+from sealring_model.loading.model_folder import NEEDED_FILES
 from sealring_model.loading.model_store import MAX_SIZE, HubOrigin, WeightFile
+from sealring_model.loading.weights import read_entries
 
-from sealring_trio.fetching.shared_files import is_shared
-
-# ---------------------------------------------------------------------- faults
-# What keeps a model from being fetched.
-
+from sealring_trio.fetching.source import (
+    FetchFault,
+    Holder,
+    Listing,
+    Source,
+    Take,
+    fault_of,
+    is_shared,
+    known_model,
+    start_model,
+)
 
 REACH_IT = "See that this machine reaches it, name a mirror (HF_ENDPOINT)"
 """What helps against a hub that does not answer."""
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class FetchFault(Exception):
-    """Nothing, or nothing more, can be fetched; *text* says why, for people.
-
-    What is *permanent* fails again unless somebody does something. Anything else may be tried again
-    after *wait* seconds, if the server named a time.
-    """
-
-    def __init__(self, text: str, *, permanent: bool, wait: float | None = None) -> None:
-        super().__init__(text)
-        self.text = text
-        self.permanent = permanent
-        self.wait = wait
-
-
-def fault_of(error: FetchFault | LoadError | OSError) -> FetchFault:
-    """The fault for an *error* of fetching: of the disk, or of what was fetched."""
-    if isinstance(error, FetchFault):
-        return error
-    if isinstance(error, OSError):
-        return _disk_fault(error)
-    return FetchFault(str(error), permanent=True)
-
-
-def _disk_fault(error: OSError) -> FetchFault:
-    """The fault for an *error* of writing what was fetched."""
-    where = f" ({error.filename})" if error.filename else ""
-    if error.errno in _FULL:
-        text = f"the disk is full{where}; make room, or name another folder in SEALRING_MODELS"
-    else:
-        text = f"what was fetched cannot be written{where}: {error.strerror or error}"
-    return FetchFault(text, permanent=True)
-
 
 # Its user agent would else ask the hub which tools to look for on this machine, and name them.
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 # It logs addresses, and whoever has the address of a redirection has the file.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
-
-WEIGHTS: Final = "model*.safetensors"
-MAX_SMALL: Final = 256 * 1024 * 1024
-"""Bytes of configuration, tokenizer and manifest, at most. They are held in memory."""
 
 MAX_FILES: Final = 10_000
 """Files of a listing that are fetched."""
@@ -120,19 +88,6 @@ _OF_BODY: Final = ("content-length", "content-encoding", "transfer-encoding")
 
 
 @attrs.frozen
-class Listing:
-    """What a model consists of at one commit: its weights, and its *small* files."""
-
-    origin: HubOrigin
-    small: dict[str, WeightFile]
-
-    @property
-    def weights_size(self) -> int:
-        """Bytes of all files of weights."""
-        return sum(file.size for file in self.origin.files.values())
-
-
-@attrs.frozen
 class _Place:
     """An *address* that the hub redirected to, and whether the hub itself is *near* (`_follow`)."""
 
@@ -140,8 +95,11 @@ class _Place:
     near: bool
 
 
-class Hub:
+class Hub(Source):
     """The hub at *endpoint*, or where the environment says. *offline* forbids to ask it."""
+
+    connections: ClassVar[int] = 6
+    lone: ClassVar[bool] = True
 
     def __init__(self, *, endpoint: str | None = None, offline: bool = False) -> None:
         self._endpoint: Final = endpoint
@@ -165,8 +123,12 @@ class Hub:
                 f"{what} is not on this machine, and {by} forbids to ask the hub", permanent=True
             )
 
+    def holders(self) -> tuple[Holder]:
+        """The hub alone. It has no connection of its own: each question finds one."""
+        return (Holder("the hub", b"hub", lambda _: contextlib.nullcontext(self)),)
+
     def list(self, model: str, revision: str) -> Listing:
-        """What *model* consists of at *revision*. Raises `FetchFault`."""
+        """See `SourceReader.list`."""
         self.check_allowed(model)
         value = self._listed(model, revision)
         try:
@@ -189,13 +151,7 @@ class Hub:
                     permanent=True,
                 )
         files = {name: WeightFile(size, _hash(hashes[name])) for name, size in sizes.items()}
-        weights = {name: file for name, file in files.items() if fnmatch(name, WEIGHTS)}
-        small = {name: file for name, file in files.items() if name not in weights}
-        if sum(file.size for file in small.values()) > MAX_SMALL:
-            raise FetchFault(
-                f"{model} has more than {MAX_SMALL >> 20} MiB of configuration", permanent=True
-            )
-        return Listing(HubOrigin(model, revision, commit, weights), small)
+        return Listing(files, commit)
 
     def _listed(self, model: str, revision: str) -> Any:
         """The hub's JSON about *model* at *revision*. Raises `FetchFault`."""
@@ -206,7 +162,7 @@ class Hub:
         address = f"{endpoint}/api/models/{model}/revision/{quote(revision, safe='')}?blobs=true"
         headers = {"Accept-Encoding": "identity", **build_hf_headers()}
         text, pace = bytearray(), _Pace()
-        with _told(model), _asked(address, headers) as (response, _):
+        with _explained(model), _asked(address, headers) as (response, _):
             _check_status(response, model)
             for chunk in response.iter_raw():
                 text += chunk
@@ -218,18 +174,8 @@ class Hub:
         except ForeignFault as error:
             raise _unreadable(model, f": {error}") from None
 
-    def read(
-        self,
-        origin: HubOrigin,
-        file: str,
-        begin: int,
-        end: int,
-        take: Callable[[bytes], None],
-    ) -> None:
-        """Give *take* the bytes *begin* to *end* (excluded) of *file*, in order, as they come.
-
-        Raises `FetchFault`; how far it came, *take* knows. An exception of *take* ends it.
-        """
+    def read(self, origin: HubOrigin, file: str, begin: int, end: int, take: Take) -> None:
+        """See `SourceReader.read`."""
         if begin == end:
             return
         self.check_allowed(f"a part of {file} of {origin.model}")
@@ -238,7 +184,7 @@ class Hub:
         address = hf_hub_url(origin.model, file, revision=origin.commit, endpoint=self._endpoint)
         place = self._places.get(address)
         try:
-            with _told(f"{file} of {origin.model}"):
+            with _explained(f"{file} of {origin.model}"):
                 self._read(origin, file, (begin, end), take, (address, place))
         except FetchFault:
             with self._places_lock:  # its time is up, or nobody is there any more
@@ -250,7 +196,7 @@ class Hub:
         origin: HubOrigin,
         file: str,
         wanted: tuple[int, int],
-        take: Callable[[bytes], None],
+        take: Take,
         where: tuple[str, _Place | None],
     ) -> None:
         """`read` at the hub's address, or at the place that it redirected to."""
@@ -261,7 +207,7 @@ class Hub:
         headers |= {} if place else build_hf_headers()
         with _asked(address, headers, place) as (response, near):
             if place and response.status_code in _STALE:
-                raise FetchFault("an address has run out", permanent=False, wait=0.0)
+                raise FetchFault("an address has run out", wait=0.0)
             _check_status(response, file)
             known = origin.files.get(file)
             _check_range(response, file, begin, end, known.size if known is not None else None)
@@ -277,7 +223,7 @@ class Hub:
                 if left:
                     pace.came(len(chunk))
             if left:
-                raise FetchFault("the connection ended early", permanent=False)
+                raise FetchFault("the connection ended early")
 
     def _keep(self, address: str, place: _Place) -> None:
         """Ask at *place* for the next part of what is at *address*."""
@@ -287,11 +233,39 @@ class Hub:
             if len(self._places) > _MAX_PLACES:
                 del self._places[next(iter(self._places))]
 
-    def content(self, origin: HubOrigin, file: str, begin: int, end: int) -> bytes:
-        """The bytes *begin* to *end* (excluded) of *file*. Raises `FetchFault`."""
-        parts: list[bytes] = []
-        self.read(origin, file, begin, end, parts.append)
-        return b"".join(parts)
+
+def find_hub_model(model: str, hub: Hub) -> Path:
+    """The folder of *model*, "owner/name" or "owner/name@revision". It can be described; its
+    weights may still be to come. The hub is asked once what a revision is.
+
+    Raises `FetchFault`.
+    """
+    try:
+        name, revision = model_store.split_id(model)
+        if cached := in_hub_cache(name, revision):
+            return cached
+        known = known_model(name, revision, Hub)
+    except LoadError as error:
+        raise fault_of(error) from None
+    return (known or start_model(name, revision, hub)).folder
+
+
+def in_hub_cache(model: str, revision: str) -> Path | None:
+    """The folder of *model* in the hub's own cache, which is used as it is if all weights are
+    there."""
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - 0.2 s
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415
+
+    try:
+        folder = Path(
+            snapshot_download(
+                model, revision=revision, local_files_only=True, allow_patterns=list(NEEDED_FILES)
+            )
+        )
+        read_entries(folder)
+    except (OSError, LoadError, HFValidationError):
+        return None
+    return folder if (folder / "config.json").is_file() else None
 
 
 class _Pace:
@@ -307,7 +281,7 @@ class _Pace:
         if (now := time.monotonic()) - self._since > _SLOW_SECONDS:
             if self._count < _SLOW_BYTES:
                 text = f"too slow: {self._count} bytes came in {_SLOW_SECONDS:.0f} s"
-                raise FetchFault(text, permanent=False)
+                raise FetchFault(text)
             self._since, self._count = now, 0
 
 
@@ -316,9 +290,9 @@ def _is_named(sibling: dict[str, Any]) -> bool:
     return is_shared(sibling["rfilename"])
 
 
-def _hash(told: object) -> str:
-    """The SHA-256 that the hub *told*; "" if that is none."""
-    return told if isinstance(told, str) and _SHA256.fullmatch(told) else ""
+def _hash(value: object) -> str:
+    """The SHA-256 that *value* of a listing is; "" if it is none."""
+    return value if isinstance(value, str) and _SHA256.fullmatch(value) else ""
 
 
 def _unreadable(model: str, why: str = "") -> FetchFault:
@@ -331,7 +305,7 @@ def _timeout() -> Any:
     return httpx2.Timeout(_SILENT_SECONDS, connect=_CONNECT_SECONDS)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _asked(
     address: str, headers: Mapping[str, str], place: _Place | None = None
 ) -> Iterator[tuple[Any, bool]]:
@@ -357,13 +331,13 @@ def _asked(
     try:
         threading.Thread(target=ask, daemon=True, name="ask the hub").start()
     except RuntimeError:
-        raise FetchFault("the system gives no thread to ask the hub", permanent=False) from None
+        raise FetchFault("the system gives no thread to ask the hub") from None
     try:
         answer = begun.result(_HEAD_SECONDS)
     except TimeoutError:
         begun.add_done_callback(_close)
         text = f"the hub is too slow: no answer has begun within {_HEAD_SECONDS:.0f} s"
-        raise FetchFault(text, permanent=False) from None
+        raise FetchFault(text) from None
     except BaseException:
         begun.add_done_callback(_close)
         raise
@@ -405,7 +379,7 @@ def _follow(
 
 def _keep_out(client: Any, request: Any, asked: str) -> None:
     """Have *request*, to which the host *asked* has redirected, fail rather than reach this machine
-    or its network. Raises `FetchFault` if its host's name is enough to tell."""
+    or its network. Raises `FetchFault` if its host's name shows that."""
 
     def refused() -> FetchFault:
         text = f"{asked} redirects to {request.url.host}, which is in this network"
@@ -487,18 +461,18 @@ def _check_status(response: Any, file: str) -> None:
             _wait_of(response),
         )
         asks = f", and asks to wait {wait:.0f} s" if wait else ""
-        raise FetchFault(f"{text}{asks}", permanent=False, wait=wait)
+        raise FetchFault(f"{text}{asks}", wait=wait)
     if response.status_code >= 400:
         # Without its body, which may have no end, or be no JSON of the hub's.
-        told = {n: v for n, v in response.headers.items() if n.lower() not in _OF_BODY}
-        bare = httpx2.Response(response.status_code, headers=told, request=response.request)
+        headers = {n: v for n, v in response.headers.items() if n.lower() not in _OF_BODY}
+        bare = httpx2.Response(response.status_code, headers=headers, request=response.request)
         hf_raise_for_status(bare)
 
 
 def _wait_of(response: Any) -> float | None:
     """Seconds that the server asks to wait, if it does."""
-    told = response.headers.get("Retry-After", "")
-    return (min(float(told), _LONGEST_WAIT) or None) if told.isdecimal() else None
+    value = response.headers.get("Retry-After", "")
+    return (min(float(value), _LONGEST_WAIT) or None) if value.isdecimal() else None
 
 
 def _check_range(response: Any, file: str, begin: int, end: int, size: int | None) -> None:
@@ -542,8 +516,8 @@ def _host(response: Any) -> str:
     return str(response.url.host)
 
 
-@contextmanager
-def _told(what: str) -> Iterator[None]:
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
     """Raise `FetchFault` for errors of the hub and of the network while *what* is fetched."""
     import httpx2  # noqa: PLC0415
     from huggingface_hub import errors  # noqa: PLC0415
@@ -568,7 +542,7 @@ def _told(what: str) -> Iterator[None]:
         wait = _wait_of(error.response)
         raise FetchFault(text, permanent=status not in _PASSING, wait=wait) from None
     except (httpx2.TransportError, httpx2.StreamError) as error:
-        raise FetchFault(_unreached(error), permanent=False) from None
+        raise FetchFault(_unreached(error)) from None
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:  # of a host's name
         text = f"fetching {what} failed: {error}"
     else:

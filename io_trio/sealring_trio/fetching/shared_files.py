@@ -5,38 +5,42 @@ files, and never made into a path by itself. A link out of the folder is not fol
 hub's cache makes them, into its own ``blobs``. Of a weight file whose tensors are not all here
 (`model_store`), the header and those tensors are given.
 
-Everything here reads files, and runs in a worker thread, one call at a time.
+Files are read in a worker thread (`SharedFiles`), one piece at a time for all links together. So
+the event loop is held up by the sealing of one piece, some 0.05 ms for 256 KiB; and a member that
+never reads its answers costs a piece or two of memory (`Giving`).
 """
 
 from __future__ import annotations
 
 import bisect
 import errno
-import fnmatch
 import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.foreign_json import MEMBER_LISTING, bound_of
-from sealring_model.loading.model_folder import NEEDED_FILES, describe, pins_of
-from sealring_model.loading.model_store import OURS, PartialModel
+from sealring_model.loading.model_folder import describe
+from sealring_model.loading.model_store import PartialModel
+from sealring_model.loading.model_folder import pins_of
 from sealring_model.loading.weights import TensorEntry, read_entries, read_manifest
-from sealring_protocol.codec.messages import LISTING, Get, Piece, is_file_name
-from sealring_protocol.limits import MAX_FILE_NAME
+from sealring_protocol.codec.messages import LISTING, Get, Piece
+from sealring_protocol.events import WeightsAsked
+
+from sealring_trio.fetching.source import is_shared, is_weights
 
 LISTING_SECONDS: Final = 5.0
 """Seconds for which a listing counts in any case. To make one reads every header."""
 
 MAX_LISTING: Final = bound_of(MEMBER_LISTING)[0]
 """Bytes of a listing."""
-
-_WEIGHTS: Final = ".safetensors"
 
 
 class NotShared(Exception):
@@ -82,7 +86,7 @@ class SharedFiles:
             length = max(0, min(get.length, size - get.offset))
             if not length:
                 return Piece(size)
-            if get.name.endswith(_WEIGHTS):
+            if is_weights(get.name):
                 self._check_here(get.name, get.offset, get.offset + length, stream.fileno())
             data = bytearray()
             while len(data) < length:
@@ -197,13 +201,52 @@ class SharedFiles:
         return {name: manifest.get(name, "") for name in read_entries(self._folder)}
 
 
-def is_shared(name: str) -> bool:
-    """Whether a file *name* of a model's folder is for other members: configuration, tokenizer,
-    manifest or weights, and neither hidden nor our own record of a partial model."""
-    try:
-        length = len(name.encode())
-    except UnicodeEncodeError:  # a file whose name is no text
-        return False
-    if name.lower().startswith((".", OURS)) or not is_file_name(name) or length > MAX_FILE_NAME:
-        return False
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in NEEDED_FILES)
+class Giving:
+    """Gives files of the model in *folder* to whoever asks, without getting in the way of steps.
+
+    *spawn* runs a task until the node stops; *give* sends the answer to the oldest question of a
+    connection, and returns when it has left. Each connection that asks has one task, which takes
+    the next question then.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        spawn: Callable[..., None],
+        give: Callable[[int, Piece], Awaitable[None]],
+    ) -> None:
+        self._files = SharedFiles(folder)
+        self._spawn = spawn
+        self._give = give
+        self._one = trio.CapacityLimiter(1)
+        self._asked: dict[int, deque[Get]] = {}  # by connection; at most `MAX_GETS` each
+
+    def asked(self, event: WeightsAsked) -> None:
+        """A member asks."""
+        if event.link not in self._asked:
+            self._asked[event.link] = deque()
+            self._spawn(self._answer, event.link)
+        self._asked[event.link].append(event.get)
+
+    def over(self, link: int) -> None:
+        """Connection *link* is gone."""
+        if link in self._asked:
+            self._asked[link].clear()
+
+    async def _answer(self, link: int) -> None:
+        """Answer what is asked on connection *link* until nothing is."""
+        asked = self._asked[link]
+        try:
+            while asked:
+                await self._give(link, await self._read(asked.popleft()))
+        finally:
+            del self._asked[link]
+
+    async def _read(self, get: Get) -> Piece:
+        try:
+            # A disk that hangs (a share over the network, say) must not keep the node from ending.
+            return await trio.to_thread.run_sync(
+                self._files.answer, get, limiter=self._one, abandon_on_cancel=True
+            )
+        except RuntimeError:
+            return Piece(0, b"", "the system there gives no thread to read it")

@@ -1,8 +1,11 @@
-"""Key files: private keys as PEM that only their owner can read, public keys as a line of hex.
+"""Files that nobody else may touch, or that must never be half there; and keys, which are such.
 
-A private key is created with mode 0600 in one step (never readable by others, not even for a
-moment), never overwrites anything, and is never printed. A file that others can read is refused
-when it is used, for then it may no longer be only yours.
+Private keys are PEM that only their owner can read, public keys a line of hex. A private key that
+others can read is refused when it is used, for then it may no longer be only yours.
+
+`replace_file` writes whole files or nothing. A file that must also be writable when the disk is
+full has a spare beside it (`reserve`): blocks that are its own already, which it is written into
+when no new ones can be had.
 """
 
 from __future__ import annotations
@@ -21,17 +24,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
-from sealring_protocol.security.keys import SECRET, Suite
 
 from sealring_trio.errors import OperationError, UserError
-
-# ---------------------------------------------------------------------- private files
-# Files that must never be half there, and files and folders that nobody else may touch.
-#
-# `replace_file` writes whole files or nothing. A file that must also be writable when the disk is
-# full has a spare beside it (`reserve`): blocks that are its own already, which it is written
-# into when no new ones can be had.
-
 
 READABLE: Final = 0o077
 """What a file's mode must not have when only its owner may read it."""
@@ -44,6 +38,11 @@ GROUP_MAY_READ: Final = "SEALRING_GROUP_MAY_READ_KEYS"
 
 MAX_FILE: Final = 1 << 20
 """Bytes of a file that `read_file` reads: a key, a roster, a config."""
+
+LABEL: Final = "SEALRING_1"
+"""How each line of a key log begins."""
+
+log = logging.getLogger("sealring.node")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -140,25 +139,6 @@ def read_file(path: Path, most: int = MAX_FILE) -> tuple[bytes, os.stat_result]:
     return data, status
 
 
-def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Create *path* with *data* and *mode*, never replacing anything. Raises `UserError`."""
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    except FileExistsError:
-        raise UserError(
-            f"{path} already exists, and is left as it is", "Choose another name, or move it away."
-        ) from None
-    except OSError as error:
-        raise UserError(
-            f"cannot create {path}: {error.strerror}", "Choose a folder that exists and is yours."
-        ) from None
-    with open(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-
-
 def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Give *path* the content *data*: whole or not at all, and on disk when this returns.
 
@@ -216,23 +196,6 @@ def _fill(path: Path, flags: int, data: bytes, mode: int) -> None:
 
 _HEX_KEY: Final = re.compile(r"04[0-9a-f]{128}")
 _CURVE: Final = ec.SECP256R1()
-
-
-def create_key(path: Path) -> SoftwareSigner:
-    """Make a key pair: the private half at *path*, the public half beside it as ``.pub``.
-
-    Raises `UserError` when either file exists or cannot be made.
-    """
-    signer = SoftwareSigner(ec.generate_private_key(_CURVE))
-    public = public_path(path)
-    if is_there(public):
-        raise UserError(
-            f"{public} already exists, and is left as it is",
-            "Choose another name, or move it away.",
-        )
-    write_new(path, signer.to_pem(), 0o600)
-    write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
-    return signer
 
 
 def public_path(path: Path) -> Path:
@@ -315,26 +278,17 @@ def _read_line(path: Path) -> str:
     return text.strip().lower()
 
 
-# ---------------------------------------------------------------------- key log
-# A file of the keys of links, with which a capture of their frames can be read.
-#
-# For finding faults, and off unless the config names a file: whoever has it reads everything that
-# the node says and hears, but for tensors under the inner seal, whose keys are never in it. One
-# line for each link::
-#
-#     SEALRING_1 <suite> <t4> <traffic secret to the responder> <the same to the initiator>
-#
-# suite is its code, the others are hex. Lines of either end do; other lines and comments are
-# skipped.
-
-
-log = logging.getLogger("sealring.node")
-
-LABEL: Final = "SEALRING_1"
-
-
 class KeyLog:
-    """The file at *path*, which only its owner may read, and to which lines are added."""
+    """The file at *path*, to which the keys of links are added, to read captures of their frames
+    with. For finding faults, and off unless the config names a file: whoever has it reads
+    everything that the node says and hears, but for tensors under the inner seal, whose keys are
+    never in it.
+
+    One line for each link, of either end; lines that begin otherwise are no keys. The suite is its
+    code, the others are hex::
+
+        SEALRING_1 <suite> <t4> <traffic secret to the responder> <the same to the initiator>
+    """
 
     def __init__(self, path: Path) -> None:
         """Open it. Raises `OperationError`, or `UserError` for one that others may read."""
@@ -359,8 +313,8 @@ class KeyLog:
 
     def write(self, secrets: TrafficSecrets) -> None:
         """Add the line of one link. If that fails (a full disk, say), the link goes on."""
-        told = (secrets.transcript, secrets.to_responder, secrets.to_initiator)
-        line = " ".join([LABEL, str(int(secrets.suite)), *(each.hex() for each in told)])
+        parts = (secrets.transcript, secrets.to_responder, secrets.to_initiator)
+        line = " ".join([LABEL, str(int(secrets.suite)), *(each.hex() for each in parts)])
         try:
             os.write(self._file, line.encode() + b"\n")
         except OSError as error:
@@ -369,28 +323,3 @@ class KeyLog:
             self._fails = True
         else:
             self._fails = False
-
-
-def read_key_log(path: Path) -> list[TrafficSecrets]:
-    """The links in the file at *path*. Raises `UserError`."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"cannot read keys from {path}: {error}",
-            "Name the file that 'keylog' in a config names.",
-        ) from None
-    return [_read(path, at, line) for at, line in enumerate(lines, 1) if line.startswith(LABEL)]
-
-
-def _read(path: Path, at: int, line: str) -> TrafficSecrets:
-    try:
-        _, suite, *rest = line.split()
-        transcript, to_responder, to_initiator = (bytes.fromhex(each) for each in rest)
-        if {len(transcript), len(to_responder), len(to_initiator)} != {SECRET}:
-            raise ValueError(f"a secret has {SECRET} bytes")  # noqa: TRY301
-        return TrafficSecrets(Suite(int(suite)), transcript, to_responder, to_initiator)
-    except ValueError as error:
-        raise UserError(
-            f"{path}, line {at}, is no line of keys: {error}", "Take it out, or record anew."
-        ) from None

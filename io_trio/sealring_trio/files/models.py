@@ -1,35 +1,38 @@
-"""Finding the model that a person named, with errors for people. `structure` and `engine_info`
-import MLX, the others do not."""
+"""Finding the model that a person named, with errors for people, and fetching it while he waits."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
+import trio
 from sealring_model.errors import LoadError
-from sealring_model.loading.model_folder import ModelInfo, describe, find, read_adapter
-from sealring_model.loading.model_store import PartialModel, known_commit, split_id, stored_name
-from sealring_model.text.tokens import Tokenizer, check_tokenizer
-from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.diagnosis import ADVICE, Cause
+from sealring_model.loading.model_folder import read_adapter
+from sealring_model.loading.model_folder import ModelInfo, describe, find
+from sealring_model.loading.model_store import known_commit, split_id, stored_name
+from sealring_model.loading.model_store import PartialModel
 
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.hub import REACH_IT, FetchFault
-
-if TYPE_CHECKING:
-    from sealring_model.loading.structure import Structure
-
-    from sealring_trio.fetching.hub import Hub
-    from sealring_trio.files.config import NodeFile
+from sealring_trio.fetching.fetcher import FetchProgress, check_room, fetch
+from sealring_trio.fetching.hub import REACH_IT, Hub, find_hub_model, in_hub_cache
+from sealring_trio.fetching.source import FetchFault
 
 TINY = "tiny"
-NO_TEMPLATE = "this model has no chat template: a prompt is continued as it stands"
 _USUAL = "models"
 """The folder that people have models in, as our examples do. Nobody on the hub is called so."""
 _HUB = "models--"  # how the hub's cache names a model's folder
+
+PATIENCE: Final = 60.0
+"""Seconds without a byte after which a command gives up."""
+
+_LINE_SECONDS: Final = 10.0
+"""Seconds between two lines where there is no terminal."""
 
 
 def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
@@ -51,9 +54,6 @@ def find_model(model: str, hub: Hub | None = None, *, draft: str = "") -> Path:
     try:
         if not is_hub_id(model):
             return find(model)
-        from sealring_trio.fetching.finding import find_hub_model  # noqa: PLC0415 - takes 0.2 s
-        from sealring_trio.fetching.hub import Hub  # noqa: PLC0415
-
         refuse_absent_folder(model)
         return find_hub_model(model, hub or Hub())
     except (LoadError, FetchFault) as error:
@@ -84,57 +84,14 @@ def find_whole_model(model: str, hub: Hub | None = None) -> Path:
 
     Raises `UserError`, also when it cannot be fetched.
     """
-    from sealring_trio.fetching.finding import fetch_now  # noqa: PLC0415
-    from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
-
     hub = hub or Hub()
     folder = find_model(model, hub)
     try:
-        partial = PartialModel.open(folder)
+        here = PartialModel.open(folder)
     except LoadError as error:
         raise UserError(f"cannot use the model: {error}", "Delete its folder.") from None
-    if partial is not None:
-        fetch_now(partial, list(partial.entries), hub)
-    return folder
-
-
-def find_for_command(config: NodeFile, model: str) -> Path:
-    """The folder of *model* as the node of *config* finds it. The hub is asked only if that node
-    may ask it. Raises `UserError`."""
-    from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
-
-    if config.fetch == "hub" or not is_hub_id(model):
-        return find_model(model, Hub(offline=config.offline))
-    from sealring_trio.weights.finding import known_folder  # noqa: PLC0415
-
-    try:
-        if folder := known_folder(model):
-            return folder
-    except LoadError as error:
-        raise UserError(f"cannot find the model: {error}", "Delete its folder.") from None
-    raise UserError(
-        f"{model} has not come from a member to this machine yet", "Start its node first."
-    )
-
-
-def find_whole_for_command(config: NodeFile) -> Path:
-    """The folder of the model of *config*, as `find_for_command`, with all of its weights: what is
-    missing is fetched from the hub, if it comes from there. Raises `UserError`."""
-    from sealring_trio.fetching.hub import Hub  # noqa: PLC0415 - as above
-
-    if config.fetch == "hub" or not is_hub_id(config.model):
-        return find_whole_model(config.model, Hub(offline=config.offline))
-    folder = find_for_command(config, config.model)
-    try:
-        partial = PartialModel.open(folder)
-        missing = partial.missing(partial.entries) if partial is not None else []
-    except LoadError as error:
-        raise UserError(f"cannot use the model: {error}", "Delete its folder.") from None
-    if missing:
-        raise UserError(
-            f"this needs all of {config.model}, and only the layers of its rank are here",
-            "Ask on a machine that has the model whole.",
-        )
+    if here is not None:
+        fetch_now(here, list(here.entries), hub)
     return folder
 
 
@@ -152,8 +109,6 @@ def refuse_absent_folder(model: str) -> None:
     """Raise `LoadError` if *model*, which has the form of a hub id, seems to be a folder that is
     not there: the folder that it would be in is, or its name is what people call that one; and no
     such model of the hub's is known here."""
-    from sealring_trio.fetching.finding import in_hub_cache  # noqa: PLC0415 - as above
-
     parent = Path(model).parent
     if "@" in model or not (parent.is_dir() or parent.name == _USUAL):
         return
@@ -198,50 +153,40 @@ def describe_model(folder: Path, adapter: Path | None = None) -> ModelInfo:
         raise UserError(f"cannot use the model in {folder}: {error.what}", advice) from None
 
 
-def structure(info: ModelInfo) -> Structure:
-    """What the model *info* allows and takes. Takes a second or more, and no weights. Raises
-    `OperationError` when the model cannot be built."""
-    from sealring_model.loading.structure import structure_of  # noqa: PLC0415 - imports MLX
+def fetch_now(model: PartialModel, names: Sequence[str], hub: Hub) -> None:
+    """Fetch the tensors *names* of *model*, and show on standard error how far it is.
 
-    with _unservable(info):
-        return structure_of(info)
-
-
-def engine_info(info: ModelInfo, found: Structure, room: int) -> EngineInfo:
-    """What an engine with the model *info*, whose structure was *found*, and *room* bytes would say
-    of it. Raises `OperationError` when its weights cannot be read."""
-    from sealring_model.loading.structure import describe_engine  # noqa: PLC0415 - imports MLX
-
-    with _unservable(info):
-        return describe_engine(info, found, room)
+    Raises `OperationError`.
+    """
+    if not model.missing(names):
+        return
+    try:
+        print(f"sealring: {check_room(model, names)}", file=sys.stderr, flush=True)
+        with _shown(model.origin.model) as report:
+            trio.run(partial(fetch, model, names, hub, report, patience=PATIENCE))
+    except FetchFault as fault:
+        raise OperationError(
+            f"fetching {model.origin.model} failed: {fault.text}",
+            "What has come is kept; the same command goes on from there.",
+        ) from None
 
 
 @contextlib.contextmanager
-def _unservable(info: ModelInfo) -> Iterator[None]:
+def _shown(model: str) -> Iterator[Callable[[FetchProgress], None]]:
+    """Shows progress: one line that changes on a terminal, now and then a line elsewhere."""
+    terminal = sys.stderr.isatty()
+    before, after, pause = ("\r", "\x1b[K", 0.1) if terminal else ("", "\n", _LINE_SECONDS)
+    shown = -pause
+
+    def show(progress: FetchProgress) -> None:
+        nonlocal shown
+        if time.monotonic() - shown >= pause:
+            shown = time.monotonic()
+            line = f"{before}sealring: fetching {model}: {progress.text}{after}"
+            print(line, end="", file=sys.stderr, flush=True)
+
     try:
-        yield
-    except LoadError as error:
-        raise OperationError(
-            f"the model in {info.folder} cannot be served: {error}",
-            "Take another model, or a release of mlx-lm that has this one.",
-        ) from None
-
-
-def check_text(folder: Path) -> None:
-    """Raise `UserError` if the model in *folder* has no tokenizer that can be used."""
-    try:
-        check_tokenizer(folder)
-    except LoadError as error:
-        raise UserError(
-            str(error),
-            "Take a conversion of the model that has a tokenizer.json, or copy that file there.",
-        ) from None
-
-
-def load_text(folder: Path) -> None:
-    """As `check_text`, and load the tokenizer, as a head does. Takes a second or more."""
-    check_text(folder)
-    try:
-        Tokenizer(folder)
-    except LoadError as error:
-        raise UserError(str(error), ADVICE[Cause.NO_TOKENIZER]) from None
+        yield show
+    finally:
+        if terminal:
+            print(f"{before}{after}", end="", file=sys.stderr, flush=True)

@@ -1,235 +1,57 @@
-"""Rosters on disk: drafts and signed files, and which roster a node begins with."""
+"""Rosters on disk, which one a node begins with, and when it expires.
+
+Two files in the state folder hold what a restart must not lose. ``adopted.roster`` is the newest
+roster that the node has used, whether a peer brought it or the config named it. ``roster.mark``
+holds the serial and digest of that roster, for each cluster and coordinator. Both are on disk
+before a roster is used. So a node that finds only older rosters knows it, and refuses to start: an
+older roster may name members that have been put out since.
+
+The mark comes second. A crash between the two leaves a roster that is above the mark, which is
+right; the other way round it would leave a mark that no file can meet.
+
+When the roster in force expires, all links end, and none comes up before a newer one is in force.
+So the log warns (`watch_expiry`) on each of the last 14 days, in the last hour, and at the end.
+"""
 
 from __future__ import annotations
 
-import datetime
-import itertools
-import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Final
 
 import attrs
-import pydantic
+import trio
 from sealring_protocol.errors import SealringError
-from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER
+from sealring_protocol.limits import MAX_ROSTER
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import sha256
-from sealring_protocol.security.roster import Member, Roster, SignedRoster, TrustLevel
+from sealring_protocol.security.roster import Roster, SignedRoster
+from sealring_protocol.words import lasting
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import make_private_folder, read_file, replace_file, reserve
-from sealring_trio.files.toml_file import read_toml
-from sealring_trio.units import is_unspecified, parse_address
+from sealring_trio.units import format_time
 
-# ---------------------------------------------------------------------- roster files
-# Rosters as files: a draft that people read and edit, and the signed roster that nodes take.
-#
-# The draft is TOML: the cluster's name and random id, its policy, and one ``[[member]]`` for each
-# node, in rank order. Signing adds the serial and the validity and makes the binary form, whose
-# bytes are exactly what travels between nodes.
+log = logging.getLogger("sealring")
 
+KEPT: Final = "adopted.roster"
+MARK: Final = "roster.mark"
 
-TRUST_NAMES: Final = {level.name.lower().replace("_", "-"): level for level in TrustLevel}
-NO_ATTESTATION: Final = "00" * 32
+_TITLE: Final = "sealring roster mark 1\n"
+_MARK_ROOM: Final = 4096
+"""Bytes of disk that are reserved for the marks: enough for some twenty clusters."""
 
-_LAST_SECOND: Final = 253_402_300_799
-"""The last of the year 9999, with which Python's calendar ends."""
+DAY: Final = 86_400.0
+HOUR: Final = 3600.0
+_MARKS: Final = (*(days * DAY for days in range(14, 0, -1)), HOUR, 0.0)
+_LOOK: Final = 60.0  # most seconds between looks at the wall clock, which may be set at any time
+_PAST: Final = 0.01  # seconds by which a mark has passed when it is looked at
 
-
-def _check_name(value: str) -> str:
-    if not value.strip() or not value.isprintable() or len(value.encode()) > MAX_NAME:
-        raise ValueError(f"a name is printable text of 1 to {MAX_NAME} bytes")
-    return value
-
-
-def _check_address(value: str) -> str:
-    host, _ = parse_address(value)
-    if is_unspecified(host):
-        raise ValueError(
-            f"'{value}' is every address of whoever reads it: a node may listen there, and no "
-            "other node reaches it so"
-        )
-    if len(value.encode()) > MAX_ADDRESS:
-        raise ValueError(f"an address has at most {MAX_ADDRESS} bytes")
-    return value
-
-
-def _check_trust(value: str) -> str:
-    if value not in TRUST_NAMES:
-        raise ValueError(f"'{value}' is no trust level; they are: {', '.join(TRUST_NAMES)}")
-    return value
-
-
-Name = Annotated[str, pydantic.AfterValidator(_check_name)]
-Address = Annotated[str, pydantic.AfterValidator(_check_address)]
-Trust = Annotated[str, pydantic.AfterValidator(_check_trust)]
-KeyHex = Annotated[str, pydantic.Field(pattern=r"^04[0-9a-f]{128}$")]
-HashHex = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class DraftMember(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
-    """One ``[[member]]`` of a draft."""
-
-    name: Name = pydantic.Field(description="what people call it", examples=['"desk"'])
-    public_key: KeyHex = pydantic.Field(description="its .pub file's line", examples=['"04..."'])
-    addresses: list[Address] = pydantic.Field(
-        min_length=1,
-        max_length=MAX_ADDRESSES,
-        description="where the others reach it",
-        examples=['["192.168.1.10:7470"]'],
-    )
-    trust: Trust = pydantic.Field(
-        default="software",
-        description=f"what the coordinator asserts of its key: {', '.join(TRUST_NAMES)}",
-        examples=['"hardware"'],
-    )
-    attestation: HashHex = pydantic.Field(
-        default=NO_ATTESTATION,
-        description="SHA-256 of the evidence behind that, in hex; zeros for none",
-        examples=['"5c0e..."'],
-    )
-
-
-class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
-    """A roster before it is signed."""
-
-    name: Name = pydantic.Field(description="what people call the cluster", examples=['"home"'])
-    cluster: HashHex = pydantic.Field(
-        description="random id, 64 hex digits", examples=['"3fa1..."']
-    )
-    inner_seal: bool = pydantic.Field(
-        default=True,
-        description="seal activations again between the engines",
-        examples=["true"],
-    )
-    tensor_parallelism: bool = pydantic.Field(
-        default=True,
-        description="allow it; its sums are in the clear in the nodes of either end",
-        examples=["false"],
-    )
-    member: list[DraftMember] = pydantic.Field(
-        default=[], max_length=MAX_MEMBERS, description="the nodes, in rank order"
-    )
-
-    @pydantic.model_validator(mode="after")
-    def _check_twins(self) -> Self:
-        if twins := find_twins(self.member):
-            raise ValueError(twins)
-        return self
-
-
-def find_twins(members: Sequence[DraftMember]) -> str:
-    """What two of *members* share that each has to have alone; empty if there are no such two."""
-    for first, second in itertools.combinations(members, 2):
-        if first.public_key == second.public_key:
-            return f"'{second.name}' has the key of '{first.name}'"
-        if first.name == second.name:
-            return f"there are two called '{first.name}'"
-        if shared := set(first.addresses) & set(second.addresses):
-            return f"'{second.name}' has an address of '{first.name}', {min(shared)}"
-    return ""
-
-
-def make_draft(
-    name: str, cluster: bytes, inner_seal: bool, *, tensor_parallelism: bool = True
-) -> Draft:
-    """A draft without members. Raises `UserError` for a name that is none."""
-    try:
-        return Draft(
-            name=name,
-            cluster=cluster.hex(),
-            inner_seal=inner_seal,
-            tensor_parallelism=tensor_parallelism,
-        )
-    except pydantic.ValidationError as error:
-        raise _refused(error) from None
-
-
-def make_member(
-    name: str,
-    public_key: bytes,
-    addresses: list[str],
-    trust: str | None,
-    attestation: str | None,
-) -> DraftMember:
-    """A member of a draft. Raises `UserError` for a field that does not hold."""
-    chosen = {"trust": trust, "attestation": attestation}
-    try:
-        return DraftMember(
-            name=name,
-            public_key=public_key.hex(),
-            addresses=addresses,
-            **{key: value for key, value in chosen.items() if value is not None},
-        )
-    except pydantic.ValidationError as error:
-        raise _refused(error) from None
-
-
-def _refused(error: pydantic.ValidationError) -> UserError:
-    fault = error.errors()[0]
-    reason = fault["msg"].removeprefix("Value error, ")
-    return UserError(f"{fault['loc'][0]}: {reason}", "Correct that and run the command again.")
-
-
-def read_draft(path: Path) -> Draft:
-    """The draft at *path*. Raises `UserError`."""
-    return read_toml(path, Draft, "roster draft")
-
-
-def write_draft(path: Path, draft: Draft) -> None:
-    """Write *draft* to *path* as TOML. Raises `UserError`."""
-    lines = [
-        "# A sealring roster before it is signed. Rank 0 is the first member, and so on.",
-        f"name = {_quoted(draft.name)}",
-        f"cluster = {_quoted(draft.cluster)}",
-        f"inner_seal = {_quoted(draft.inner_seal)}",
-        f"tensor_parallelism = {_quoted(draft.tensor_parallelism)}",
-    ]
-    for member in draft.member:
-        lines += ["", "[[member]]"]
-        lines += [f"{key} = {_quoted(value)}" for key, value in member.model_dump().items()]
-    try:
-        replace_file(path, ("\n".join(lines) + "\n").encode())
-    except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}", "Choose a folder that exists and is yours."
-        ) from None
-
-
-def _quoted(value: str | bool | list[str]) -> str:
-    # JSON's strings, lists and booleans are TOML's too; names are checked to be printable.
-    return json.dumps(value, ensure_ascii=False)
-
-
-def build_roster(draft: Draft, serial: int, issued_ms: int, expires_ms: int) -> Roster:
-    """The roster that *draft* describes. Raises `UserError` when it cannot be one."""
-    try:
-        return Roster(
-            cluster=bytes.fromhex(draft.cluster),
-            name=draft.name,
-            serial=serial,
-            issued_ms=issued_ms,
-            expires_ms=expires_ms,
-            inner_seal=draft.inner_seal,
-            members=tuple(_member(member) for member in draft.member),
-            tensor_parallelism=draft.tensor_parallelism,
-        )
-    except SealringError as error:
-        raise UserError(
-            f"this draft makes no roster: {error}", "Correct the draft and sign again."
-        ) from None
-
-
-def _member(member: DraftMember) -> Member:
-    return Member(
-        public_key=bytes.fromhex(member.public_key),
-        name=member.name,
-        addresses=tuple(member.addresses),
-        trust=TRUST_NAMES[member.trust],
-        attestation=bytes.fromhex(member.attestation),
-    )
+_ADVICE: Final = (
+    "Sign it again (sealring roster renew), and give it to any one node (sealring roster install): "
+    "the others take it from there"
+)
 
 
 def read_roster(path: Path) -> SignedRoster:
@@ -252,8 +74,8 @@ def read_roster(path: Path) -> SignedRoster:
         raise UserError(f"{path} is not a signed roster ({error})", advice) from None
 
 
-def verify_roster(path: Path, coordinator: bytes, wall_ms: int) -> SignedRoster:
-    """The signed roster at *path*, signed by *coordinator* and valid now. Raises `UserError`."""
+def read_verified(path: Path, coordinator: bytes) -> SignedRoster:
+    """The roster at *path*, which *coordinator* has signed. Raises `UserError`."""
     signed = read_roster(path)
     try:
         signed.verify(coordinator)
@@ -262,42 +84,7 @@ def verify_roster(path: Path, coordinator: bytes, wall_ms: int) -> SignedRoster:
             f"the roster {path} is not signed by this coordinator key, or it was changed",
             "Check which coordinator public key you were given, and copy the roster again.",
         ) from None
-    if wall_ms >= signed.roster.expires_ms:
-        raise UserError(
-            f"the roster {path} expired on {format_time(signed.roster.expires_ms)}",
-            "Sign a new one: sealring roster sign. Also check this machine's clock.",
-        )
     return signed
-
-
-def format_time(wall_ms: int) -> str:
-    """A wall clock time for people. Rosters may name times that are beyond the calendar."""
-    if wall_ms // 1000 > _LAST_SECOND:
-        return "after the year 9999"
-    return f"{datetime.datetime.fromtimestamp(wall_ms / 1000, datetime.UTC):%Y-%m-%d %H:%M} UTC"
-
-
-# ---------------------------------------------------------------------- roster store
-# Which roster a node begins with: the newest that it has ever used, or none.
-#
-# Two files in the state folder hold what a restart must not lose. ``adopted.roster`` is the
-# newest roster that the node has used, whether a peer brought it or the config named it.
-# ``roster.mark`` holds the serial and digest of that roster, for each cluster and coordinator.
-# Both are on disk before a roster is used. So a node that finds only older rosters knows it, and
-# refuses to start: an older roster may name members that have been put out since.
-#
-# The mark comes second. A crash between the two leaves a roster that is above the mark, which is
-# right; the other way round it would leave a mark that no file can meet.
-
-
-log = logging.getLogger("sealring")
-
-KEPT: Final = "adopted.roster"
-MARK: Final = "roster.mark"
-
-_TITLE: Final = "sealring roster mark 1\n"
-_MARK_ROOM: Final = 4096
-"""Bytes of disk that are reserved for the marks: enough for some twenty clusters."""
 
 
 @attrs.frozen
@@ -330,7 +117,7 @@ class RosterStore:
 
         Raises `UserError` rather than give an older roster than one that was used before.
         """
-        given = self._verified(path)
+        given = read_verified(path, self._coordinator)
         marks = self._marks()
         mark = marks.get(self._key(given.roster))
         kept, fault = self._read_kept(given.roster, marks)
@@ -368,17 +155,6 @@ class RosterStore:
                 given.roster.serial,
             )
         return best
-
-    def _verified(self, path: Path) -> SignedRoster:
-        signed = read_roster(path)
-        try:
-            signed.verify(self._coordinator)
-        except SealringError:
-            raise UserError(
-                f"the roster {path} is not signed by this coordinator key, or it was changed",
-                "Check which coordinator public key you were given, and copy the roster again.",
-            ) from None
-        return signed
 
     def _read_kept(self, given: Roster, marks: Marks) -> tuple[SignedRoster | None, str]:
         """The adopted roster, if it is of *given*'s cluster; or what is wrong with it."""
@@ -540,3 +316,62 @@ def _decode(data: bytes) -> Marks:
         key = bytes.fromhex(cluster), bytes.fromhex(coordinator)
         marks[key] = Mark(int(serial), bytes.fromhex(digest))
     return marks
+
+
+def seconds_left(roster: Roster, wall_ms: int) -> float:
+    """Seconds until *roster* expires; negative once it has."""
+    return (roster.expires_ms - wall_ms) / 1000
+
+
+def left(roster: Roster, wall_ms: int) -> str:
+    """The same for people: "88 days left", "expired 2 hours ago"."""
+    seconds = seconds_left(roster, wall_ms)
+    return f"{lasting(seconds)} left" if seconds > 0 else f"expired {lasting(-seconds)} ago"
+
+
+class Expiry:
+    """Decides when to warn: once for each mark, for each roster."""
+
+    def __init__(self) -> None:
+        self._serial = 0
+        self._ahead = len(_MARKS)  # marks that were not passed at the last warning
+
+    def due(self, roster: Roster, wall_ms: int) -> str:
+        """The warning about *roster* that is due now; empty if there is none."""
+        ahead = sum(seconds_left(roster, wall_ms) > mark for mark in _MARKS)
+        if roster.serial != self._serial:
+            self._serial, self._ahead = roster.serial, len(_MARKS)
+        news, self._ahead = ahead < self._ahead, ahead
+        if not news:
+            return ""
+        when = f"{format_time(roster.expires_ms)}, by this machine's clock"
+        if not ahead:
+            return (
+                f"roster {roster.serial} expired on {when}: every link has ended, and none comes "
+                f"up before a newer roster is here. {_ADVICE}"
+            )
+        return (
+            f"roster {roster.serial} has {left(roster, wall_ms)}: all links end on {when}. "
+            f"{_ADVICE}"
+        )
+
+
+def until_next(roster: Roster, wall_ms: int) -> float:
+    """Seconds until `Expiry.due` is to be asked again."""
+    seconds = seconds_left(roster, wall_ms)
+    ahead = (seconds - mark + _PAST for mark in _MARKS if seconds > mark)
+    return min((_LOOK, *ahead))
+
+
+async def watch_expiry(
+    roster: Callable[[], Roster], wall_ms: Callable[[], int], changed: Callable[[], trio.Event]
+) -> None:
+    """Log the warnings about the *roster* in force, until cancelled. *changed* gives an event that
+    is set when another roster is in force."""
+    expiry = Expiry()
+    while True:
+        newer = changed()
+        if warning := expiry.due(roster(), wall_ms()):
+            log.warning("%s", warning)
+        with trio.move_on_after(until_next(roster(), wall_ms())):
+            await newer.wait()

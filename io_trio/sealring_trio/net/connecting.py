@@ -20,7 +20,7 @@ log = logging.getLogger("sealring.node")
 ACCEPT_PAUSE: Final = 0.1
 """Seconds to wait when no connection can be accepted (out of file descriptors, say)."""
 
-TELL_SECONDS: Final = 60.0
+REPEAT_SECONDS: Final = 60.0
 """Seconds between two log lines that say so."""
 
 _GONE: Final = {errno.ECONNABORTED, errno.EPROTO}
@@ -86,7 +86,7 @@ async def accept(
                     await trio.lowlevel.checkpoint()
                     continue
                 if trio.current_time() >= quiet_until:
-                    quiet_until = trio.current_time() + TELL_SECONDS
+                    quiet_until = trio.current_time() + REPEAT_SECONDS
                     log.warning("cannot accept connections: %s", error.strerror)
                 await trio.sleep(ACCEPT_PAUSE)
                 continue
@@ -98,7 +98,7 @@ async def accept(
 
 
 def plain_socket(connection: trio.socket.SocketType) -> socket.socket:
-    """The socket of *connection*. Its kind is told, for macOS tells none of a socket that was
+    """The socket of *connection*. Its kind is given, for macOS knows none of a socket that was
     reset."""
     kind = connection.family, connection.type, connection.proto
     return socket.socket(*kind, fileno=connection.detach())
@@ -110,7 +110,7 @@ async def dial(address: str) -> socket.socket:
     try:
         host, port = parse_address(address)
         with trio.fail_after(DIAL_TIMEOUT):
-            await trio.socket.getaddrinfo(host, port)  # to tell what takes the time
+            await trio.socket.getaddrinfo(host, port)  # to see what takes the time
         late = "no answer"
         with trio.fail_after(DIAL_TIMEOUT):  # the name is looked up again, which takes as long
             stream = await trio.open_tcp_stream(host, port)

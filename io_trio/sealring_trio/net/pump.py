@@ -25,20 +25,6 @@ import trio
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.table import Machine, Table
 
-# ---------------------------------------------------------------------- wire
-# Stream sockets that send at once.
-#
-# Sealing a hop takes a few microseconds, so the cost of the event loop decides how long it takes.
-# trio's own stream switches tasks once per send. Here `send` gives the bytes to the kernel at
-# once, and only what the kernel does not take waits. `send` never awaits, so no other sender
-# comes between the sealing of a frame and its bytes: they leave in the order in which they were
-# sealed.
-#
-# `DirectSocket` never waits and needs no event loop. `Wire` waits in trio: its owner runs `write`
-# in one task and `receive` in another. After an error the bytes that wait are lost, and the owner
-# must treat the peer as lost.
-
-
 RECEIVE_SIZE: Final = 1 << 16
 """Bytes asked of the kernel at once."""
 
@@ -54,7 +40,13 @@ LINGER: Final = 1.0
 
 
 class DirectSocket:
-    """One connected stream socket, TCP or local, that never blocks.
+    """One connected stream socket, TCP or local, that never blocks and needs no event loop.
+
+    Sealing a hop takes a few microseconds, so the cost of the event loop decides how long it takes.
+    trio's own stream switches tasks once per send. Here `send` gives the bytes to the kernel at
+    once, and only what the kernel does not take waits. `send` never awaits, so no other sender
+    comes between the sealing of a frame and its bytes: they leave in the order in which they were
+    sealed. After an error the bytes that wait are lost, and the owner must treat the peer as lost.
 
     The owner bounds the bytes that wait: it sends nothing while the socket is `busy`.
     """
@@ -135,8 +127,8 @@ class DirectSocket:
 
 
 class Wire(DirectSocket):
-    """A socket for trio's tasks. *drained* is called when all bytes that had to wait are sent, so
-    that the owner can send more."""
+    """A socket for trio's tasks: its owner runs `write` in one and `receive` in another. *drained*
+    is called when all bytes that had to wait are sent, so that the owner can send more."""
 
     def __init__(self, sock: socket.socket, drained: Callable[[], None]) -> None:
         super().__init__(sock)

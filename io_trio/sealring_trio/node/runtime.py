@@ -1,7 +1,7 @@
 """Runs one `Node` on trio: its clock, its engine, its requests, and the effects it asks for.
 
 The node decides everything and does no I/O; the runtime does the I/O and decides nothing. Whatever
-happens (bytes, a dial that succeeded, a message of the engine, a deadline, a request) is told to
+happens (bytes, a dial that succeeded, a message of the engine, a deadline, a request) enters
 the node by `enter`. Then `carry_out_and_flush` carries out what the node wants, in order, until it
 wants no more, and flushes every link. All of this happens in the event loop and without an `await`,
 so the node is never entered twice, and a step that came in on a link is with the engine before
@@ -58,27 +58,23 @@ from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 
-from sealring_trio.clock import wall_ms
 from sealring_trio.collective.loopback import Loopback, PrivateLoopback, SharedLoopback
 from sealring_trio.engine.supervisor import EngineOwner, Supervisor
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import Lookups, accept, open_listeners
 from sealring_trio.node.sockets import NodeSockets
+from sealring_trio.units import wall_ms
 
 if TYPE_CHECKING:
     from sealring_trio.node.drafts import Drafts
 
-# ---------------------------------------------------------------------- request stream
-# The tokens of one request, on their way from the node to the task that awaits them.
-
+log = logging.getLogger("sealring.node")
 
 Event = TokenOut | ScoresOut | RequestDone
-
 
 AT_ONCE: Final = 16
 """Events that are taken at once. One may take the event loop 0.2 ms: 20 log probabilities, or 128
 stop strings."""
-
 
 Counted = Callable[[int], None]
 """Called with the bytes of what comes of a request, as it comes. It must not raise."""
@@ -86,6 +82,21 @@ Counted = Callable[[int], None]
 _EVENT: Final = 200
 _LIKELY: Final = 80
 """Bytes of an event, and of each token with its log probability in it."""
+
+TIMINGS_KEPT: Final = 4096
+"""Step timings kept for the quantiles of `status`."""
+
+STORE_SECONDS: Final = 10.0
+"""Seconds that a roster may take to be stored."""
+
+Ts = TypeVarTuple("Ts")
+
+_LEVELS: Final = {
+    Level.DEBUG: logging.DEBUG,
+    Level.INFO: logging.INFO,
+    Level.WARNING: logging.WARNING,
+    Level.ERROR: logging.ERROR,
+}
 
 
 def size_of(events: Iterable[Event]) -> int:
@@ -95,8 +106,8 @@ def size_of(events: Iterable[Event]) -> int:
         match event:
             case TokenOut(logprobs=None) | RequestDone():
                 size += _EVENT
-            case TokenOut(logprobs=told) if told is not None:
-                size += _EVENT + _LIKELY * (1 + len(told.ids))
+            case TokenOut(logprobs=found) if found is not None:
+                size += _EVENT + _LIKELY * (1 + len(found.ids))
             case ScoresOut(scores=scores):
                 size += _EVENT + _LIKELY * (len(scores.chosen) + len(scores.ids))
     return size
@@ -131,24 +142,6 @@ class Stream:
             self._wake = trio.Event()
             await self._wake.wait()
         return [self._events.popleft() for _ in range(min(AT_ONCE, len(self._events)))]
-
-
-log = logging.getLogger("sealring.node")
-
-TIMINGS_KEPT: Final = 4096
-"""Step timings kept for the quantiles of `status`."""
-
-STORE_SECONDS: Final = 10.0
-"""Seconds that a roster may take to be stored."""
-
-Ts = TypeVarTuple("Ts")
-
-_LEVELS: Final = {
-    Level.DEBUG: logging.DEBUG,
-    Level.INFO: logging.INFO,
-    Level.WARNING: logging.WARNING,
-    Level.ERROR: logging.ERROR,
-}
 
 
 class Recorder(Protocol):
@@ -189,13 +182,13 @@ class Runtime:
         self.head_fault: Callable[[], str] = str  # what would keep it from serving as the head
         self.giving_way: Callable[[str], AbstractAsyncContextManager[None]] | None = None
         self._gives_way = False  # requests finish before a roster is in force
-        self.placed: Callable[[Bootstrap], None] | None = None  # told of each order, before it goes
-        self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []  # told of all of them
+        self.placed: Callable[[Bootstrap], None] | None = None  # hears of each order beforehand
+        self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []
         self.recorder: Recorder | None = None  # while somebody profiles this node
         self.checker: Callable[[StepToCheck | StepChecked], None] | None = None  # of an epoch
-        self.refused = ""  # why the engine can never serve what it was told to
+        self.refused = ""  # why the engine can never serve what it was ordered to
         self._trying = False  # the engine has read its weights, and runs them for the first time
-        self._sharing = False  # it is told to load a share, which it does not run by itself
+        self._sharing = False  # it is to load a share, which it does not run by itself
         self.textless = ""  # why the model's tokenizer cannot be used
         self.text_loading: Callable[[], bool] = bool  # the tokenizer is not up yet
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
@@ -204,7 +197,7 @@ class Runtime:
         self._listen = listen
         self._keep = keep
         self._sockets = NodeSockets(self, signer, model)
-        self.drafts: Drafts | None = None  # a draft model, told of rows and their tokens
+        self.drafts: Drafts | None = None  # a draft model, which follows rows
         self._streams: dict[int, Stream] = {}
         self._nursery: trio.Nursery | None = None
         self._armed = math.inf
@@ -244,7 +237,7 @@ class Runtime:
         self, request: Request, known: Callable[[int], None], counted: Counted | None = None
     ) -> tuple[int, Stream]:
         """Give *request* to the head; its uid, and what comes of it, whose bytes are *counted*.
-        *known* is told the uid before anything does.
+        *known* is called with the uid before anything does.
 
         Raises `LocalProtocolError` when it can never be done. Whatever it raises, nothing of the
         request is left.
@@ -267,7 +260,7 @@ class Runtime:
             self.enter(self.node.finish, uid)
 
     def cancel(self, uid: int) -> None:
-        """End *uid* wherever it is; whoever still reads its stream is told."""
+        """End *uid* wherever it is; whoever still reads its stream gets its end."""
         if self.node.rank == 0:  # a roster may have made another the head, which ended all
             self.enter(self.node.cancel, uid)
 
@@ -279,7 +272,7 @@ class Runtime:
 
     def forget(self, uid: int) -> None:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""
-        self.cancel(uid)  # which tells its stream how it ended
+        self.cancel(uid)  # which puts its end on the stream
         self._streams.pop(uid, None)
 
     async def install(self, roster: bytes) -> None:
@@ -449,7 +442,7 @@ class Runtime:
             self._trying = False
         try:
             self.engine.send(message)
-        except LocalProtocolError as error:  # one request's, which its lost steps tell of
+        except LocalProtocolError as error:  # one request's, which its lost steps say
             self.engine.restart(f"it could not be sent a {type(message).__name__}: {error}")
 
     def _watched(self, event: StepTiming | RowOpened) -> None:

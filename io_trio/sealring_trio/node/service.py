@@ -12,11 +12,16 @@ An application reads a config with `setup.prepare`, and has a node while a block
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
 
+import sealring_model
+import sealring_protocol
 import trio
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.plan import Collectives, Strategy
@@ -24,19 +29,17 @@ from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.node import Node, NodeConfig
 
-from sealring_trio.clock import wall_ms
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, Supervisor
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.fetcher import RankFetch
 from sealring_trio.files.config import AnyFile, NodeFile
 from sealring_trio.files.key_files import KeyLog
+from sealring_trio.files.rosters import watch_expiry
 from sealring_trio.node.drafts import Drafts
-from sealring_trio.node.expiry import watch_expiry
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import NodeSetup, source_for
-from sealring_trio.node.versions import build_number
-from sealring_trio.units import format_address
+from sealring_trio.units import format_address, wall_ms
 
 log = logging.getLogger("sealring")
 
@@ -159,3 +162,19 @@ def _log_place(runtime: Runtime, config: NodeFile) -> None:
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
         if fault := runtime.head_fault():
             log.warning("if a roster made this rank the head, it could not serve: %s", fault)
+
+
+@functools.cache
+def build_number() -> int:
+    """What no other build has: a digest of the source files of what does the steps of a
+    ring, the packages of the protocol and of the model. 0 where they cannot be read."""
+    digest = hashlib.sha256()
+    for package in (sealring_protocol, sealring_model):
+        root = Path(next(iter(package.__path__)))
+        for path in sorted(root.rglob("*.py")):
+            try:
+                source = path.read_bytes()
+            except OSError:
+                return 0
+            digest.update(f"{path.relative_to(root).as_posix()} {len(source)}\n".encode() + source)
+    return int.from_bytes(digest.digest()[:8])

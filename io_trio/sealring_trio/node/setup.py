@@ -24,23 +24,19 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Roster, SignedRoster
 
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.fetching.fetcher import Source, fetch
 from sealring_trio.fetching.hub import Hub
+from sealring_trio.fetching.members import Members, Pause, find_with_members
+from sealring_trio.fetching.source import FetchFault, Source
 from sealring_trio.files.config import SUITES, AnyFile, NodeFile
-from sealring_trio.files.drafts import DraftModel, find_draft
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model, is_hub_id, refuse_absent_folder
 from sealring_trio.files.rosters import RosterStore
+from sealring_trio.node.drafts import DraftModel, find_draft
 from sealring_trio.processes.namespace import ALLOW, why_not
-from sealring_trio.units import is_unspecified, parse_address
-from sealring_trio.weights.asking import AskFault, Members
-from sealring_trio.weights.bringing import bring
-from sealring_trio.weights.finding import Pause, find_with_members
+from sealring_trio.units import is_unspecified, parse_address, wall_ms
 
-# ---------------------------------------------------------------------- model source
-# From where a node has its model: a folder, the hub, or the other members of the roster.
+log = logging.getLogger("sealring")
 
 
 @attrs.frozen
@@ -61,7 +57,7 @@ class OwnIdentity:
     def members(
         self, roster: Callable[[], SignedRoster], keep: Callable[[SignedRoster], None]
     ) -> Members:
-        """The members of the *roster* in force. *keep* is `Asker.keep`."""
+        """The members of the *roster* in force. *keep* is that of `Members`."""
         return Members(roster, self.coordinator, self.signer, self.instance, keep, self.suites)
 
 
@@ -86,7 +82,7 @@ def find_for(
         try:
             store.begin(newer)
         except (UserError, OperationError) as error:
-            raise AskFault(f"a newer roster cannot be kept: {error.what}") from None
+            raise FetchFault(f"a newer roster cannot be kept: {error.what}") from None
         rosters.append(newer)
 
     try:
@@ -103,17 +99,12 @@ def source_for(
 ) -> Source:
     """Where tensors come from that are still missing, while the node runs with *roster*."""
     if config.fetch == "hub":
-        hub = Hub(offline=config.offline)
-        return lambda model, names, tell: fetch(model, names, hub, tell)
+        return Hub(offline=config.offline)
 
     def keep(_: SignedRoster) -> None:
-        raise AskFault("a member has a newer roster, which comes over a control link first")
+        raise FetchFault("a member has a newer roster, which comes over a control link first")
 
-    members = identity.members(roster, keep)
-    return lambda model, names, tell: bring(model, names, members, tell)
-
-
-log = logging.getLogger("sealring")
+    return identity.members(roster, keep)
 
 
 @attrs.frozen
@@ -204,8 +195,8 @@ def _check_place(config: NodeFile, roster: Roster, own: bytes) -> None:
 
 
 def renewed(setup: NodeSetup[AnyFile]) -> NodeSetup[AnyFile]:
-    """*setup* for another life in the same process: peers must tell the two apart, and a newer
-    roster may be in force. Raises `UserError`."""
+    """*setup* for another life in the same process: peers must see that it is another, and a
+    newer roster may be in force. Raises `UserError`."""
     identity = attrs.evolve(setup.identity, instance=secrets.randbits(63) | 1)
     roster = setup.store.newest(setup.config.roster, wall_ms())
     return attrs.evolve(setup, identity=identity, roster=roster)

@@ -12,9 +12,10 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Final, Protocol, TypeVarTuple
+from typing import TYPE_CHECKING, Final
 
 import trio
+from sealring_protocol.codec.messages import Piece
 from sealring_protocol.control.effects import EndCollective, PrepareCollective
 from sealring_protocol.errors import SealringError
 from sealring_protocol.events import (
@@ -25,17 +26,19 @@ from sealring_protocol.events import (
     WeightsAsked,
 )
 from sealring_protocol.link import EncapsulationRequested, LinkClosed, SignatureRequested
-from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
 
-from sealring_trio.clock import wall_ms
 from sealring_trio.collective.loopback import Loopback
 from sealring_trio.collective.tunnels import Tunnels
 from sealring_trio.errors import OperationError
+from sealring_trio.fetching.shared_files import Giving
 from sealring_trio.net.connecting import dial
 from sealring_trio.net.pump import Pump
-from sealring_trio.weights.giving import Giving
+from sealring_trio.units import wall_ms
+
+if TYPE_CHECKING:
+    from sealring_trio.node.runtime import Runtime
 
 log = logging.getLogger("sealring.node")
 
@@ -50,39 +53,17 @@ STOP_TIMEOUT: Final = 2.0
 
 LinkEffect = Dial | Hangup | LinkUp | Requested | WeightsAsked | PrepareCollective | EndCollective
 
-Ts = TypeVarTuple("Ts")
-
-
-class SocketsOwner(Protocol):
-    """The runtime, as its sockets see it."""
-
-    @property
-    def node(self) -> Node:
-        """The node whose links these are."""
-
-    def enter(self, call: Callable[[*Ts, float], None], *arguments: *Ts) -> None:
-        """Enter the node by *call*, and carry out what it wants then."""
-
-    def carry_out_and_flush(self) -> None:
-        """Carry out what the node wants."""
-
-    def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """Run *task* until the node stops."""
-
-    def meet(self) -> Loopback:
-        """See `TunnelOwner.meet`."""
-
 
 class NodeSockets:
     """All sockets of the links of *owner*'s node; handshakes are signed with *signer*. Other
     members may have files of the *model*'s folder."""
 
-    def __init__(self, owner: SocketsOwner, signer: Signer, model: Path) -> None:
+    def __init__(self, owner: Runtime, signer: Signer, model: Path) -> None:
         self._owner = owner
         self._signer = signer
         self._pumps: dict[int, Pump] = {}
         self._tunnels = Tunnels(self)
-        self._giving = Giving(self, model)
+        self._giving = Giving(model, owner.spawn, self._give)
         self._sent = 0  # bytes over the links, without tunnels, since the node began
         self._received = 0
         self._closed = trio.Event()  # a socket; replaced by whoever waits for the next
@@ -191,20 +172,12 @@ class NodeSockets:
         self._sent += len(data)
         return data
 
-    async def sent(self, link: int) -> None:
-        """See `GivingOwner.sent`."""
+    async def _give(self, link: int, piece: Piece) -> None:
+        """Answer a question for weights on connection *link*, and wait until that has left."""
+        self._owner.enter(self._owner.node.give_piece, link, piece)
         if pump := self._pumps.get(link):
             await pump.sent()
         await trio.lowlevel.checkpoint()
-
-    @property
-    def node(self) -> Node:
-        """See `GivingOwner.node`."""
-        return self._owner.node
-
-    def enter(self, call: Callable[[*Ts, float], None], *arguments: *Ts) -> None:
-        """See `GivingOwner.enter`."""
-        self._owner.enter(call, *arguments)
 
     def link_over(self, link: int, end: SealringError | LinkClosed) -> None:
         """See `TunnelOwner.link_over`."""
@@ -219,5 +192,5 @@ class NodeSockets:
         return self._owner.meet()
 
     def spawn(self, task: Callable[..., Awaitable[None]], *arguments: object) -> None:
-        """See `SocketsOwner.spawn`."""
+        """See `Runtime.spawn`."""
         self._owner.spawn(task, *arguments)

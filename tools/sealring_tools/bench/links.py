@@ -22,7 +22,7 @@ from sealring_protocol.security.handshake import (
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, sign_roster
-from sealring_trio.clock import wall_ms
+from sealring_trio.units import wall_ms
 
 _NEVER_MS: Final = 1 << 50
 _COORDINATOR: Final = SoftwareSigner.from_scalar(3)

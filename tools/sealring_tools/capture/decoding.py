@@ -8,6 +8,7 @@ A frame that no keys open is shown by its size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -17,8 +18,11 @@ from sealring_protocol.codec.messages import Accept, MessageCode
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.handshake import TrafficSecrets
+from sealring_protocol.security.keys import SECRET, Suite
 from sealring_protocol.security.seal import OpeningChannel
 from sealring_tools.capture.streams import Piece
+from sealring_trio.errors import UserError
+from sealring_trio.files.key_files import LABEL
 
 _LIMITS: Final = {int(FrameKind.HANDSHAKE): 1 << 16, int(FrameKind.SEALED): MAX_SEALED_BODY}
 _INIT, _RESP, _FIN = (int(code) for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN))
@@ -139,3 +143,30 @@ def _brief(fields: dict[str, Any]) -> dict[str, Any]:
         if told.get(name):
             told[name] = f"{len(told[name]) // 2} bytes"
     return told
+
+
+def read_key_log(path: Path) -> list[TrafficSecrets]:
+    """The links in the file at *path*. Raises `UserError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read keys from {path}: {error}",
+            "Name the file that 'keylog' in a config names.",
+        ) from None
+    return [
+        _secrets_of(path, at, line) for at, line in enumerate(lines, 1) if line.startswith(LABEL)
+    ]
+
+
+def _secrets_of(path: Path, at: int, line: str) -> TrafficSecrets:
+    try:
+        _, suite, *rest = line.split()
+        transcript, to_responder, to_initiator = (bytes.fromhex(each) for each in rest)
+        if {len(transcript), len(to_responder), len(to_initiator)} != {SECRET}:
+            raise ValueError(f"a secret has {SECRET} bytes")  # noqa: TRY301
+        return TrafficSecrets(Suite(int(suite)), transcript, to_responder, to_initiator)
+    except ValueError as error:
+        raise UserError(
+            f"{path}, line {at}, is no line of keys: {error}", "Take it out, or record anew."
+        ) from None

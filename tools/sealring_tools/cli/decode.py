@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from sealring_tools.capture.decoding import Decoder, Event
+from sealring_tools.capture.decoding import Decoder, Event, read_key_log
 from sealring_tools.capture.packets import read_segments
 from sealring_tools.capture.streams import Streams
 from sealring_trio.errors import OperationError
-from sealring_trio.files.key_files import read_key_log
 
 
 def decode(capture: Path, *, keys: Path | None = None, json: bool = False) -> None:

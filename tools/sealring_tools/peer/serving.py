@@ -12,6 +12,7 @@ from typing import Final
 
 import attrs
 import trio
+from sealring.files.cluster import verify_roster
 from sealring_model.loading.model_folder import pins_of
 from sealring_protocol.link import Link
 from sealring_protocol.security.admission import Admission
@@ -22,12 +23,10 @@ from sealring_protocol.security.roster import Member, Roster
 from sealring_tools.peer.line import Line, Tell
 from sealring_tools.peer.playing import Model, Rank, lead
 from sealring_tools.peer.script import Script
-from sealring_trio.clock import wall_ms
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
-from sealring_trio.files.rosters import verify_roster
-from sealring_trio.units import format_address, parse_address
+from sealring_trio.units import format_address, parse_address, wall_ms
 
 ACCEPT_ENTROPY: Final = 32
 DIAL_ENTROPY: Final = 96

@@ -1,0 +1,271 @@
+"""What makes a cluster: keys, and the draft of a roster, which people read and edit.
+
+The draft is TOML: the cluster's name and random id, its policy, and one ``[[member]]`` for each
+node, in rank order. Signing adds the serial and the validity and makes the binary form, whose bytes
+are exactly what travels between nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+import pydantic
+from cryptography.hazmat.primitives.asymmetric import ec
+from sealring_protocol.errors import SealringError
+from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, TrustLevel
+from sealring_trio.errors import UserError
+from sealring_trio.files.config import read_toml
+from sealring_trio.files.key_files import is_there, public_path, replace_file
+from sealring_trio.files.rosters import read_verified
+from sealring_trio.units import format_time, is_unspecified, parse_address
+
+TRUST_NAMES: Final = {level.name.lower().replace("_", "-"): level for level in TrustLevel}
+NO_ATTESTATION: Final = "00" * 32
+
+
+def _check_name(value: str) -> str:
+    if not value.strip() or not value.isprintable() or len(value.encode()) > MAX_NAME:
+        raise ValueError(f"a name is printable text of 1 to {MAX_NAME} bytes")
+    return value
+
+
+def _check_address(value: str) -> str:
+    host, _ = parse_address(value)
+    if is_unspecified(host):
+        raise ValueError(
+            f"'{value}' is every address of whoever reads it: a node may listen there, and no "
+            "other node reaches it so"
+        )
+    if len(value.encode()) > MAX_ADDRESS:
+        raise ValueError(f"an address has at most {MAX_ADDRESS} bytes")
+    return value
+
+
+def _check_trust(value: str) -> str:
+    if value not in TRUST_NAMES:
+        raise ValueError(f"'{value}' is no trust level; they are: {', '.join(TRUST_NAMES)}")
+    return value
+
+
+Name = Annotated[str, pydantic.AfterValidator(_check_name)]
+Address = Annotated[str, pydantic.AfterValidator(_check_address)]
+Trust = Annotated[str, pydantic.AfterValidator(_check_trust)]
+KeyHex = Annotated[str, pydantic.Field(pattern=r"^04[0-9a-f]{128}$")]
+HashHex = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class DraftMember(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
+    """One ``[[member]]`` of a draft."""
+
+    name: Name = pydantic.Field(description="what people call it", examples=['"desk"'])
+    public_key: KeyHex = pydantic.Field(description="its .pub file's line", examples=['"04..."'])
+    addresses: list[Address] = pydantic.Field(
+        min_length=1,
+        max_length=MAX_ADDRESSES,
+        description="where the others reach it",
+        examples=['["192.168.1.10:7470"]'],
+    )
+    trust: Trust = pydantic.Field(
+        default="software",
+        description=f"what the coordinator asserts of its key: {', '.join(TRUST_NAMES)}",
+        examples=['"hardware"'],
+    )
+    attestation: HashHex = pydantic.Field(
+        default=NO_ATTESTATION,
+        description="SHA-256 of the evidence behind that, in hex; zeros for none",
+        examples=['"5c0e..."'],
+    )
+
+
+class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
+    """A roster before it is signed."""
+
+    name: Name = pydantic.Field(description="what people call the cluster", examples=['"home"'])
+    cluster: HashHex = pydantic.Field(
+        description="random id, 64 hex digits", examples=['"3fa1..."']
+    )
+    inner_seal: bool = pydantic.Field(
+        default=True,
+        description="seal activations again between the engines",
+        examples=["true"],
+    )
+    tensor_parallelism: bool = pydantic.Field(
+        default=True,
+        description="allow it; its sums are in the clear in the nodes of either end",
+        examples=["false"],
+    )
+    member: list[DraftMember] = pydantic.Field(
+        default=[], max_length=MAX_MEMBERS, description="the nodes, in rank order"
+    )
+
+    @pydantic.model_validator(mode="after")
+    def _check_twins(self) -> Self:
+        if twins := find_twins(self.member):
+            raise ValueError(twins)
+        return self
+
+
+def find_twins(members: Sequence[DraftMember]) -> str:
+    """What two of *members* share that each has to have alone; empty if there are no such two."""
+    for first, second in itertools.combinations(members, 2):
+        if first.public_key == second.public_key:
+            return f"'{second.name}' has the key of '{first.name}'"
+        if first.name == second.name:
+            return f"there are two called '{first.name}'"
+        if shared := set(first.addresses) & set(second.addresses):
+            return f"'{second.name}' has an address of '{first.name}', {min(shared)}"
+    return ""
+
+
+def make_draft(
+    name: str, cluster: bytes, inner_seal: bool, *, tensor_parallelism: bool = True
+) -> Draft:
+    """A draft without members. Raises `UserError` for a name that is none."""
+    try:
+        return Draft(
+            name=name,
+            cluster=cluster.hex(),
+            inner_seal=inner_seal,
+            tensor_parallelism=tensor_parallelism,
+        )
+    except pydantic.ValidationError as error:
+        raise _refused(error) from None
+
+
+def make_member(
+    name: str,
+    public_key: bytes,
+    addresses: list[str],
+    trust: str | None,
+    attestation: str | None,
+) -> DraftMember:
+    """A member of a draft. Raises `UserError` for a field that does not hold."""
+    chosen = {"trust": trust, "attestation": attestation}
+    try:
+        return DraftMember(
+            name=name,
+            public_key=public_key.hex(),
+            addresses=addresses,
+            **{key: value for key, value in chosen.items() if value is not None},
+        )
+    except pydantic.ValidationError as error:
+        raise _refused(error) from None
+
+
+def _refused(error: pydantic.ValidationError) -> UserError:
+    fault = error.errors()[0]
+    reason = fault["msg"].removeprefix("Value error, ")
+    return UserError(f"{fault['loc'][0]}: {reason}", "Correct that and run the command again.")
+
+
+def read_draft(path: Path) -> Draft:
+    """The draft at *path*. Raises `UserError`."""
+    return read_toml(path, Draft, "roster draft")
+
+
+def write_draft(path: Path, draft: Draft) -> None:
+    """Write *draft* to *path* as TOML. Raises `UserError`."""
+    lines = [
+        "# A sealring roster before it is signed. Rank 0 is the first member, and so on.",
+        f"name = {_quoted(draft.name)}",
+        f"cluster = {_quoted(draft.cluster)}",
+        f"inner_seal = {_quoted(draft.inner_seal)}",
+        f"tensor_parallelism = {_quoted(draft.tensor_parallelism)}",
+    ]
+    for member in draft.member:
+        lines += ["", "[[member]]"]
+        lines += [f"{key} = {_quoted(value)}" for key, value in member.model_dump().items()]
+    try:
+        replace_file(path, ("\n".join(lines) + "\n").encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}", "Choose a folder that exists and is yours."
+        ) from None
+
+
+def _quoted(value: str | bool | list[str]) -> str:
+    # JSON's strings, lists and booleans are TOML's too; names are checked to be printable.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def build_roster(draft: Draft, serial: int, issued_ms: int, expires_ms: int) -> Roster:
+    """The roster that *draft* describes. Raises `UserError` when it cannot be one."""
+    try:
+        return Roster(
+            cluster=bytes.fromhex(draft.cluster),
+            name=draft.name,
+            serial=serial,
+            issued_ms=issued_ms,
+            expires_ms=expires_ms,
+            inner_seal=draft.inner_seal,
+            members=tuple(_member(member) for member in draft.member),
+            tensor_parallelism=draft.tensor_parallelism,
+        )
+    except SealringError as error:
+        raise UserError(
+            f"this draft makes no roster: {error}", "Correct the draft and sign again."
+        ) from None
+
+
+def _member(member: DraftMember) -> Member:
+    return Member(
+        public_key=bytes.fromhex(member.public_key),
+        name=member.name,
+        addresses=tuple(member.addresses),
+        trust=TRUST_NAMES[member.trust],
+        attestation=bytes.fromhex(member.attestation),
+    )
+
+
+def verify_roster(path: Path, coordinator: bytes, wall_ms: int) -> SignedRoster:
+    """The signed roster at *path*, signed by *coordinator* and valid now. Raises `UserError`."""
+    signed = read_verified(path, coordinator)
+    if wall_ms >= signed.roster.expires_ms:
+        raise UserError(
+            f"the roster {path} expired on {format_time(signed.roster.expires_ms)}",
+            "Sign a new one: sealring roster sign. Also check this machine's clock.",
+        )
+    return signed
+
+
+def create_key(path: Path) -> SoftwareSigner:
+    """Make a key pair: the private half at *path*, the public half beside it as ``.pub``.
+
+    Raises `UserError` when either file exists or cannot be made.
+    """
+    signer = SoftwareSigner(ec.generate_private_key(ec.SECP256R1()))
+    public = public_path(path)
+    if is_there(public):
+        raise UserError(
+            f"{public} already exists, and is left as it is",
+            "Choose another name, or move it away.",
+        )
+    _write_new(path, signer.to_pem(), 0o600)
+    _write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
+    return signer
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    """Create *path* with *data* and *mode*, never replacing anything. Raises `UserError`."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        raise UserError(
+            f"{path} already exists, and is left as it is", "Choose another name, or move it away."
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"cannot create {path}: {error.strerror}", "Choose a folder that exists and is yours."
+        ) from None
+    with open(fd, "wb") as file:
+        os.fchmod(fd, mode)
+        file.write(data)
+        file.flush()
+        os.fsync(fd)

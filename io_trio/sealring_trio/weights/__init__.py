@@ -1,1 +1,0 @@
-"""Files of the model between members, over WEIGHTS links: giving and asking."""
