@@ -14,9 +14,8 @@ import pytest
 import trio
 import trio.testing
 from sealring_model.errors import LoadError
-from sealring_model.loading.model_folder import describe
+from sealring_model.loading.model_folder import describe, pins_of
 from sealring_model.loading.model_store import PartialModel, WeightFile
-from sealring_model.loading.model_folder import pins_of
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_protocol.security.roles import Purpose

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import ModelInfo
-from sealring_model.loading.model_store import known_commit, split_id
-from sealring_model.loading.model_store import PartialModel
+from sealring_model.loading.model_store import PartialModel, known_commit, split_id
 from sealring_model.text.tokens import Tokenizer, check_tokenizer
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.diagnosis import ADVICE, Cause

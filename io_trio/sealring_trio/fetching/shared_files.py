@@ -27,9 +27,8 @@ import attrs
 import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.foreign_json import MEMBER_LISTING, bound_of
-from sealring_model.loading.model_folder import describe
+from sealring_model.loading.model_folder import describe, pins_of
 from sealring_model.loading.model_store import PartialModel
-from sealring_model.loading.model_folder import pins_of
 from sealring_model.loading.weights import TensorEntry, read_entries, read_manifest
 from sealring_protocol.codec.messages import LISTING, Get, Piece
 from sealring_protocol.events import WeightsAsked

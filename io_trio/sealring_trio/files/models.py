@@ -13,10 +13,8 @@ from typing import Final
 
 import trio
 from sealring_model.errors import LoadError
-from sealring_model.loading.model_folder import read_adapter
-from sealring_model.loading.model_folder import ModelInfo, describe, find
-from sealring_model.loading.model_store import known_commit, split_id, stored_name
-from sealring_model.loading.model_store import PartialModel
+from sealring_model.loading.model_folder import ModelInfo, describe, find, read_adapter
+from sealring_model.loading.model_store import PartialModel, known_commit, split_id, stored_name
 
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.fetcher import FetchProgress, check_room, fetch
