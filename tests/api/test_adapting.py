@@ -115,13 +115,15 @@ STRICT = """{%- for message in messages %}
 {{- message.tool_call_id }}{% endif %}{% endfor %}"""
 
 
-def of_template(tmp_path: Any, template: str, messages: list[Any]) -> tuple[str, str]:
+def of_template(
+    tmp_path: Any, template: str, messages: list[Any], tools: list[Any] = TOOLS
+) -> tuple[str, str]:
     """The prompt that *template* makes of *messages*, and their changes."""
     families.saved(KINDS["mistral"].built(), KINDS["mistral"], tmp_path)
     config = families.config(KINDS["mistral"]) | {"chat_template": template}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     made = families.Tokenizer(tmp_path)
-    body = json.dumps({"model": "tiny", "messages": messages, "tools": TOOLS}).encode()
+    body = json.dumps({"model": "tiny", "messages": messages, "tools": tools}).encode()
     told, ids = JOBS["chat"](made, {"models": ["tiny"], "context": 0}, body, lambda stage: None)
     return made.decode(ParsedRequest.of(told, ids).prompts[0]), ", ".join(told["adapted"])
 
@@ -151,6 +153,27 @@ def test_a_message_that_the_template_leaves_out(tmp_path: Any) -> None:
     )
     assert said == "system-wrapped"
     assert "<system-reminder>\nBe brief.\n</system-reminder>" in prompt
+
+
+SWITCHES = """{% set system = messages[0].content -%}
+{{ 'off' if '/no_think' in system else 'on' }}: {{ '' -}}
+{{ system.replace('/no_think', '').replace('/think', '').strip() | upper }}
+{%- for message in messages[1:] %} {{ message.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize(
+    ("said", "prompt"),
+    [
+        ("/no_think", "off:  Hi."),
+        ("Be kind. /no_think", "off: BE KIND. Hi."),
+        ("/think", "on:  Hi."),
+        ("Be kind. /think", "on: BE KIND. Hi."),
+    ],
+)
+def test_a_system_message_that_the_template_changes(said: str, prompt: str, tmp_path: Any) -> None:
+    """As SmolLM3's and Nemotron's take out their switches: it is not left out."""
+    talk = of(f"system: {said}", "user: Hi.")
+    assert of_template(tmp_path, SWITCHES, talk, []) == (prompt, "")
 
 
 def test_what_fits_is_not_changed() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, takewhile
@@ -202,6 +203,9 @@ Change = Callable[[Sequence[Plain]], list[Plain]]
 
 _BETWEEN: Final = "\n\n"
 _BEGIN: Final = "Please begin."
+_PROBE: Final = "kwyjibo"
+"""A word that no template looks for."""
+
 _ID: Final = 9
 """Characters of a call's id in templates that say how many it has (Mistral's)."""
 
@@ -247,18 +251,24 @@ def _written(messages: list[Plain], write: Callable[[list[Plain]], str]) -> str 
 
 def _whole(messages: list[Plain], write: Callable[[list[Plain]], str]) -> str:
     """What *write* makes of *messages*. Raises `ValueError` if it refuses them, or leaves a system
-    message out, as templates do that look for it in one place."""
+    message out, as templates do that look for it in one place. One whose words it changes, as
+    SmolLM3's takes out ``/think``, is not left out: a word in its place is written."""
     text = write(messages)
-    at = 0
-    for message in messages:
-        if message["role"] != "system":
-            continue
-        said = max((line.strip() for line in message["content"].splitlines()), key=len, default="")
-        found = max(text.find(said, at), text.find(_json_within(said), at))
-        if found < 0 and said not in text and _json_within(said) not in text:
+    probes = {at: f"{_PROBE}{at}" for at, each in enumerate(messages) if _lacks(text, each)}
+    if probes:
+        tried = [m | {"content": probes.get(at, m["content"])} for at, m in enumerate(messages)]
+        written = set(re.findall(rf"{_PROBE}\d+", write(tried).lower()))
+        if not written.issuperset(probes.values()):
             raise ValueError("the chat template leaves a system message out")
-        at = max(at, found)
     return text
+
+
+def _lacks(text: str, message: Plain) -> bool:
+    """Whether *message* is the system's, and its longest line is not in *text*."""
+    if message["role"] != "system":
+        return False
+    said = max((line.strip() for line in message["content"].splitlines()), key=len, default="")
+    return said not in text and _json_within(said) not in text
 
 
 def _json_within(text: str) -> str:
@@ -486,17 +496,12 @@ def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
             write = partial(_told, tokenizer, instructions(told, calls))
         else:
             write = partial(_rendered, tokenizer, told)
-        given: list[dict[str, Any]] = []
-
-        def write_noted(those: list[dict[str, Any]]) -> str:
-            given[:] = those
-            return write(settings, those)
-
-        text, changes = adapted(messages, write_noted)
+        text, changes = adapted(messages, partial(write, settings))
     except ValueError as error:
         raise invalid(f"{error}.", "messages") from None
     only = partial(write, settings | {"begin_answer": False, "go_on": False})
     told_so = bool(tools) and tokenizer.in_words
+    given = _changed(messages, {name: CHANGES[name] for name in changes})
     return Conversation(text, tools, forced, calls, told_so, ignored, changes, given, only)
 
 
