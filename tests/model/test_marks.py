@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -229,6 +230,18 @@ def test_a_template_finds_a_word_that_is_a_part_of_a_mark(tmp_path: Path) -> Non
     tools = [{"type": "function", "function": {"think": "think", "im_end": "end"}}]
     ids = made.chat([{"role": "user", "content": "think"}], tools)
     assert made.decode(ids) == "think True False yes True"
+
+
+def test_many_short_words_are_guarded_in_a_time_that_the_template_does_not_lengthen(
+    tmp_path: Path,
+) -> None:
+    """A template of 60 KB with arguments of 10,000 words: 3.8 s where each was searched for."""
+    template = "{{ messages[0].content }}{# " + "a word 'im' or so " * 3500 + "#}"
+    made = templated("chatml", template, tmp_path)
+    words = [f"w{at:05}" for at in range(10_000)]
+    begun = time.process_time()
+    assert made.guard({"codes": words}) == {"codes": words}
+    assert time.process_time() - begun < 2
 
 
 @pytest.mark.parametrize("name", ["chatml, unigram", "chatml, prepend"])

@@ -78,6 +78,9 @@ _HTML: Final = re.compile(
 )
 
 
+_LOOKED: Final = re.compile(r"""(?<=')\w+(?=')|(?<=")\w+(?=")|(?<=\.)\w+""")
+"""A word that a template looks up or compares: in quotes, or after a dot."""
+
 _REPLACES: Final = re.compile(r"""replace\(\s*(['"])(.*?)\1\s*,\s*(['"])(.*?)\3""")
 """Where a template writes one text for another, both of which stand there."""
 
@@ -123,7 +126,7 @@ class Marks:
                 f"it has a mark of {longest:,} characters, and {_LONGEST:,} are the most"
             )
         self._inner: Final = inner
-        self._template: Final = template
+        self._looked: Final = None if template is None else {*_LOOKED.findall(template)}
         found = _REPLACES.findall(template or "")
         self._replaced: Final = dict.fromkeys((old, new) for _, old, _, new in found if old)
         self._added: Final = frozenset(added)
@@ -210,10 +213,7 @@ class Marks:
         """Whether the template, or what is before it, looks *word* up or compares it."""
         if not word.isidentifier():
             return False
-        if _SHAPE.fullmatch(word) or self._template is None:
-            return True
-        found = rf"""'{word}'|"{word}"|\.{word}\b"""
-        return re.search(found, self._template) is not None
+        return self._looked is None or word in self._looked or _SHAPE.fullmatch(word) is not None
 
     def bare(self, value: Any) -> Any:
         """*value*, which is guarded, without the breaks around texts that are parts of marks."""
