@@ -350,10 +350,8 @@ class _Talk:
                     if text:
                         text = f"<system-reminder>\n{text}\n</system-reminder>"
                     self._add("user", "content", text)
-                case "assistant", "document" | "search_result":
+                case "assistant", kind if kind != "text":
                     # It is no part of the answer: its marks could begin or end the thoughts.
-                    self._add("user", "content", self.plain(block, where, history=history))
-                case "assistant", kind if kind.endswith("_tool_result"):
                     self._add("user", "content", self.plain(block, where, history=history))
                 case role, _:
                     self._add(role, "content", self.plain(block, where, history=history))

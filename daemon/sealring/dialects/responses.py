@@ -547,7 +547,9 @@ class _Talk:
                 self._messages.append({**message, "content": text})
             case kind if kind.startswith(_SERVED):
                 told = item.model_dump(exclude_none=True, exclude={"id", "type", "status"})
-                self._said("content", f"[{kind}: {json.dumps(told, ensure_ascii=False)}]")
+                # What a tool found is no part of the answer: its marks could be thoughts' there.
+                text = f"[{kind}: {json.dumps(told, ensure_ascii=False)}]"
+                self._messages.append({"role": "user", "content": text})
             case other:
                 raise unsupported(
                     place, f"Items of type '{other}' are not supported; leave them out."
