@@ -121,7 +121,8 @@ class Marks:
         added = {int(number): token for number, token in inner.added_tokens_decoder.items()}
         special = {*map(int, inner.all_special_ids), *(n for n, t in added.items() if t.special)}
         control = {n: t for n, t in added.items() if _is_control(t.content, special=n in special)}
-        if (longest := max((len(t.content) for t in control.values()), default=0)) > _LONGEST:
+        self._names: Final = {n: str(t.content) for n, t in control.items()} | _pieces(inner)
+        if (longest := max(map(len, self._names.values()), default=0)) > _LONGEST:
             raise ValueError(
                 f"it has a mark of {longest:,} characters, and {_LONGEST:,} are the most"
             )
@@ -130,17 +131,17 @@ class Marks:
         found = _REPLACES.findall(template or "")
         self._replaced: Final = dict.fromkeys((old, new) for _, old, _, new in found if old)
         self._added: Final = frozenset(added)
-        self.ids: Final = frozenset(control)
+        self.ids: Final = frozenset(self._names)
         """The ids of control tokens."""
         self._unknown: Final = inner.unk_token_id
-        self._marks: Final = _Finder({token.content for token in control.values()} | {_WRITTEN})
+        self._marks: Final = _Finder({*self._names.values(), _WRITTEN})
         self._backend: Final[Any] = getattr(inner, "backend_tokenizer", None)
         normalizer = getattr(self._backend, "normalizer", None)
         self._normal: Final[Callable[[str], str]] = getattr(normalizer, "normalize_str", str)
         # The normalizer may make a mark of other characters. So what it makes is searched, too.
         alike = [t.content for t in control.values() if normalizer is not None and self._late(t)]
         self._alike: Final = _Finder(set(map(self._normal, alike)))
-        self._ones: Final = _one_of({t.content for t in control.values() if len(t.content) == 1})
+        self._ones: Final = _one_of({mark for mark in self._names.values() if len(mark) == 1})
         self._whole: Final = self._backend is not None and self._encodes_alike()
 
     def _late(self, token: Any) -> bool:
@@ -238,9 +239,11 @@ class Marks:
         """The ids of *text*, which a template made of guarded texts, with the special tokens that
         the model expects *around* it. Raises `ValueError` if the tokenizer makes a control token
         even of the parts of a mark."""
-        text = _unspelled(text)
         if not self._whole:
-            return self._encode_parts(text, around=around)
+            return self._encode_parts(_unspelled(text), around=around)
+        if not is_guarded(text):
+            return list(map(int, self._inner.encode(text, add_special_tokens=around)))
+        text = _unspelled(text)
         meant = plain(text)
         simply = self._backend.encode(meant, add_special_tokens=around)
         encoded = self._backend.encode(text, add_special_tokens=around)
@@ -321,11 +324,43 @@ class Marks:
             places += [(at + place, mark) for place, mark in self._marks.found(part)]
             at += len(part)
         counts = sum(map(self._count, parts), Counter[str]())
-        if [*self._marks.found(meant)] == places and self._count(meant) == counts:
-            return [int(token) for token in self._inner.encode(meant, add_special_tokens=around)]
+        own = sum((Counter(self._alone(part)) for part in parts), Counter[str]())
         lead = self._inner.encode("", add_special_tokens=True) if around else []
-        found = (self._inner.encode(part, add_special_tokens=False) for part in parts)
-        return [*lead, *(int(token) for ids in found for token in ids)]
+        if [*self._marks.found(meant)] == places and self._count(meant) == counts:
+            ids = self._inner.encode(meant, add_special_tokens=around)
+        else:
+            found = (self._inner.encode(part, add_special_tokens=False) for part in parts)
+            ids = [*lead, *itertools.chain.from_iterable(found)]
+        # Its class or its model may change texts, and make a mark of what is none before.
+        made = Counter(self._names.get(token, "") for token in ids if token != self._unknown)
+        own.update(self._names.get(token, "") for token in lead)
+        if more := {mark for mark in made - own if mark}:
+            raise _unwritable(min(more))
+        return list(map(int, ids))
+
+    def _alone(self, text: str) -> Iterator[str]:
+        """The marks in *text*, each the longest of those that begin there, and none within
+        another."""
+        end = 0
+        for at, mark in dict(self._marks.found(text)).items():
+            if at >= end:
+                yield mark
+                end = at + len(mark)
+
+
+def _pieces(inner: Any) -> dict[int, str]:
+    """The marks that the SentencePiece model of a tokenizer in Python finds in texts, though they
+    are no added tokens."""
+    model = getattr(inner, "sp_model", None)
+    if model is None:
+        return {}
+    return {
+        int(inner.convert_tokens_to_ids(piece)): piece.replace("\u2581", " ")
+        for n in range(len(model))
+        # A piece of the user's has no score, as a byte and what no text has.
+        if not (model.GetScore(n) or model.IsByte(n) or model.IsControl(n) or model.IsUnknown(n))
+        and _is_control(piece := model.IdToPiece(n), special=False)
+    }
 
 
 def _unwritable(mark: str) -> ValueError:

@@ -46,7 +46,7 @@ from sealring_model.text.formats import (
     format_named,
     thought_marks,
 )
-from sealring_model.text.marks import Marks, is_guarded, shortest
+from sealring_model.text.marks import Marks, shortest
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Reading
 
 _TOO_LONG: Final = "sequence-length-is-longer-than-the-specified-maximum"
@@ -356,9 +356,7 @@ class Tokenizer:
         with *around* those of `encode` too. Raises `ValueError` if the tokenizer cannot but make
         control tokens of what others wrote."""
         around = not self.has_chat if around is None else around
-        if is_guarded(text):
-            return self._marks.encode(text, around=around)
-        return self.encode(text, around=around)
+        return self._marks.encode(text, around=around)
 
     def chat(
         self,
