@@ -683,6 +683,17 @@ def test_a_tokenizer_in_python_makes_no_mark_of_what_is_none(
             assert [token for token in ids if token in own] == own
 
 
+def test_a_special_token_that_is_no_added_one(tmp_path: Path) -> None:
+    """PLBart's class has none added, and yet knows its special ones in texts."""
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(families.piece_model("bpe"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    config = {"tokenizer_class": "PLBartTokenizer", "chat_template": "{{ messages[0].content }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    made = Tokenizer(tmp_path)
+    assert made.ids()["<s>"] in made.encode_part("a<s>")
+    assert made.ids()["<s>"] not in made.chat([{"role": "user", "content": "a<s>"}])
+
+
 TAKES_OUT = (
     "{% for m in messages %}<SPECIAL_11>User\\n{{ m['content'].replace('/think', '')"
     ".replace('/no_think', '').replace('<_end_think>', '</think>').strip() }}\\n{% endfor %}"

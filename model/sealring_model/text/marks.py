@@ -121,7 +121,10 @@ class Marks:
         added = {int(number): token for number, token in inner.added_tokens_decoder.items()}
         special = {*map(int, inner.all_special_ids), *(n for n, t in added.items() if t.special)}
         control = {n: t for n, t in added.items() if _is_control(t.content, special=n in special)}
-        self._names: Final = {n: str(t.content) for n, t in control.items()} | _pieces(inner)
+        bare = {n: inner.convert_ids_to_tokens(n) or "" for n in special - added.keys()}
+        own = {n: name for n, name in bare.items() if _is_control(name, special=True)}
+        names = {n: str(token.content) for n, token in control.items()}
+        self._names: Final = names | own | _pieces(inner)
         if (longest := max(map(len, self._names.values()), default=0)) > _LONGEST:
             raise ValueError(
                 f"it has a mark of {longest:,} characters, and {_LONGEST:,} are the most"
