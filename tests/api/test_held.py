@@ -27,7 +27,7 @@ from sealring.dialects.schema import ChatOptions, CompletionOptions
 from sealring.files.origins import AllowedHosts, AllowedOrigins
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
-from sealring.http import head
+from sealring.http import gate, head
 from sealring.http.cluster import MAX_LIVE
 from sealring.http.gate import Caller
 from sealring.http.generate import Call, Generate
@@ -444,6 +444,17 @@ async def test_answers_that_nobody_takes_are_held(
         other = api.run(asking, path, "bob")
         await wait_all_tasks_blocked()
         assert other[0][0] == 200
+
+
+async def test_a_probe_is_answered_though_its_key_has_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "PART_OF_ONE", 0)
+    async with api_of(tmp_path) as (api, asking):
+        for path, status in (("/v1/requests", 200), ("/v1/requests", 503), ("/livez", 200)):
+            got = api.run(asking, path, "alice")
+            await wait_all_tasks_blocked()
+            assert got[0][0] == status
 
 
 async def test_what_is_the_same_for_all_is_not_held(
