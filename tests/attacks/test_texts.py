@@ -379,6 +379,29 @@ async def test_a_worker_that_begins_with_what_is_no_message_ends_nothing_else(
             await outcome(texts, "chat", b"")
 
 
+REGEX: dict[str, Any] = {"pattern": {"Regex": "(a+)+$"}, "content": ""}
+DECODERS = {
+    "no steps": {"type": "Sequence"},
+    "steps that are none": {"type": "Sequence", "decoders": ["x", None]},
+    "no list of steps": {"type": "Sequence", "decoders": 5},
+    "no fields": {"type": "CTC"},
+    "no pattern": {"type": "Replace"},
+    "a pattern that is none": {"type": "Replace", "pattern": "x", "content": ""},
+    "a pattern of no text": {"type": "Replace", "pattern": {"String": 5}, "content": ""},
+    "two patterns": {"type": "Replace", "pattern": {"String": "x", "Regex": "x"}, "content": ""},
+    "a number for a text": {"type": "BPEDecoder", "suffix": 5},
+    "a field more": {"type": "Fuse", "decoders": []},
+    "no type": REGEX,
+    "a type of another case": {"type": "replace", **REGEX},
+    "a type that is none": {"type": []},
+    "no decoder": {},
+    "a step of no type": {"type": "Sequence", "decoders": [REGEX]},
+    "very many spaces": {
+        "type": "Sequence",
+        "decoders": [{"type": "WordPiece", "prefix": "##", "cleanup": True}] * 6500,
+    },
+    "a text without end": {"type": "Replace", "pattern": {"String": ""}, "content": "x" * 99_999},
+}
 NO_WORDS: dict[str, tuple[dict[str, Any], bytes]] = {
     "a size less than nothing": ({"size": -1}, b""),
     "a size without end": ({"size": 1 << 40}, b""),
@@ -402,6 +425,14 @@ NO_WORDS: dict[str, tuple[dict[str, Any], bytes]] = {
     ),
     "a decoder that is deep": ({"decoder": "[" * 90_000}, b""),
     "a decoder that is none": ({"decoder": "[1]"}, b""),
+    "a decoder that is deep in itself": (
+        {"decoder": '{"type": "Sequence", "decoders": [' * 900 + "]}" * 900},
+        b"",
+    ),
+    **{
+        f"a decoder with {name}": ({"decoder": json.dumps(decoder)}, b"")
+        for name, decoder in DECODERS.items()
+    },
 }
 
 
@@ -414,6 +445,27 @@ def test_what_a_taken_worker_says_of_the_tokens_is_looked_at(
     assert Vocabulary.unpacked(told, right).token_bytes(0) == b""
     with pytest.raises(ValueError, match=r"vocabulary|most|answers|mark|decoder|nested"):
         Vocabulary.unpacked(told | wrong, data or right)
+
+
+def test_a_decoder_is_given_to_the_library_as_it_was_checked() -> None:
+    """Of two types in one step Python takes the last, and the library the first."""
+    decoder = '{"type": "Replace", "type": "Fuse", "pattern": {"Regex": "a"}, "content": ""}'
+    with pytest.raises(ValueError, match="other fields"):
+        Vocabulary.of([b"a"], decoder=decoder, **WORDS)
+    decoder = '{"type": "Replace", "pattern": {"Regex": "a"}, "pattern": {"String": "b"}, '
+    words = Vocabulary.of([b"ab"], decoder=decoder + '"content": "c"}', **WORDS)
+    assert words.decode([0]) == "ac"
+
+
+async def test_a_worker_whose_decoder_is_none_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    told, data = Vocabulary.of((), **WORDS).packed()
+    (tmp_path / "begins").write_bytes(pack({"ready": told | {"decoder": '{"type": "CTC"}'}}, data))
+    async with workers(tmp_path) as texts:
+        with pytest.raises(OperationError, match="told nothing of its tokens"):
+            await texts.vocabulary()
 
 
 async def test_a_worker_that_says_nothing_of_the_tokens_is_ended(

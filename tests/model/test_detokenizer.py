@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring_model import tiny
-from sealring_model.text.detokenizer import Vocabulary
+from sealring_model.text.detokenizer import Vocabulary, check_decoder
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -346,6 +346,50 @@ def test_a_long_text_costs_no_more_for_each_token(
     assert "".join(parts) == whole
     assert len(parts[-1]) < 8
     assert len(ids) * bool(tokenizer.words.decoder) <= decoded <= 80 * len(ids)
+
+
+EVERY = [
+    decoders.BPEDecoder(),
+    decoders.ByteFallback(),
+    decoders.ByteLevel(),
+    decoders.CTC(),
+    decoders.Fuse(),
+    decoders.Metaspace(),
+    decoders.Replace("a", "b"),
+    decoders.Strip(" ", 1, 0),
+    decoders.WordPiece(),
+]
+
+
+@pytest.mark.parametrize("decoder", [*EVERY, decoders.Sequence(EVERY)], ids=repr)
+def test_every_decoder_of_the_library_is_known(decoder: object) -> None:
+    builder = Builder(models.BPE())
+    builder.decoder = decoder  # type: ignore[assignment]
+    check_decoder(200, json.loads(builder.to_str())["decoder"])
+
+
+def test_a_text_of_which_no_part_can_be_told_apart_costs_no_more_for_each_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its last letter is the first that was said."""
+    pairs = {"type": "Replace", "pattern": {"String": "aa"}, "content": "b"}
+    decoder = json.dumps({"type": "Sequence", "decoders": [{"type": "Fuse"}, pairs]})
+    none = frozenset[int]()
+    words = Vocabulary.of(
+        [b"a", b"aa"], size=2, special=none, silent=none, eos=none, decoder=decoder
+    )
+    most, decode = 0, Vocabulary.decode
+
+    def counting(words: Vocabulary, ids: Sequence[int]) -> str:
+        nonlocal most
+        most = max(most, len(ids))
+        return decode(words, ids)
+
+    monkeypatch.setattr(Vocabulary, "decode", counting)
+    stream = words.stream(())
+    said = "".join(map(stream.add, [0, *[1] * 1000])) + stream.finish()
+    assert most < 200
+    assert 990 < len(said) < 1010
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])

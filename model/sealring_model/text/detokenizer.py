@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import functools
 import itertools
-import math
+import json
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,8 +70,13 @@ _ID: Final = "I"
 _MARK: Final = 1024
 """Characters of a mark around thoughts or calls, at most."""
 
-_MAX_WORK: Final = 65_536
-"""Characters that making text of one token may take. Models have some 1,000."""
+_MAX_WINDOW: Final = 3 * _WINDOW
+"""Tokens that are decoded again where nothing fits that was decoded before: only odd decoders make
+text of which no part can be told apart."""
+
+_MAX_WORK: Final = 16_384
+"""Steps that making text of one token may take. Models have some 1,000. All tokens of a window,
+some of them twice and more, take 50 ms."""
 
 _CLEANED: Final = (
     *((f" {mark}", mark) for mark in ".?!,"),
@@ -79,6 +84,29 @@ _CLEANED: Final = (
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
 """What transformers replaces in a text that it cleans up."""
+
+_DECODERS: Final[Mapping[str, Mapping[str, type]]] = {
+    "BPEDecoder": {"suffix": str},
+    "ByteFallback": {},
+    "ByteLevel": {"add_prefix_space": bool, "trim_offsets": bool, "use_regex": bool},
+    "CTC": {"pad_token": str, "word_delimiter_token": str, "cleanup": bool},
+    "Fuse": {},
+    "Metaspace": {"replacement": str, "prepend_scheme": str, "split": bool},
+    "Replace": {"pattern": dict, "content": str},
+    "Sequence": {"decoders": list},
+    "Strip": {"content": str, "start": int, "stop": int},
+    "WordPiece": {"prefix": str, "cleanup": bool},
+}
+"""The fields of each decoder of the tokenizers library, as it writes them."""
+
+_STEP: Final = 16
+"""What a step of a decoder takes for a token without characters."""
+
+_CLEANUP: Final = 64
+"""What it takes more if it cleans up, which is a dozen replacements."""
+
+_INSERTED: Final = 32
+"""What it takes for a text that it puts between characters."""
 
 
 @attrs.frozen(slots=False)
@@ -200,10 +228,7 @@ class Vocabulary:
         sizes = [after - before for before, after in itertools.pairwise(self.ends)]
         if min(sizes, default=0) < 0:
             raise ValueError("a vocabulary of tokens that overlap")
-        described = parse_foreign("decoder", self.decoder.encode()) if self.decoder else None
-        if described is not None and not isinstance(described, dict):
-            raise ValueError("a decoder that is none")
-        check_decoder(max(sizes, default=0), described or {})
+        check_decoder(max(sizes, default=0), self._described)
 
     def __getitem__(self, token: int) -> bytes:
         """The bytes of *token*, or of its name; none for an id without one."""
@@ -231,6 +256,11 @@ class Vocabulary:
             text = text.replace(old, new)
         return text
 
+    @property
+    def _described(self) -> Any:
+        """The decoder; None if there is none. Raises `ForeignFault`."""
+        return parse_foreign("decoder", self.decoder.encode()) if self.decoder else None
+
     @functools.cached_property
     def _decode(self) -> Callable[[list[str]], str]:
         if self.decoder == NO_DECODER:
@@ -238,7 +268,8 @@ class Vocabulary:
         from tokenizers import Tokenizer as Backend  # noqa: PLC0415 - for such tokenizers alone
 
         model = '{"type": "WordLevel", "vocab": {}, "unk_token": ""}'
-        text = f'{{"version": "1.0", "model": {model}, "decoder": {self.decoder}}}'
+        decoder = json.dumps(self._described)  # what was checked, and no name twice
+        text = f'{{"version": "1.0", "model": {model}, "decoder": {decoder}}}'
         decode: Callable[[list[str]], str] = Backend.from_str(text).decoder.decode
         return decode
 
@@ -366,6 +397,8 @@ class WindowDetokenizer(Detokenizer):
                 self._forget(text)
         elif self._broken and len(self._ids) > self._broken[-1] + _WINDOW:
             self._forget_broken(text, ready)
+        elif len(self._ids) > _MAX_WINDOW:
+            self._forget(text)
         return piece
 
     def _forget_broken(self, text: str, ready: int) -> None:
@@ -385,8 +418,9 @@ class WindowDetokenizer(Detokenizer):
             last = self._decode(self._ids[-count:])
             said = self._said - len(text) + len(last)
             whole = last.lstrip("\N{REPLACEMENT CHARACTER}")
-            if said >= len(last) - len(whole) and text.endswith(whole) and (whole or not last):
-                self._ids, self._said, self._size = self._ids[-count:], said, len(last)
+            fits = said >= len(last) - len(whole) and text.endswith(whole) and (whole or not last)
+            if fits or len(self._ids) > _MAX_WINDOW:
+                self._ids, self._said, self._size = self._ids[-count:], max(0, said), len(last)
                 self._broken = []
                 return
 
@@ -410,12 +444,10 @@ def bytes_reader(decoder: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bo
     return None
 
 
-def check_decoder(longest: int, decoder: Mapping[str, Any]) -> None:
+def check_decoder(longest: int, decoder: Mapping[str, Any] | None) -> None:
     """Raise `ValueError` for a token or a *decoder* that takes too long, where the *longest* token
     has so many characters: text is made where everybody waits."""
-    work = max(1, longest) * decoding_work(decoder)
-    if math.isinf(work):
-        raise ValueError("its decoder has a regular expression, which may take any time")
+    work = longest if decoder is None else decoding_work(decoder, longest)
     if work > _MAX_WORK:
         raise ValueError(
             f"its longest token has {longest:,} characters, which its decoder makes text of in "
@@ -423,16 +455,23 @@ def check_decoder(longest: int, decoder: Mapping[str, Any]) -> None:
         )
 
 
-def decoding_work(decoder: Mapping[str, Any]) -> float:
-    """The steps in which the *decoder* of a fast tokenizer makes text of each character of a token,
-    at most. Infinity if it searches with a regular expression."""
-    work = size = 1.0
-    for old, new in _replacements(decoder):
-        if old is None:
-            return math.inf
-        work += size * max(1, len(old))
-        size *= max(1.0, len(new) / len(old)) if old else 1 + len(new)
-        work += size
+def decoding_work(decoder: Mapping[str, Any], longest: int) -> float:
+    """The steps, of some 10 ns each, in which the *decoder* of a fast tokenizer makes text of a
+    token of *longest* characters, at most. Raises `ValueError` for a decoder that is not known, or
+    searches with a regular expression."""
+    work, size = 0.0, float(max(1, longest))
+    rest: list[Any] = [decoder]
+    while rest:
+        step = rest.pop()
+        kind = _kind(step)
+        if kind == "Sequence":
+            rest += reversed(step["decoders"])
+        work += _STEP + _CLEANUP * bool(step.get("cleanup"))
+        for old, new in _replacements(kind, step):
+            work += size * (len(old) or _INSERTED)
+            size = size * max(1.0, len(new) / len(old)) if old else size * (1 + len(new)) + len(new)
+            work += size
+        size += kind == "WordPiece"  # a space before each token
     return work
 
 
@@ -477,18 +516,32 @@ def _byte_fallback(name: str) -> bytes:
     return name.replace(_SPM_SPACE, " ").encode()
 
 
-def _replacements(decoder: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
-    """The texts that each step of *decoder* replaces, and by what. None: a regular expression."""
-    match decoder.get("type"):
-        case "Sequence":
-            for step in decoder["decoders"]:
-                yield from _replacements(step)
+def _kind(step: Any) -> str:
+    """The type of a decoder's *step*, which has the fields of its type and no other. Raises
+    `ValueError`."""
+    kind = step.get("type") if isinstance(step, dict) else None
+    fields = _DECODERS.get(kind) if isinstance(kind, str) else None
+    if fields is None:
+        raise ValueError("its decoder has a step of no type that is known here")
+    shape = {name: type(value) for name, value in step.items()}
+    if shape != {"type": str, **fields}:
+        raise ValueError(f"its decoder has a step {kind} of other fields than it has")
+    if kind == "Replace" and step["pattern"].keys() == {"Regex"}:
+        raise ValueError("its decoder has a regular expression, which may take any time")
+    if kind == "Replace" and [*map(type, step["pattern"].values())] != [str]:
+        raise ValueError("its decoder replaces what is no text")
+    return str(kind)
+
+
+def _replacements(kind: str, step: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts that a *step* of a decoder replaces, and by what."""
+    match kind:
         case "Replace":
-            yield decoder["pattern"].get("String"), decoder["content"]
+            yield step["pattern"]["String"], step["content"]
         case "BPEDecoder":
-            yield decoder["suffix"], " "
+            yield step["suffix"], " "
         case "CTC":
-            yield decoder["pad_token"], ""
-            yield decoder["word_delimiter_token"], " "
-        case _:  # it makes a text no longer but by a space for each token
-            yield "", ""
+            yield step["pad_token"], ""
+            yield step["word_delimiter_token"], " "
+        case _:  # it makes each character one at most
+            yield " ", " "

@@ -163,7 +163,7 @@ class Tokenizer:
             described = _described(inner)
             _check_words(inner)
             longest = max(map(len, inner.get_vocab()), default=0)
-            check_decoder(longest, (described or {}).get("decoder") or {})
+            check_decoder(longest, (described or {}).get("decoder"))
             template = _own_template(inner)
             self.tools: Final = _tool_format(helpers, inner)
             """How the model writes tool calls; None if its template has none."""
