@@ -205,7 +205,7 @@ PARSES_JSON = {
     "dialects/messages.py": "runs in a text worker",
     "structured/forms.py": "runs in a text worker",
     "text_worker.py": "is the text worker",
-    "text/workers.py": "reads what this node's own text workers say, bounded by their MAX_FRAME",
+    "text/workers.py": "reads what this node's own text workers say, of few values (is_small)",
     "service/control.py": "reads a line of the same user, bounded by MAX_LINE",
     "local/client.py": "is a command, which reads what a ring answers it",
     "local/control_client.py": "is a command, which reads what its own node says",

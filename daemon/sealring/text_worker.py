@@ -79,6 +79,7 @@ from sealring.text.frames import (
     RENDER,
     SIZES,
     TOKENISE,
+    is_small,
     pack,
 )
 
@@ -630,7 +631,10 @@ def _answer(node: socket.socket, tokenizer: Tokenizer, asked: Any, data: bytes) 
         return pack({"refused": invalid("The text is too large or too deep.").fields()})
     # A header shows no more of them, and a body may have a hundred thousand.
     told |= {name: told[name][: MAX_IGNORED + 1] for name in ("ignored", "adapted") if name in told}
-    return pack({"done": told}, given)
+    frame = pack({"done": told}, given)
+    if not is_small(frame[SIZES.size : len(frame) - len(given)]):
+        return pack({"refused": invalid("The text has too many values.").fields()})
+    return frame
 
 
 def _receive(node: socket.socket) -> tuple[Any, bytes]:

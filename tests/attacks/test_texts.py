@@ -244,6 +244,8 @@ SAYINGS = {
     "deep": frame(b"[" * 1_000_000),
     "no JSON": frame(b"\xff"),
     "no object": frame(b"1"),
+    "very many values": frame(b'{"done": [' + b"{}," * 7_000_000 + b"1]}"),
+    "very many texts": frame(b'{"done": [' + b'"",' * 7_000_000 + b"1]}"),
     "nothing": frame(b"{}"),
     "no fields": frame(b'{"refused": 1}'),
     "no answer": frame(b'{"done": [1]}'),
@@ -402,6 +404,49 @@ DECODERS = {
     },
     "a text without end": {"type": "Replace", "pattern": {"String": ""}, "content": "x" * 99_999},
 }
+
+
+async def test_a_long_text_of_a_worker_s_is_one_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    text = ',[{:"\\' * 500_000
+    (tmp_path / "says").write_bytes(pack({"done": {"calls": [["f", text, "1"]]}}))
+    async with workers(tmp_path) as texts:
+        told, _ = await texts.run("call", {})
+        assert told["calls"][0][1] == text
+
+
+async def test_an_answer_too_many_is_not_the_next_job_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    (tmp_path / "says").write_bytes(frame(b'{"done": {"calls": []}}') * 2)
+    async with workers(tmp_path) as texts:
+        assert await outcome(texts, "call", b"") == "{'calls': []}"
+        told = await outcome(texts, "call", b"")
+        assert told == "Lost: the text worker said more than it was asked"
+
+
+FAILED = {
+    "hidden characters": ("\x1b[2J\u202e\ud800no", r"^\\u001b\[2J\\u202e.*no$"),
+    "no text": ([[]] * 1_000, "no text worker starts: .* no message"),
+    "no text, and large": ([[]] * 1_000_000, "no text worker starts: .* no message"),
+}
+
+
+@pytest.mark.parametrize(("failed", "wanted"), FAILED.values(), ids=FAILED)
+async def test_why_a_worker_loads_nothing_is_a_text_that_can_be_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: Any, wanted: str
+) -> None:
+    monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
+    (tmp_path / "begins").write_bytes(pack({"failed": failed}))
+    async with workers(tmp_path) as texts:
+        with pytest.raises(OperationError) as raised:
+            await texts.vocabulary()
+        assert re.search(wanted, raised.value.what)
+
+
 NO_WORDS: dict[str, tuple[dict[str, Any], bytes]] = {
     "a size less than nothing": ({"size": -1}, b""),
     "a size without end": ({"size": 1 << 40}, b""),

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from array import array
 from collections.abc import Mapping, Set
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 import attrs
 import pydantic
+from sealring_model.loading.foreign_json import values_in
 from sealring_protocol.control.requests import TokenIds
 from sealring_protocol.limits import MAX_BAD
 
@@ -202,6 +204,12 @@ SIZES: Final = struct.Struct(">II")
 MAX_FRAME: Final = 128 << 20
 """Bytes of a frame: a body of 8 MiB whose prompts are echoed, escaped, and its ids."""
 
+_MAX_VALUES: Final = 250_000
+"""Values of a frame's JSON, which the node parses in 0.1 s. An answer has far fewer, for its texts
+count as one each."""
+
+_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+
 READ: Final = "reading the body"
 RENDER: Final = "the chat template"
 TOKENISE: Final = "making tokens of the prompt"
@@ -262,3 +270,12 @@ def pack(told: Mapping[str, Any], data: bytes = b"") -> bytes:
     """The frame of *told* and *data*."""
     text = json.dumps(told).encode()
     return SIZES.pack(len(text), len(data)) + text + data
+
+
+def is_small(text: bytes | bytearray) -> bool:
+    """Whether the JSON of a frame has `_MAX_VALUES` at most. Parses nothing."""
+    if values_in(text) <= _MAX_VALUES:
+        return True
+    if text.count(b'"') - text.count(b'\\"') > 2 * _MAX_VALUES:  # each text has two, or one
+        return False
+    return values_in(_TEXT.sub(b"", text)) <= _MAX_VALUES

@@ -36,6 +36,7 @@ import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_model.text.detokenizer import Vocabulary
+from sealring_protocol.codec.wire import clip
 from sealring_trio.engine.supervisor import EngineCommand
 from sealring_trio.errors import OperationError
 from sealring_trio.processes.interpreter import signal_name
@@ -55,6 +56,7 @@ from sealring.text.frames import (
     Wrong,
     checked,
     checked_error,
+    is_small,
     pack,
 )
 
@@ -115,7 +117,7 @@ GRACE: Final = 2.0
 LOADING: Final = "loading the model's tokenizer"
 
 _SAID: Final = 1000
-"""Characters of what a worker says of itself that are passed on."""
+"""Bytes of what a worker says of itself that are passed on."""
 
 Check = Callable[[Mapping[str, Any]], object]
 """Raises `ValueError` for fields that are no answer."""
@@ -319,8 +321,8 @@ class _Worker:
             raise Lost(f"{LOADING} took longer than {START_SECONDS:.0f} s") from None
         except Exceeded as error:
             raise Unloadable(str(error)) from None
-        if "failed" in told:
-            raise Unloadable(str(told["failed"])[:_SAID])
+        if isinstance(failed := told.get("failed"), str):
+            raise Unloadable(clip(failed[:_SAID], _SAID))
         if not isinstance(ready := told.get("ready"), dict):
             raise Lost("the text worker said what is no message")
         try:
@@ -335,6 +337,8 @@ class _Worker:
         """Its answer to *job* in *frame*, which passes *check*. Raises `Refused`, `Exceeded` or
         `Lost`."""
         self.usable = False
+        if self._held:
+            raise Lost("the text worker said more than it was asked")
         try:
             told, data = await self._converse(frame)
         except trio.Cancelled:
@@ -445,7 +449,7 @@ class _Worker:
 def _read(text: bytearray) -> dict[str, Any]:
     """The object in *text*. Raises `Lost`: a worker that was taken over says anything."""
     try:
-        told = json.loads(text)
+        told = json.loads(text) if is_small(text) else None
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
