@@ -141,6 +141,14 @@ def listing(count: int) -> bytes:
     return json.dumps({"siblings": files, "sha": "0" * 40}).encode()
 
 
+ADDED = {
+    "content": "<|s_1|>",
+    "lstrip": False,
+    "normalized": False,
+    "rstrip": False,
+    "single_word": False,
+    "special": True,
+}
 LARGE: dict[str, tuple[str, Callable[[], bytes]]] = {
     "an index of 200,000 tensors": (
         "model.safetensors.index.json",
@@ -163,6 +171,14 @@ LARGE: dict[str, tuple[str, Callable[[], bytes]]] = {
     ),
     "the largest vocabulary that there is": ("tokenizer.json", lambda: vocabulary(262_144)),
     "a listing of 10,000 files": (HUB_LISTING, lambda: listing(10_000)),
+    "65,536 added tokens, as transformers wrote them": (
+        "tokenizer_config.json",
+        lambda: json.dumps({"added_tokens_decoder": {n: ADDED for n in range(65_536)}}).encode(),
+    ),
+    "131,072 added tokens": (
+        "added_tokens.json",
+        lambda: json.dumps({f"<|{n}|>": n for n in range(131_072)}).encode(),
+    ),
     "a configuration with a quantization for each of 5,000 tensors": (
         "config.json",
         lambda: json.dumps(
