@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -249,6 +250,22 @@ def test_a_tokenizer_that_cannot_be_read_ends_it_with_the_reason(
     assert "Fetch the model again" in done.stderr
     assert "Traceback" not in done.stderr
     assert "should not happen" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "demo", "run"])
+def test_settings_of_a_tokenizer_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    model = Path(shutil.copytree(find_model(TINY), tmp_path / "model"))
+    for template in model.glob("*.jinja"):
+        template.unlink()
+    (model / "tokenizer_config.json").write_text("[1]")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    given = [model, "Hello."] if command == "run" else ["--model", model]
+    done = sealring(command, *given)
+    assert done.code == 2
+    assert "tokenizer_config.json does not hold a JSON object" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sealring_protocol.security.seal import (
 )
 from sealring_trio.errors import FOUND_WRONG, OperationError
 from sealring_trio.files.config import SUITES, CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, describe_model, find_whole_model
+from sealring_trio.files.models import TINY, check_text, describe_model, find_whole_model
 from sealring_trio.units import format_size
 
 from sealring.cli.options import Positive
@@ -158,6 +158,7 @@ def demo(
     folder = find_whole_model(model)
     info = describe_model(folder)
     asked = prompt if prompt is not None else _default_prompt()
+    check_text(folder)
     if not has_chat_template(folder):
         _say(json, f"{NO_TEMPLATE[0].upper()}{NO_TEMPLATE[1:]}.")
     _say(json, f"Starting {ranks} node processes on loopback ...")

@@ -165,7 +165,7 @@ def _head(
     that ends with the block, as it always is with *no_guesses*."""
     # A tenth of a second, which a mistake need not wait for.
     from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
-    from sealring_trio.files.models import find_whole_model  # noqa: PLC0415
+    from sealring_trio.files.models import check_text, find_whole_model  # noqa: PLC0415
 
     from sealring.files.models import NO_TEMPLATE  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
@@ -189,6 +189,7 @@ def _head(
             )
         else:
             folder = find_whole_model(model)
+            check_text(folder)
             template = has_chat_template(folder)
             why = "a ring without guesses" if no_guesses else f"no ring here serves {model}: one"
             tell_note(f"{why} is started, and ends with the answer")

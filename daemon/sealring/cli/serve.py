@@ -17,7 +17,7 @@ import cyclopts
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, find_whole_model
+from sealring_trio.files.models import TINY, check_text, find_whole_model
 from sealring_trio.units import is_loopback
 
 from sealring.cli.options import Port, Positive
@@ -127,6 +127,7 @@ def serve(
     from sealring.local.api import local_api  # noqa: PLC0415 - see `up`
 
     folder = find_whole_model(model)
+    check_text(folder)
     if not has_chat_template(folder):
         print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
     key = _key(host, api_key, api_key_file)
