@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring_model import tiny
-from sealring_model.text.detokenizer import Vocabulary, check_decoder
+from sealring_model.text.detokenizer import Vocabulary, bytes_reader, check_decoder
 from sealring_model.text.grammars import grammar_tokenizer, matcher
 from sealring_model.text.tokens import Tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
@@ -346,6 +346,16 @@ def test_a_long_text_costs_no_more_for_each_token(
     assert "".join(parts) == whole
     assert len(parts[-1]) < 8
     assert len(ids) * bool(tokenizer.words.decoder) <= decoded <= 80 * len(ids)
+
+
+@pytest.mark.parametrize("name", ["<0x  >", "<0x+A>", "<0xe9>", "<0x\t\t>", "<0x++>", "<0x-1>"])
+def test_the_name_of_a_byte_is_what_the_library_takes_for_one(name: str) -> None:
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    builder = Builder(models.BPE())
+    builder.decoder = decoder = decoders.Sequence(steps)  # type: ignore[assignment]
+    reader = bytes_reader(json.loads(builder.to_str())["decoder"])
+    assert reader is not None
+    assert reader[0](name).decode(errors="replace") == decoder.decode([name])
 
 
 EVERY = [

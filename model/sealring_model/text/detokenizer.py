@@ -15,6 +15,7 @@ import codecs
 import functools
 import itertools
 import json
+import string
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -509,10 +510,9 @@ def _byte_level(name: str) -> bytes:
 def _byte_fallback(name: str) -> bytes:
     """The bytes of a token that is text, or one byte as ``<0xFF>``."""
     if len(name) == _BYTE_NAME and name.startswith("<0x") and name.endswith(">"):
-        try:
-            return bytes.fromhex(name[3:5])
-        except ValueError:
-            pass
+        digits = name[3:5].removeprefix("+")  # which Rust takes before a digit, and no space
+        if all(digit in string.hexdigits for digit in digits):
+            return bytes([int(digits, 16)])
     return name.replace(_SPM_SPACE, " ").encode()
 
 
