@@ -27,11 +27,11 @@ from sealring_protocol.security.seal import (
 )
 from sealring_trio.errors import FOUND_WRONG, OperationError
 from sealring_trio.files.config import SUITES, CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, check_text, describe_model, find_whole_model
+from sealring_trio.files.models import TINY, describe_model, find_whole_model
 from sealring_trio.units import format_size
 
 from sealring.cli.options import Positive
-from sealring.files.models import NO_TEMPLATE
+from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process, pace
 from sealring.local.ring import LocalNode, Setting, guess_options, local_ring
 from sealring.output import (

@@ -165,9 +165,9 @@ def _head(
     that ends with the block, as it always is with *no_guesses*."""
     # A tenth of a second, which a mistake need not wait for.
     from sealring_model.text.tokens import has_chat_template  # noqa: PLC0415
-    from sealring_trio.files.models import check_text, find_whole_model  # noqa: PLC0415
+    from sealring_trio.files.models import find_whole_model  # noqa: PLC0415
 
-    from sealring.files.models import NO_TEMPLATE  # noqa: PLC0415
+    from sealring.files.models import NO_TEMPLATE, check_text  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
     from sealring.local.api import local_api  # noqa: PLC0415
     from sealring.local.client import HeadClient  # noqa: PLC0415

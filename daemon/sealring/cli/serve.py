@@ -17,11 +17,11 @@ import cyclopts
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
-from sealring_trio.files.models import TINY, check_text, find_whole_model
+from sealring_trio.files.models import TINY, find_whole_model
 from sealring_trio.units import is_loopback
 
 from sealring.cli.options import Port, Positive
-from sealring.files.models import NO_TEMPLATE
+from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.origins import check_host, check_origin
 from sealring.files.tls_files import read_pair
 from sealring.local.ring import guess_options
