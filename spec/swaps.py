@@ -71,8 +71,8 @@ SWAPS: Final = (
     Swap(
         "HS-29",
         "link",
-        "hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY",
-        "hs.InitiatorState.WAIT_STORE: 0",
+        "InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY",
+        "InitiatorState.WAIT_STORE: 0",
     ),
     Swap(
         "HS-29",

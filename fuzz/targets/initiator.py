@@ -13,14 +13,14 @@ from sealring_protocol.codec.messages import Accept
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.security.handshake import (
     Established,
-    Initiator,
-    InitiatorState,
     PeerVerified,
-    Purpose,
     RosterReceived,
     Secrets,
     SignatureRequested,
 )
+from sealring_protocol.security.initiator import Initiator
+from sealring_protocol.security.initiator import State as InitiatorState
+from sealring_protocol.security.roles import Purpose
 
 from fuzz.expect import raised
 from fuzz.people import (

@@ -17,12 +17,12 @@ from sealring_protocol.security.handshake import (
     Established,
     PeerRefused,
     PeerVerified,
-    Responder,
-    ResponderState,
     RosterReceived,
     Secrets,
     SignatureRequested,
 )
+from sealring_protocol.security.responder import Responder
+from sealring_protocol.security.responder import State as ResponderState
 from sealring_protocol.security.roster import SignedRoster
 
 from fuzz.expect import raised

@@ -58,7 +58,11 @@ from sealring_protocol.security.handshake import (
     RosterReceived,
     SignatureRequested,
 )
+from sealring_protocol.security.initiator import Initiator
+from sealring_protocol.security.initiator import State as InitiatorState
 from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.responder import Responder
+from sealring_protocol.security.responder import State as ResponderState
 from sealring_protocol.security.roles import Purpose, allowed
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
@@ -274,10 +278,10 @@ LinkEvent = (
 # Bytes that may be buffered in states that take no frame. While one end signs or encapsulates,
 # the other has nothing to send; while the initiator stores a roster, data may be under way.
 _PAUSED: Final = {
-    hs.ResponderState.WAIT_ENCAPSULATION: 0,
-    hs.ResponderState.WAIT_SIGNATURE: 0,
-    hs.InitiatorState.WAIT_SIGNATURE: 0,
-    hs.InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
+    ResponderState.WAIT_ENCAPSULATION: 0,
+    ResponderState.WAIT_SIGNATURE: 0,
+    InitiatorState.WAIT_SIGNATURE: 0,
+    InitiatorState.WAIT_STORE: FRAME_HEADER + MAX_SEALED_BODY,
 }
 
 
@@ -327,7 +331,7 @@ class Link:
     def __init__(
         self,
         config: hs.HandshakeConfig,
-        handshake: hs.Initiator | hs.Responder,
+        handshake: Initiator | Responder,
         spend: Callable[[float], None],
         now: float,
         wall_ms: int,
@@ -377,7 +381,7 @@ class Link:
 
         Raises `LocalProtocolError` if the peer is no member, or is this node.
         """
-        handshake = hs.Initiator(config, peer, purpose, wall_ms, entropy)
+        handshake = Initiator(config, peer, purpose, wall_ms, entropy)
         link = cls(config, handshake, lambda _: None, now, wall_ms)
         handshake.dial()
         link._follow()
@@ -395,7 +399,7 @@ class Link:
     ) -> Link:
         """The end that was dialed from the address *source*. *wall_ms* is the time of day in
         milliseconds since 1970; *entropy* is 32 random bytes."""
-        handshake = hs.Responder(config, wall_ms, entropy, admission.replay)
+        handshake = Responder(config, wall_ms, entropy, admission.replay)
         return cls(config, handshake, partial(admission.take_signature, source), now, wall_ms)
 
     # ---------------------------------------------------------------- in, out
@@ -448,7 +452,7 @@ class Link:
         self._check_alive()
         if self._state.state is not LinkState.CLOSED:
             reason = "the connection ended without CLOSE"
-            if self._handshake.state is hs.InitiatorState.WAIT_RESP:
+            if self._handshake.state is InitiatorState.WAIT_RESP:
                 reason = (
                     "the peer ended the handshake without a word. Perhaps the two clocks are more "
                     "than 2 minutes apart, or it has another roster or key; its log says which"
@@ -519,7 +523,7 @@ class Link:
         if state is LinkState.DEAD or state is LinkState.CLOSED:
             return None
         if state is LinkState.HANDSHAKE:
-            early = self._handshake.state is hs.ResponderState.WAIT_INIT
+            early = self._handshake.state is ResponderState.WAIT_INIT
             return self._started + (INIT_TIMEOUT if early else HANDSHAKE_TIMEOUT)
         return min(self.keepalive.deadline, self._expires)
 
@@ -617,17 +621,17 @@ class Link:
 
     def sent(self, tag: bytes) -> bool:
         """True if this end has sent the INIT with *tag*, and waits for its answer."""
-        return isinstance(self._handshake, hs.Initiator) and self._handshake.sent(tag)
+        return isinstance(self._handshake, Initiator) and self._handshake.sent(tag)
 
     def _outranked(self) -> bool:
         """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
         roster."""
-        waits = self._handshake.state is hs.InitiatorState.WAIT_ACCEPT
+        waits = self._handshake.state is InitiatorState.WAIT_ACCEPT
         own = self._config.roster.roster.serial
         return waits and self._secrets is not None and self._secrets.peer.serial > own
 
-    def _responder(self) -> hs.Responder:
-        if not isinstance(self._handshake, hs.Responder):
+    def _responder(self) -> Responder:
+        if not isinstance(self._handshake, Responder):
             raise LocalProtocolError("only the end that was dialed can do that")
         return self._handshake
 
@@ -652,7 +656,7 @@ class Link:
                 self._handshake.close()
                 self._state.fire(LinkMove.CLOSE)
                 self._events.append(LinkClosed(message.code, message.reason))
-            elif isinstance(message, Accept) and isinstance(self._handshake, hs.Initiator):
+            elif isinstance(message, Accept) and isinstance(self._handshake, Initiator):
                 self._handshake.receive_accept(message)
             else:
                 raise RemoteProtocolError(f"{message.CODE.name} came before the link was up")
@@ -710,11 +714,11 @@ class Link:
     def _log_keys(self, secrets: hs.Secrets) -> None:
         if self._config.key_log is not None:
             ways = secrets.send_traffic, secrets.receive_traffic
-            ways = ways if isinstance(self._handshake, hs.Initiator) else ways[::-1]
+            ways = ways if isinstance(self._handshake, Initiator) else ways[::-1]
             self._config.key_log(hs.TrafficSecrets(secrets.suite, secrets.transcript, *ways))
 
     def _ask_admission(self) -> None:
-        if self._handshake.state is hs.ResponderState.WAIT_ADMIT and self._secrets is not None:
+        if self._handshake.state is ResponderState.WAIT_ADMIT and self._secrets is not None:
             peer, purpose = self._secrets.peer, self._secrets.purpose
             self._events.append(PeerProved(peer.id, peer.instance, purpose, self._roster))
 

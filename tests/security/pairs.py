@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 import pytest
 from sealring_protocol.codec.frame import Frame
 from sealring_protocol.errors import SealringError
+from sealring_protocol.security.admission import ReplayCache
 from sealring_protocol.security.handshake import (
     EncapsulationRequested,
     Established,
     HandshakeConfig,
     HandshakeEvent,
-    Initiator,
     PeerVerified,
-    Purpose,
-    ReplayCache,
-    Responder,
     Secrets,
     SignatureRequested,
 )
 from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.initiator import Initiator
 from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.responder import Responder
+from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 
 from tests import driver

@@ -9,19 +9,14 @@ from sealring_protocol.limits import MAX_CLOCK_SKEW_MS, MAX_FIN_BODY
 from sealring_protocol.security import initiator as initiator_stages
 from sealring_protocol.security import responder
 from sealring_protocol.security import responder as responder_stages
-from sealring_protocol.security.handshake import (
-    HandshakeConfig,
-    Initiator,
-    InitiatorState,
-    PeerVerified,
-    Purpose,
-    ReplayCache,
-    Responder,
-    ResponderState,
-)
-from sealring_protocol.security.handshake_base import INIT_BODY, RESP_BODY
-from sealring_protocol.security.initiator import ACCEPT_BODY
+from sealring_protocol.security.admission import ReplayCache
+from sealring_protocol.security.handshake import INIT_BODY, RESP_BODY, HandshakeConfig, PeerVerified
+from sealring_protocol.security.initiator import ACCEPT_BODY, Initiator
+from sealring_protocol.security.initiator import State as InitiatorState
 from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.responder import Responder
+from sealring_protocol.security.responder import State as ResponderState
+from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 
 from .halfway import reference_initiator

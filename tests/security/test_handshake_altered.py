@@ -14,7 +14,7 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
 )
 from sealring_protocol.limits import MAX_FIN_BODY
-from sealring_protocol.security.handshake import ResponderState
+from sealring_protocol.security.responder import State as ResponderState
 
 from .halfway import DIGEST, RUN, SILENT, at_fin, at_resp, reference_initiator
 from .pairs import (

@@ -14,9 +14,9 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     RemoteProtocolError,
 )
-from sealring_protocol.security.handshake import ResponderState
 from sealring_protocol.security.identity import ORDER
 from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.responder import State as ResponderState
 
 from .halfway import (
     DIGEST,

@@ -6,7 +6,7 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
 )
 from sealring_protocol.limits import MAX_CLOCK_SKEW_MS
-from sealring_protocol.security.handshake import ReplayCache
+from sealring_protocol.security.admission import ReplayCache
 from sealring_protocol.security.keys import Suite
 
 from .halfway import DIGEST, RUN, SILENT, at_resp, reference_initiator

@@ -12,14 +12,16 @@ from sealring_protocol.errors import ConnectionLost, RemoteProtocolError
 from sealring_protocol.security import initiator as initiating
 from sealring_protocol.security import responder as responding
 from sealring_protocol.security.handshake import (
+    INIT_BODY,
+    RESP_BODY,
     EncapsulationRequested,
+    Exchange,
     PeerRefused,
     PeerVerified,
     RosterReceived,
     Secrets,
     SignatureRequested,
 )
-from sealring_protocol.security.handshake_base import INIT_BODY, RESP_BODY, Exchange
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 
 from .pairs import (

@@ -13,10 +13,10 @@ from sealring_protocol.security.handshake import (
     Established,
     PeerRefused,
     PeerVerified,
-    ResponderState,
     RosterReceived,
     SignatureRequested,
 )
+from sealring_protocol.security.responder import State as ResponderState
 from sealring_protocol.security.roster import sign_roster
 
 from .pairs import (

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from sealring_protocol.security.handshake_base import Direction, key_exchange
+from sealring_protocol.security.handshake import Direction, key_exchange
 from sealring_protocol.security.keys import (
     PROTOCOL,
     Label,

@@ -8,9 +8,9 @@ from typing import Any
 
 from sealring_protocol.codec.encoding import decode
 from sealring_protocol.codec.messages import Epoch, Step
-from sealring_protocol.security.handshake import TrafficSecrets
-from sealring_protocol.security.handshake_base import (
+from sealring_protocol.security.handshake import (
     Direction,
+    TrafficSecrets,
     admission_key,
     chain,
     first_transcript,

@@ -1,7 +1,7 @@
 """Every message in a sealed frame, as a frozen value.
 
 The bytes of each are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames,
-are in `security.handshake_base`. The messages between a node and its engine are in
+are in `security.handshake`. The messages between a node and its engine are in
 `codec.local_messages`.
 """
 

@@ -55,7 +55,7 @@ from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.membership import Membership
 from sealring_protocol.control.plan import Joints, partition
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
-from sealring_protocol.security import handshake_base as schedule
+from sealring_protocol.security import handshake as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
 from sealring_protocol.security.roles import Purpose, allowed

@@ -23,12 +23,12 @@ from sealring_protocol.security.handshake import (
     HandshakeConfig,
     HandshakeEvent,
     PeerVerified,
-    Purpose,
     Secrets,
     SignatureRequested,
 )
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.security.seal import OpeningChannel
 

@@ -19,7 +19,7 @@ from sealring_protocol.errors import (
     RosterExpired,
 )
 from sealring_protocol.limits import AEAD_TAG, CLOCK_STEP_MS, MAX_ROSTER, MAX_SEALED_BODY
-from sealring_protocol.security.handshake_base import (
+from sealring_protocol.security.handshake import (
     RESP_BODY,
     Claims,
     Direction,
@@ -55,6 +55,8 @@ from sealring_protocol.security.keys import SignContext, mac
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
+
+__all__ = ["Initiator", "State"]
 
 # ---------------------------------------------------------------------- initiator stages
 # The stages of the initiator: one class per state, holding only what is valid in it.

@@ -28,7 +28,7 @@ from sealring_protocol.limits import (
     MAX_SEALED_BODY,
 )
 from sealring_protocol.security.admission import ReplayCache
-from sealring_protocol.security.handshake_base import (
+from sealring_protocol.security.handshake import (
     CIPHERTEXT,
     INIT_BODY,
     Closed,
@@ -70,6 +70,8 @@ from sealring_protocol.security.keys import SECRET, SignContext, Suite, mac
 from sealring_protocol.security.roster import SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
 from sealring_protocol.words import lasting
+
+__all__ = ["Responder", "State"]
 
 # ---------------------------------------------------------------------- responder stages
 # The stages of the responder: one class per state, holding only what is valid in it.

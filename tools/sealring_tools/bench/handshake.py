@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sealring_protocol.security.handshake import Admission
+from sealring_protocol.security.admission import Admission
 from sealring_tools.bench.links import accept, configs, dial, shake_hands
 from sealring_tools.bench.measure import Result, alternate
 from sealring_tools.bench.tls import TlsPair

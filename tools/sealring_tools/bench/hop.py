@@ -25,7 +25,7 @@ from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.messages import Decode, Epoch, Step, StepDone
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import Buffer
-from sealring_protocol.security.handshake import Admission
+from sealring_protocol.security.admission import Admission
 from sealring_tools.bench.links import accept, configs, dial
 from sealring_tools.bench.measure import Result
 from sealring_trio.net.pump import Wire

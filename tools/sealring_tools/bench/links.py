@@ -13,8 +13,8 @@ from sealring_protocol.link import (
     LinkOpened,
     PeerProved,
 )
+from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import (
-    Admission,
     EncapsulationRequested,
     HandshakeConfig,
     SignatureRequested,
