@@ -10,10 +10,10 @@ from sealring_protocol import link as links
 from sealring_protocol.codec import messages as m
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.epoch.ledger import Ledger
-from sealring_protocol.security import handshake, identity, roles, seal
+from sealring_protocol.security import admission, handshake, identity, roles, seal
 from sealring_protocol.security.roster import SignedRoster
 
-ADMISSION = handshake.Admission(time.monotonic())  # what all connections together may cost
+ADMISSION = admission.Admission(time.monotonic())  # what all connections together may cost
 told = json.loads(input())
 signer = identity.SoftwareSigner.from_scalar(int(told["scalar"], 16))
 roster = SignedRoster.decode(bytes.fromhex(told["roster"]))

@@ -132,12 +132,6 @@ def sized(value: bytes, size: int) -> bytes:
     return value
 
 
-def at_most(entries: int, limit: int, what: str) -> None:
-    """Raise `LocalProtocolError` if there are more than *limit* *entries*; *what* names them."""
-    if entries > limit:
-        raise LocalProtocolError(f"{entries} {what}; the limit is {limit}")
-
-
 def text(value: str, limit: int) -> bytes:
     """*value* as UTF-8 with a u16 length. Raises `LocalProtocolError` beyond *limit* bytes."""
     data = value.encode()

@@ -300,7 +300,7 @@ class AnswerDeadline(Wait):
     def _next(self, now: float, seconds: float | None = None) -> None:
         """Start the wait for the next answer, if one is owed, for *seconds* or as long as a step
         may take."""
-        self.begin(now)
+        self.since, self.extension = now, 0.0  # not by `begin`: several times for each token
         if not self._owed:
             self.deadline = None
             return
