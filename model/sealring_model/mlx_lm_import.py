@@ -111,7 +111,6 @@ def _package() -> ModuleType:
 
 
 def _finish(package: ModuleType) -> None:
-    """Run the ``__init__`` of *package*, unless it has run."""
     with _finishing:
         missing = vars(package).pop("__getattr__", None)
         if missing and (found := package.__spec__) and found.loader:
@@ -148,7 +147,6 @@ def _torch_hidden() -> Iterator[None]:
 
 @contextmanager
 def _limits_kept() -> Iterator[None]:
-    """Within the block nobody changes the process's resource limits."""
     real: Callable[..., None] = resource.setrlimit
 
     def ignore(*_: Any) -> None:

@@ -263,7 +263,6 @@ class _Read:
         ]
 
     def run(self, stage: Stage) -> None:
-        """Pass *stage*."""
         slots, numbers = stage.new_caches(), []
         for at, piece in enumerate(self.passed):
             self.passed[at] = stage.run(piece, slots)
@@ -275,7 +274,6 @@ class _Read:
             self.found.cuts.append(mx.concatenate(numbers, axis=1) if numbers else None)
 
     def end(self, head: Stage) -> None:
-        """Pass the output head of *head*."""
         begin = 0
         for ids, passed in zip(self.pieces, self.passed, strict=True):
             for at in range(max(0, self.row.prompt - 1 - begin), len(ids)):
@@ -286,7 +284,6 @@ class _Read:
 
 
 def _first(stage: Stage, arrays: Sequence[mx.array], tokens: int) -> list[mx.array]:
-    """The first *tokens* of *arrays*."""
     if not stage.hop_back:
         return [array[:, :tokens] for array in arrays]
     return [

@@ -92,7 +92,6 @@ class FrameReader:
 
 
 def _row(data: bytes) -> Row:
-    """The row in *data*. Raises `ValueError`."""
     try:
         row = decode_local(data)
     except RemoteProtocolError as error:

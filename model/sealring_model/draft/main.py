@@ -175,7 +175,6 @@ class _Row:
 
     @property
     def wants(self) -> bool:
-        """Whether there is something to do for it."""
         return len(self.guesses) < DEPTH
 
 
@@ -239,7 +238,6 @@ class DraftCaches:
 
 
 def _after(processor: LogitProcessor | None, token: int) -> LogitProcessor | None:
-    """*processor* once *token* has been drawn."""
     if processor is None:
         return None
     after = processor.after(mx.array([token], mx.uint32))
@@ -304,7 +302,6 @@ def _ids(described: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _same_file(one: Path, other: Path) -> bool:
-    """Whether the two files are there, and equal to the byte."""
     try:
         return one.read_bytes() == other.read_bytes()
     except OSError:

@@ -270,7 +270,6 @@ class Executor:
         return change
 
     def _check_memory(self, step: Step, change: Change) -> None:
-        """Refuse a step whose caches would surely not fit."""
         needed = self._caches.bytes_needed(step, change, self._loaded.cost)
         if needed and mx.get_active_memory() + needed > self._limit:
             raise CacheMemoryError(

@@ -382,7 +382,6 @@ def _ahead(step: Step) -> int:
 
 
 def _is_on_guess(step: Step) -> bool:
-    """Whether *step* reads a guess in place of the token drawn last."""
     return isinstance(step.work, Decode) and step.work.on_guess
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import mlx.core as mx
@@ -125,21 +125,18 @@ Received: TypeAlias = tuple[Buffer, ...]
 """The contents of the tensors of one message, opened."""
 
 
+@attrs.frozen(eq=False)
 class HiddenIO:
     """Hidden states in and out of *stage*, on the rank that has *place*."""
 
-    def __init__(
-        self,
-        place: Bootstrap,
-        stage: Stage,
-        activation_seal: PlainActivations,
-        device_io: DeviceIO,
-    ) -> None:
-        self._place: Final = place
-        self._stage: Final = stage
-        self._activation_seal: Final = activation_seal
-        self._device_io: Final = device_io
-        self._last: Final = place.rank == place.world - 1
+    _place: Bootstrap
+    _stage: Stage
+    _activation_seal: PlainActivations
+    _device_io: DeviceIO
+
+    @property
+    def _last(self) -> bool:
+        return self._place.rank == self._place.world - 1
 
     def outgoing_context(self, n: int, batch: int, uids: tuple[int, ...]) -> InnerContext:
         """What the seal binds the hidden states of step *n* to that leave this rank."""

@@ -162,9 +162,12 @@ class EngineLoop:
         self._channel.raise_if_ended()
         match message:
             case Step():
-                self._step(message)
+                self._received += 1
+                if self._executor is not None and self._of_this_epoch(message):
+                    self._launch(self._executor, self._executor.launch, message)
             case StepDone():
-                self._close(message)
+                if self._executor is not None and self._of_this_epoch(message):
+                    self._launch(self._executor, self._executor.close, message)
             case Ping(echo=echo):
                 self._channel.send(Pong(echo, self._progress()))
             case Row():
@@ -187,15 +190,6 @@ class EngineLoop:
             raise ChannelBroken(f"suite {key.suite} is not known here") from None
 
     # -------------------------------------------------------------------- steps
-
-    def _step(self, step: Step) -> None:
-        self._received += 1
-        if self._executor is not None and self._of_this_epoch(step):
-            self._launch(self._executor, self._executor.launch, step)
-
-    def _close(self, done: StepDone) -> None:
-        if self._executor is not None and self._of_this_epoch(done):
-            self._launch(self._executor, self._executor.close, done)
 
     def _launch(self, executor: Executor, launch: Callable[[M, int], InFlight], message: M) -> None:
         arrived = self._channel.arrived
@@ -240,7 +234,6 @@ class EngineLoop:
             self._start_epoch(place, loaded)
 
     def _start_epoch(self, place: Bootstrap, loaded: LoadedStage) -> None:
-        """Begin the epoch of *place* with *loaded*, and say READY."""
         reports_logprobs = self._order is None or self._order.rank == 0
         seal = self._activations if place.inner_seal else PlainActivations()
         # A member of a collective never waits on a guess: the others would wait with it.
@@ -263,7 +256,6 @@ class EngineLoop:
         self._channel.send(self._ready(place, loaded))
 
     def _send_refusal(self, error: Exception, kind: FailureKind) -> None:
-        """Say that a place or a collective was not taken, because of *error*."""
         epoch = self._place.epoch if self._place else NO_EPOCH
         self._channel.send(CannotServe(epoch, kind, error_text(error)))
 

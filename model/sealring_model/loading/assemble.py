@@ -331,7 +331,6 @@ def _check_weights(info: ModelInfo, model: nn.Module) -> None:
 
 
 def _put_into(model: nn.Module, adapter: Adapter) -> None:
-    """Put *adapter* into *model*. Raises `LoadError` if it does not belong to this model."""
     try:
         mlx_lm("tuner.utils").load_adapters(model, str(adapter.folder))
     except (OSError, *FORWARD_ERRORS) as error:

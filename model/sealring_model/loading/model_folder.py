@@ -458,7 +458,6 @@ def _check_counts(config: dict[str, Any]) -> None:
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a configuration, which may describe more."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else config
 
@@ -493,7 +492,6 @@ def _embedding(entries: dict[str, TensorEntry]) -> tuple[int, int]:
 
 
 def _last_layer(entries: dict[str, TensorEntry]) -> int:
-    """The highest number of a layer in the names of *entries*; -1 if there is none."""
     return max((owner(name, MAX_LAYERS) for name in entries), default=-1)
 
 
@@ -529,7 +527,6 @@ def _sizes(entries: dict[str, TensorEntry], count: int) -> dict[int, int]:
 def _hidden_dtype(
     config: dict[str, Any], text: dict[str, Any], entries: dict[str, TensorEntry]
 ) -> DType:
-    """The dtype of the embedding, or of its scales if it is quantized."""
     found = {}
     for name, entry in entries.items():
         parts = name.split(".")
@@ -635,7 +632,6 @@ def _chosen(entries: Sequence[TensorEntry]) -> Sequence[TensorEntry]:
 
 
 def _spread(things: Sequence[_Thing], most: int) -> Sequence[_Thing]:
-    """*things*, or *most* of them in even steps."""
     count = len(things)
     return things if count <= most else [things[at * count // most] for at in range(most)]
 

@@ -25,7 +25,7 @@ from sealring_model.loading.model_folder import ModelInfo, pins_of
 from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
-from sealring_model.stage.outline import Outline, Spec, can_batch, new_caches
+from sealring_model.stage.outline import Outline, can_batch, new_caches
 from sealring_model.stage.turned import is_turnable
 
 _BETWEEN: Final = 5
@@ -221,12 +221,10 @@ def _head(info: ModelInfo, model: nn.Module, sizes: dict[int, PartSize]) -> int:
 def _hop(outline: Outline, count: int) -> int:
     """The most bytes that a token's hidden states take at any cut, or on their way back."""
     cuts = (outline.hop(cut) for cut in range(1, count + 1) if cut not in outline.reasons)
-    sizes = [sum(_size(tensor.spec) for tensor in tensors) for tensors in cuts]
+    sizes = [
+        sum(math.prod(t.spec.shape(1, 1)) * t.spec.dtype.size for t in tensors) for tensors in cuts
+    ]
     return max(sizes, default=0)
-
-
-def _size(spec: Spec) -> int:
-    return math.prod(spec.shape(1, 1)) * spec.dtype.size
 
 
 def _lacks(info: ModelInfo, model: nn.Module) -> str:

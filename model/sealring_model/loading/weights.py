@@ -169,7 +169,6 @@ def read_weights(folder: Path) -> tuple[dict[str, TensorEntry], list[str]]:
 
 
 def _read_index(folder: Path) -> dict[str, str]:
-    """The file of each tensor by the index in *folder*; empty if there is none."""
     index = folder / INDEX
     if not index.exists():
         return {}
@@ -186,12 +185,10 @@ def _missing(places: Mapping[str, str], present: set[str], found: Collection[str
     named = set(places.values())
     if named <= present or (present and not named & present):
         return set()
-    lacking = {place for name, place in places.items() if name not in found and _is_used(name)}
+    lacking = {
+        place for name, place in places.items() if name not in found and not _FOREIGN.search(name)
+    }
     return lacking - present
-
-
-def _is_used(name: str) -> bool:
-    return _FOREIGN.search(name) is None
 
 
 def _are_alike(pairs: Sequence[tuple[TensorEntry, TensorEntry]]) -> bool:
@@ -287,7 +284,6 @@ def refuse_pointer(file: Path, start: bytes) -> None:
 
 
 def _read_header(file: Path) -> bytes:
-    """The JSON of the header of *file*. Raises `LoadError`."""
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         start = stream.read(8)
@@ -300,7 +296,6 @@ def _read_header(file: Path) -> bytes:
 
 
 def _entries(file: Path, text: bytes) -> list[TensorEntry]:
-    """The tensors of *file*, whose header is *text*. Raises `LoadError`."""
     size, base = file.stat().st_size, 8 + len(text)
     try:
         header = parse_foreign(HEADER, text)

@@ -277,7 +277,6 @@ def _tempered(logits: mx.array, rows: Sequence[Row]) -> mx.array:
 
 
 def _cut(logits: mx.array, rows: Sequence[Row]) -> mx.array:
-    """*logits* with minus infinity for the tokens that a row's top-k, top-p and min-p cut."""
     if any(row.top_k or row.top_p < 1 for row in rows):
         logits = _cut_sorted(logits, rows)
     if any(row.min_p > 0 for row in rows):

@@ -156,5 +156,4 @@ class ScoreArrays:
 
 
 def _flat(rows: Sequence[Sequence[Any]], count: int) -> tuple[Any, ...]:
-    """The first *count* entries of each of *rows*."""
     return tuple(value for row in rows for value in row[:count])

@@ -171,7 +171,6 @@ class CacheStore:
         return self._extract(self.batch(save.group), save.index)
 
     def _extract(self, batched: list[Any], at: int) -> list[Any]:
-        """Row *at* of *batched*, in private caches of its own."""
         slots = [
             fresh if cache.empty() else _extract(cache, at)
             for cache, fresh in zip(batched, self._stage.new_caches(), strict=True)
@@ -338,7 +337,6 @@ def _holds_all(cache: Any) -> bool:
 
 
 def _can_trim_next(cache: Any) -> bool:
-    """Whether *cache* will be able to trim the token that is written next."""
     if _holds_all(cache):
         return True
     window = getattr(cache, "max_size", None)
@@ -365,7 +363,6 @@ def _append(cache: Any, joiners: Any) -> None:
 
 
 def _extract(cache: Any, at: int) -> Any:
-    """Row *at* of a batched *cache*, as a private cache."""
     if hasattr(cache, "caches"):
         return type(cache)(*(_extract(part, at) for part in cache.caches))
     row = cache.extract(at)

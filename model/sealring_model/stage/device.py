@@ -408,7 +408,6 @@ def start(*values: mx.array) -> None:
 
 
 def _memory_pool(driver: ctypes.CDLL) -> ctypes.c_void_p:
-    """The memory pool that MLX allocates from."""
     device, pool = ctypes.c_int(), ctypes.c_void_p()
     for error in (
         driver.cuCtxGetDevice(ctypes.byref(device)),

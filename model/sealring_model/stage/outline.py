@@ -331,7 +331,6 @@ def _taken_across(
 
 
 def _stacked(parts: Sequence[Carried], spec: Spec) -> HopTensor:
-    """One tensor of *parts*, each like *spec*."""
     if len(parts) > 1:
         spec = attrs.evolve(spec, dims=(len(parts), *spec.dims))
     return HopTensor(tuple(parts), spec)
@@ -434,7 +433,6 @@ class _Constant(nn.Module):
         return mx.full((*ids.shape, self._width), self._value, self._dtype)
 
     def as_linear(self, hidden: mx.array) -> mx.array:
-        """Zeros in the logits' shape."""
         return mx.zeros((*hidden.shape[:-1], self._lines), hidden.dtype)
 
 

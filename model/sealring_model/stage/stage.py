@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any, Final
 
+import attrs
 import mlx.core as mx
 from mlx import nn
 
@@ -324,25 +325,18 @@ def _identity(*args: Any, **kwargs: Any) -> Any:
     return args[0] if args else next(iter(kwargs.values()))
 
 
+@attrs.frozen(eq=False)
 class _StandIn:
     """In place of a layer of another rank: returns a tree like *output*, with arrays of *shapes*.
 
     Arrays *taken* of it were received from the hop before; arguments *noted* are sent on the next.
     """
 
-    def __init__(
-        self,
-        output: Any,
-        shapes: Mapping[Path, Spec],
-        taken: Sequence[Carried],
-        noted: Sequence[Carried],
-        values: _Values,
-    ) -> None:
-        self._output: Final = output
-        self._shapes: Final = shapes
-        self._taken: Final = tuple(taken)
-        self._noted: Final = tuple(noted)
-        self._values: Final = values
+    _output: Any
+    _shapes: Mapping[Path, Spec]
+    _taken: Sequence[Carried]
+    _noted: Sequence[Carried]
+    _values: _Values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         values = self._values
@@ -380,7 +374,6 @@ def _owned(
 
 
 def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Carried, mx.array]:
-    """The arrays that *arrays*, which are *tensors*, carry."""
     parts: dict[Carried, mx.array] = {}
     for tensor, carried in zip(tensors, arrays, strict=True):
         array = carried if tensor.within is None else carried.astype(tensor.within)
@@ -392,7 +385,6 @@ def _parted(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> dict[Ca
 
 
 def _sizes(tensors: Sequence[HopTensor], arrays: Sequence[mx.array]) -> tuple[int, int]:
-    """Rows and tokens of *arrays*, which are *tensors*."""
     sizes = {Axis.ROWS: 1, Axis.TOKENS: 1}
     for tensor, array in zip(tensors, arrays, strict=True):
         for dim, size in zip(tensor.spec.dims, array.shape, strict=True):

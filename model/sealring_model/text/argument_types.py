@@ -185,7 +185,6 @@ _QUOTES: Final = re.compile(r"""\\(.)|(["\x00-\x1f])""", re.DOTALL)
 
 
 def _from_python(text: str) -> str:
-    """*text*, an object as Python writes it, in JSON."""
     parts = []
     for found in _PYTHON.finditer(text):
         single, double, constant, other = found.groups()
@@ -226,13 +225,12 @@ def value_kinds(
     for tool in tools:
         fields = looked.fields(tool["function"].get("parameters"))
         if not nested:
-            fields = {key: _flat(kind) for key, kind in fields.items()}
+            fields = {
+                key: {name: kind[name] for name in ("types", "texts") if name in kind}
+                for key, kind in fields.items()
+            }
         found[str(tool["function"]["name"])] = fields
     return found
-
-
-def _flat(kind: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kind[name] for name in ("types", "texts") if name in kind}
 
 
 class _Schemas:
@@ -242,13 +240,11 @@ class _Schemas:
         self._left = MAX_KINDS
 
     def fields(self, schema: Any) -> dict[str, Any]:
-        """What each field of *schema*, which stands alone, may be."""
         self._root = schema
         found: dict[str, Any] = self._of(schema, 0).get("fields", {})
         return found
 
     def _of(self, schema: Any, depth: int) -> dict[str, Any]:
-        """What *schema* allows."""
         self._left -= 1
         if not isinstance(schema, dict) or self._left < 0 or depth > _DEEPEST:
             return {}
@@ -274,7 +270,6 @@ class _Schemas:
         return kind
 
     def _found(self, ref: str) -> Any:
-        """What *ref*, a pointer into the schema, points to."""
         place = self._root
         for step in ref.removeprefix("#").split("/")[1:_DEEPEST]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -302,7 +297,6 @@ def _types(schema: Mapping[str, Any]) -> list[str] | None:
 
 
 def _listed(values: Sequence[Any]) -> dict[str, Any]:
-    """The kind of what is one of *values*."""
     names = {_TYPE_OF.get(type(value), "string") for value in values}
     kind: dict[str, Any] = {"types": [name for name in TYPES if name in names]}
     if "string" in names and len(names) > 1:
@@ -322,7 +316,6 @@ _TYPE_OF: Final = {
 
 
 def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What both *one* and *other* allow."""
     kind = {**one, **other}
     if "types" in one and "types" in other:
         allowed = [_wider(one["types"]), _wider(other["types"])]
@@ -340,7 +333,6 @@ def _wider(types: Sequence[str]) -> set[str]:
 
 
 def _either(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What any of *several* allows."""
     kind: dict[str, Any] = {}
     if all("types" in each for each in several):
         names = {name for each in several for name in each["types"]}

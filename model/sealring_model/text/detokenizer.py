@@ -211,7 +211,6 @@ class Vocabulary:
         return made
 
     def _check(self) -> None:
-        """Raise `ValueError` for more than a vocabulary may have."""
         most = max(len(self.ends) - 1, self.size)
         if not 0 <= most <= MAX_TOKENS or len(self.texts) > MAX_TEXTS:
             raise ValueError(

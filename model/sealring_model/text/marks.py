@@ -234,7 +234,6 @@ class Marks:
         return bare if same else guarded
 
     def _count(self, text: str) -> Counter[str]:
-        """How often each mark is in *text*."""
         found = (*self._marks.found(text), *self._alike.found(self._normal(text)))
         return Counter(mark for _, mark in found)
 
@@ -371,7 +370,6 @@ def _unwritable(mark: str) -> ValueError:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """*value* with *change* made in each text that is in it."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -382,7 +380,6 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What is between the breaks of *text*."""
     return map(plain, filter(None, _BREAKS.split(text)))
 
 

@@ -368,7 +368,6 @@ def json_value(given: Input, emit: Callable[[str], None]) -> Generator[None, Non
 
 
 def _scalar(given: Input, emit: Callable[[str], None]) -> Steps:
-    """*emit* the number or name that comes next."""
     while (yield from given.more()) and (run := _SCALAR.match(given.held)):
         emit(given.take(run.end()))
 
@@ -432,7 +431,6 @@ def known(name: str, functions: Functions) -> str:
 
 
 def _arguments(given: Input) -> Steps:
-    """Pass on the arguments that come next, and end the call."""
     first = yield from given.peek()
     empty = first not in ('"', "{", "[")
     if first == '"':  # JSON within a text

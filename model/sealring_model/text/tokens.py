@@ -704,7 +704,6 @@ def _described(inner: Any) -> dict[str, Any] | None:
 
 
 def _check_words(inner: Any) -> None:
-    """Raise `ValueError` for ids far beyond the number of words."""
     words = inner.get_vocab().values()
     if max(words, default=0) > 2 * len(words) + _GAPS:
         raise ValueError(f"it has {len(words):,} words, and one of them has id {max(words):,}")
@@ -720,13 +719,11 @@ def _longest(described: dict[str, Any] | None) -> float:
 
 
 def _own_template(inner: Any) -> Any:
-    """mlx-lm's own chat template, for the models that name one."""
     name = inner.init_kwargs.get("chat_template_type")
     return without_mlx(f"chat_templates.{name}").apply_chat_template if name else None
 
 
 def _template_text(inner: Any) -> str:
-    """The chat template, or all of several; empty if there is none."""
     template = inner.chat_template or ""
     return template if isinstance(template, str) else "\n".join(map(str, template.values()))
 
@@ -751,7 +748,6 @@ def _tool_format(helpers: ModuleType, inner: Any) -> ToolFormat | None:
 
 
 def _think(format: CallFormat | None, inner: Any, wrapped: Any) -> tuple[str, str]:
-    """The marks around thoughts; empty for none."""
     if format is not None and format.whole:
         return CHANNEL
     marks = thought_marks(_template_text(inner), inner.get_vocab())
