@@ -189,8 +189,6 @@ class EngineLoop:
         except ValueError:
             raise ChannelBroken(f"suite {key.suite} is not known here") from None
 
-    # -------------------------------------------------------------------- steps
-
     def _launch(self, executor: Executor, launch: Callable[[M, int], InFlight], message: M) -> None:
         arrived = self._channel.arrived
         self._answers.reserve()
