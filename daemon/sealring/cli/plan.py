@@ -18,7 +18,6 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 from sealring_trio.files.models import describe_model, find_model
-from sealring_trio.node.drafts import plan_draft
 from sealring_trio.units import format_size, parse_size
 
 from sealring.files.models import engine_info, load_text, structure
@@ -175,6 +174,8 @@ def _check_caches(ranks: list[_Rank], asked: _Asked) -> None:
 
 def _draft_memory(draft: str, model: Path, room: int) -> int:
     """What the *draft* model takes of *room* bytes, beside the one in the folder *model*."""
+    from sealring_trio.node.drafts import plan_draft  # noqa: PLC0415 - brings a whole node
+
     taken = plan_draft(draft, model).memory
     if taken >= room:
         raise OperationError(

@@ -17,7 +17,6 @@ from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.diagnosis import ADVICE, Cause
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.hub import Hub, find_hub_model, in_hub_cache
-from sealring_trio.fetching.members import Members
 from sealring_trio.fetching.source import fault_of, known_model, start_model
 from sealring_trio.files.models import find_model, find_whole_model, is_hub_id
 
@@ -51,6 +50,9 @@ def find_for_command(config: NodeFile, model: str) -> Path:
     may ask it. Raises `UserError`."""
     if config.fetch == "hub" or not is_hub_id(model):
         return find_model(model, Hub(offline=config.offline))
+    # Imported late: it brings links with it, and other commands ask no member.
+    from sealring_trio.fetching.members import Members  # noqa: PLC0415
+
     try:
         name, revision = split_id(model)
         if folder := in_hub_cache(name, revision):

@@ -28,7 +28,6 @@ from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import public_path
 from sealring_trio.files.models import describe_model
-from sealring_trio.node.drafts import OPTION, find_draft
 from sealring_trio.processes.interpreter import run_module, signal_name
 from sealring_trio.units import wall_ms
 
@@ -276,4 +275,7 @@ def guess_options(draft: str | None, model: Path, *, no_guesses: bool) -> dict[s
             "--draft names a model that guesses tokens, and --no-guesses has none guessed",
             "Give one of the two.",
         )
+    # Imported late: it brings a whole node with it, and most rings have no draft model.
+    from sealring_trio.node.drafts import OPTION, find_draft  # noqa: PLC0415
+
     return {"draft": str(find_draft(draft, model, OPTION).folder)}
