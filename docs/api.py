@@ -19,7 +19,7 @@ import sealring
 from sealring.dashboard import events, pages
 from sealring.dialects import anthropic, fields, messages, replies, responses, schema
 from sealring.files import config
-from sealring.http import bodies, cluster, connections, exchange, gate, head, http1, server, tls
+from sealring.http import bodies, connections, gate, head, http1, kept, server, state, tls
 from sealring.http.head import ApiHead
 from sealring.http.openapi import OPERATIONS
 from sealring.http.server import build_app
@@ -191,16 +191,16 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(bodies, cluster, config, connections, events, exchange, gate, head, http1),
-        *(replies, responses, schema, tls, workers),
+        *(bodies, config, connections, events, gate, head, http1, kept, replies, responses),
+        *(schema, state, tls, workers),
     )
 }
 
 
 _FAMILIES: Final = {
     "Counter": ("counter", "_total"),
-    "CounterMetricFamily": ("counter", "_total"),
-    "GaugeMetricFamily": ("gauge", ""),
+    "_counter": ("counter", "_total"),
+    "_gauge": ("gauge", ""),
     "InfoMetricFamily": ("info", "_info"),
     "_histogram": ("histogram", ""),
     "_gen_ai": ("histogram", ""),

@@ -240,7 +240,7 @@ LIMITS: Final = {
     "bodies.MAX_BODIES": "Bytes of all bodies that are being read; one caller has half at most.",
     "bodies.BODY_SECONDS": "Seconds for a body to arrive.",
     "http1.MAX_HEADER": "Bytes of a header.",
-    "exchange.HEADER_SECONDS": "Seconds for a header to arrive.",
+    "http1.HEADER_SECONDS": "Seconds for a header to arrive.",
     "tls.HANDSHAKE_SECONDS": "Seconds for a TLS handshake.",
     "http1.STUCK_SECONDS": "Seconds after which a client that takes no bytes is given up.",
     "connections.MAX_CONNECTIONS": "Connections at once, or fewer where the system allows fewer "
@@ -251,7 +251,7 @@ LIMITS: Final = {
     "answers, and of large answers that wait for their clients; one caller has half at most.",
     "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
     "events.MAX_LISTENERS_OF_ONE": "Those of one caller.",
-    "cluster.MAX_LIVE": "Requests under way in `/v1/cluster` and its events.",
+    "state.MAX_LIVE": "Requests under way in `/v1/cluster` and its events.",
     "schema.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "schema.MAX_MESSAGES": "Messages of a conversation.",
     "schema.MAX_PARTS": "Parts of a message, and calls of one.",
@@ -266,13 +266,13 @@ LIMITS: Final = {
     "schema.MAX_STOP": "Characters of a stop text.",
     "schema.MAX_STOP_TEXT": "Characters of all stop texts of a request.",
     "responses.MAX_METADATA": "Entries of a response's metadata.",
-    "head.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
+    "kept.MAX_KEPT": "Bytes of all responses that are kept, each with the items before "
     "it; when there are more, the oldest of one of those who have most go.",
-    "head.MAX_KEPT_OF_ONE": "Bytes of those of one caller (without a known key, of one "
+    "kept.MAX_KEPT_OF_ONE": "Bytes of those of one caller (without a known key, of one "
     "address); the oldest go first.",
-    "head.MAX_KEPT_COUNT": "How many of one caller are kept.",
-    "head.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
-    "head.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
+    "kept.MAX_KEPT_COUNT": "How many of one caller are kept.",
+    "kept.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
+    "kept.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
     "replies.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
     "workers.MAX_WAITING": "Bytes of texts that wait for a text worker; one caller has half at "
     "most.",

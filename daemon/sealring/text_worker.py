@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import psutil  # type: ignore[import-untyped]
 from sealring_model.errors import LoadError
 from sealring_model.text.argument_types import value_kinds
@@ -33,9 +34,8 @@ from sealring_model.text.readers import Elements
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.requests import ContextOverflow
 
-from sealring.dialects import anthropic as anthropic_input
-from sealring.dialects import responses as responses_input
-from sealring.dialects import schema
+from sealring.dialects import anthropic, schema
+from sealring.dialects import responses as responses_api
 from sealring.dialects.anthropic import CountRequest, MessagesRequest
 from sealring.dialects.errors import (
     ApiError,
@@ -49,7 +49,7 @@ from sealring.dialects.errors import (
 from sealring.dialects.fields import MAX_IGNORED
 from sealring.dialects.messages import PLAIN, Conversation, branches, render, tokenise
 from sealring.dialects.replies import json_bytes
-from sealring.dialects.responses import ResponsesRequest
+from sealring.dialects.responses import Converted, ResponsesRequest
 from sealring.dialects.schema import (
     FORMS,
     MAX_LIKELY,
@@ -60,7 +60,6 @@ from sealring.dialects.schema import (
     CompletionOptions,
     CompletionRequest,
     Detokenize,
-    Sampled,
     TokenizeChat,
     TokenizeText,
     parse,
@@ -83,12 +82,7 @@ from sealring.text.frames import (
     pack,
 )
 
-# ---------------------------------------------------------------------- token texts
-# The jobs of a text worker for ``/tokenize`` and ``/detokenize``: they write the whole answer,
-# which the node passes on unread.
-
-
-MAX_TOLD: Final = 64 << 20
+MAX_WRITTEN: Final = 64 << 20
 """Bytes of an answer; a body has 8 MiB at most, and each of its bytes may be a token."""
 
 COUNTED: Final = 8
@@ -97,81 +91,18 @@ it fits."""
 
 Enter = Callable[[str], None]
 Done = tuple[dict[str, Any], bytes]
-
-
-def tokenize(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
-    """The ids of a text, or of a conversation's prompt."""
-    enter(READ)
-    sent = schema.parse(body)
-    told: dict[str, Any] = {}
-    request: TokenizeChat | TokenizeText
-    if isinstance(sent, dict) and sent.get("messages") is not None:
-        request = schema.accepted(TokenizeChat, sent)
-        _check_model(request.model, asked)
-        enter(RENDER)
-        talk = render(tokenizer, request)
-        _check_length(tokenizer, talk.text, asked["context"], "messages", COUNTED)
-        told = {"ignored": [*request.ignored, *talk.ignored], "adapted": [*talk.adapted]}
-        enter(TOKENISE)
-        ids = tokenise(tokenizer, talk, request.add_special_tokens).ids
-    else:
-        request = schema.validated(TokenizeText, sent)
-        _check_model(request.model, asked)
-        enter(TOKENISE)
-        ids = tokenizer.encode(request.prompt, around=request.add_special_tokens is not False)
-    return told, _json(
-        {
-            "count": len(ids),
-            "max_model_len": asked["context"] or None,
-            "tokens": ids,
-            "token_strs": tokenizer.names(ids) if request.return_token_strs else None,
-        }
-    )
-
-
-def detokenize(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
-    """The text of ids."""
-    enter(READ)
-    request = schema.validated(Detokenize, schema.parse(body))
-    _check_model(request.model, asked)
-    enter(TOKENISE)
-    if beyond := [token for token in request.tokens if token >= tokenizer.vocabulary]:
-        text = f"There is no token {beyond[0]}; the vocabulary has {tokenizer.vocabulary}."
-        raise invalid(text, "tokens")
-    return {}, _json({"prompt": tokenizer.decode(request.tokens)})
-
-
-def _check_model(name: str, asked: Mapping[str, Any]) -> None:
-    if name and name not in asked["models"]:
-        raise no_model(name, asked["models"])
-
-
-def _json(told: Mapping[str, Any]) -> bytes:
-    data = json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
-    if len(data) > MAX_TOLD:
-        raise invalid(f"The answer would have more than {MAX_TOLD >> 20} MiB. Send less at once.")
-    return data
-
-
-# ---------------------------------------------------------------------- texts
-# The jobs of a text worker for the API and the control socket: from bodies to token ids, and tool
-# calls.
-#
-# Each job is a function of the tokenizer, the request's fields, and bytes. It announces each
-# stage that it enters, since each has its own time limit. It returns the fields that the node
-# must know, and bytes that the node passes on unread. Every fault of a request is found here, and
-# raised as `ApiError`.
-
-
 Work = Callable[[Tokenizer, Mapping[str, Any], bytes, Enter], Done]
+"""A job: a function of the tokenizer, the request's fields, and bytes. It announces each stage that
+it enters, since each has its own time limit. It returns the fields that the node must know, and
+bytes that the node passes on unread. Every fault of a request is found here, and raised as
+`ApiError`."""
 
 
 def chat(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
     """The prompt of a chat completion: its ids, then its tools as JSON."""
     enter(READ)
     began = time.perf_counter()
-    request = read(ChatRequest, body)
-    return _chat(tokenizer, request, asked, began, enter)
+    return _chat(tokenizer, _Inner(read(ChatRequest, body)), asked, began, enter)
 
 
 def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -188,40 +119,33 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
     wanted, made = _converted(asked, body)
     if made is None:
         return _missing(wanted), b""
-    with named_as(made.params):
-        told, data = _chat(tokenizer, made.request, asked, began, enter, keeps=True)
+    inner = _Inner(made.request, made.params, wanted.ignored, keeps=True)
+    fields, data = _chat(tokenizer, inner, asked, began, enter)
     own = {name: asked.get("sampling", {}).get(name) for name in ("temperature", "top_p")}
     unsaid = {name: own[name] for name in own if getattr(wanted, name) is None}
     echo = json_bytes(made.echo | {name: own for name, own in unsaid.items() if own is not None})
-    told |= {
+    fields |= {
         "echo": len(echo),
         "store": wanted.store is not False,
         "summary": bool(wanted.reasoning and wanted.reasoning.summary),
         "names": made.names,
-        "ignored": [
-            *wanted.ignored,
-            *(renamed(name, made.params) for name in told["ignored"]),
-        ],
-        "adapted": [renamed(name, made.params) for name in told["adapted"]],
     }
-    return told, data + echo + b"\n".join(map(json_bytes, made.items))
+    return fields, data + echo + b"\n".join(map(json_bytes, made.items))
 
 
-def _converted(
-    asked: Mapping[str, Any], body: bytes
-) -> tuple[ResponsesRequest, responses_input.Converted | None]:
+def _converted(asked: Mapping[str, Any], body: bytes) -> tuple[ResponsesRequest, Converted | None]:
     """The request in *body*, which comes after items of earlier responses, and what it means; None
     if such items are still needed."""
     before, referred = int(asked.get("before", 0)), int(asked.get("referred", 0))
     end = before + referred
-    wanted = responses_input.read_responses(body[end:])
+    wanted = responses_api.read_responses(body[end:])
     if "before" not in asked and (wanted.previous_response_id is not None or wanted.references):
         return wanted, None
-    return wanted, responses_input.convert(wanted, body[:before], body[before:end])
+    return wanted, responses_api.convert(wanted, body[:before], body[before:end])
 
 
 def _missing(wanted: ResponsesRequest) -> dict[str, Any]:
-    """What a job tells that needs items of earlier responses for *wanted*."""
+    """The fields of a job that needs items of earlier responses for *wanted*."""
     named = {"previous": wanted.previous_response_id, "references": wanted.references}
     return {"read": 0.0, "lengths": [0], **named}
 
@@ -230,22 +154,19 @@ def messages(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter:
     """The prompt of one of Anthropic's messages, as `chat` has it."""
     enter(READ)
     began = time.perf_counter()
-    wanted = anthropic_input.read_messages(body)
-    request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
-    with named_as(params):
-        told, data = _chat(tokenizer, request, asked, began, enter)
-    told["ignored"] = [*wanted.ignored, *(renamed(name, params) for name in told["ignored"])]
-    return told, data
+    return _chat(tokenizer, _inner(anthropic.read_messages(body)), asked, began, enter)
+
+
+def _inner(wanted: CountRequest) -> _Inner:
+    return _Inner(anthropic.convert(wanted), anthropic.params_of(wanted), wanted.ignored)
 
 
 def count(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
     """The number of tokens of a prompt of Anthropic's, as JSON."""
     enter(READ)
     wanted = whole_body(CountRequest, parse(body), MessagesRequest.model_fields)
-    request, params = anthropic_input.convert(wanted), anthropic_input.params_of(wanted)
-    told, tokens = _count(tokenizer, request, asked, params, enter)
-    told["ignored"] = [*wanted.ignored, *told["ignored"]]
-    return told, json_bytes({"input_tokens": tokens})
+    fields, tokens = _count(tokenizer, _inner(wanted), asked, enter)
+    return fields, json_bytes({"input_tokens": tokens})
 
 
 def count_input(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -255,42 +176,60 @@ def count_input(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ent
     wanted, made = _converted(asked, body)
     if made is None:
         return _missing(wanted), b""
-    told, tokens = _count(tokenizer, made.request, asked, made.params, enter)
-    told["ignored"] = [*wanted.ignored, *told["ignored"]]
-    return told, json_bytes({"object": "response.input_tokens", "input_tokens": tokens})
+    inner = _Inner(made.request, made.params, wanted.ignored)
+    fields, tokens = _count(tokenizer, inner, asked, enter)
+    return fields, json_bytes({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+@attrs.frozen
+class _Inner:
+    """The *request* of a conversation that a body stands for, in which its fields are called by
+    *params*. Those of the body that were *ignored* had no effect. Its answer *keeps* what it has
+    sent even if that is streamed."""
+
+    request: ChatRequest
+    params: Mapping[str, str] = {}
+    ignored: Sequence[str] = ()
+    keeps: bool = False
+
+    def changed(self, ignored: Iterable[str], adapted: Iterable[str]) -> dict[str, list[str]]:
+        """The names of fields that had no effect, with those of the request that are *ignored*, and
+        of those that were *adapted*."""
+        return {
+            "ignored": [*self.ignored, *(renamed(name, self.params) for name in ignored)],
+            "adapted": [renamed(name, self.params) for name in adapted],
+        }
 
 
 def _count(
-    tokenizer: Tokenizer,
-    request: ChatRequest,
-    asked: Mapping[str, Any],
-    params: Mapping[str, str],
-    enter: Enter,
+    tokenizer: Tokenizer, inner: _Inner, asked: Mapping[str, Any], enter: Enter
 ) -> tuple[dict[str, Any], int]:
-    """What is told of *request*, whose fields are *params* in the body, and its prompt's tokens."""
-    with named_as(params):
-        _check_known_model(request, asked)
+    """The fields of *inner* for the node, and the number of its prompt's tokens."""
+    request = inner.request
+    with named_as(inner.params):
+        _check_model(request.model, asked)
         enter(RENDER)
         talk = render(tokenizer, request)
         _check_length(tokenizer, talk.text, asked["context"], "messages", COUNTED)
         enter(TOKENISE)
-        ignored = [renamed(name, params) for name in (*request.ignored, *talk.ignored)]
-        told = {"ignored": ignored, "adapted": [*talk.adapted]}
-        return told, len(tokenise(tokenizer, talk).ids)
+        ids = tokenise(tokenizer, talk, request.add_special_tokens).ids
+    return inner.changed([*request.ignored, *talk.ignored], talk.adapted), len(ids)
 
 
 def _chat(
-    tokenizer: Tokenizer,
-    request: ChatRequest,
-    asked: Mapping[str, Any],
-    began: float,
-    enter: Enter,
-    *,
-    keeps: bool = False,
+    tokenizer: Tokenizer, inner: _Inner, asked: Mapping[str, Any], began: float, enter: Enter
 ) -> Done:
-    """The prompt of a conversation: its ids, then its tools as JSON. Its body has been read since
-    *began*. Its answer *keeps* what it has sent even if that is streamed."""
-    _check_known_model(request, asked)
+    """The prompt of *inner*: its ids, then its tools as JSON. Its body has been read since
+    *began*."""
+    with named_as(inner.params):
+        return _conversation(tokenizer, inner, asked, began, enter)
+
+
+def _conversation(
+    tokenizer: Tokenizer, inner: _Inner, asked: Mapping[str, Any], began: float, enter: Enter
+) -> Done:
+    request = inner.request
+    _check_model(request.model, asked)
     seconds = time.perf_counter() - began
     enter(RENDER)
     talk = render(tokenizer, request)
@@ -302,7 +241,7 @@ def _chat(
     ids = opening.ids if cut is None else opening.ids[-cut:]
     _check_room(len(ids), request.limit, asked["context"], "messages")
     _check_scores(len(ids), request)
-    adapted = _check_likely(request, [ids], asked["context"], keeps=keeps)
+    adapted = _check_likely(request, [ids], asked["context"], keeps=inner.keeps)
     predicted = _predicted(tokenizer, request, asked["context"])
     parted = branches(tokenizer, talk, opening) if asked.get("branches") and cut is None else []
     enter(HOLD)
@@ -315,7 +254,7 @@ def _chat(
         context=asked["context"],
     )
     tools = json.dumps(talk.tools).encode() if talk.tools else b""
-    told = {
+    fields = {
         "options": _options(request, ChatOptions, asked),
         "read": seconds,
         "lengths": [len(ids)],
@@ -326,8 +265,9 @@ def _chat(
         "calling": opening.calling,
         # A form means every character of the answer.
         "opens": not (held.grammar or _goes_on(request)),
-        "ignored": [*request.ignored, *talk.ignored, *held.ignored],
-        "adapted": [*talk.adapted, *adapted],
+        **inner.changed(
+            [*request.ignored, *talk.ignored, *held.ignored], [*talk.adapted, *adapted]
+        ),
         "functions": bool(request.functions),
         "in_words": talk.in_words,
         "plain": talk.plain,
@@ -335,7 +275,7 @@ def _chat(
         "bad": bad_sequences(tokenizer, request),
         "branches": parted,
     }
-    return told, _packed([ids, predicted]) + held.grammar + tools
+    return fields, _packed([ids, predicted]) + held.grammar + tools
 
 
 def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
@@ -343,7 +283,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
     enter(READ)
     began = time.perf_counter()
     request = read(CompletionRequest, body)
-    _check_known_model(request, asked)
+    _check_model(request.model, asked)
     seconds = time.perf_counter() - began
     enter(TOKENISE)
     context, cut = asked["context"], _cut(request, asked["context"])
@@ -370,7 +310,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
     predicted = _predicted(tokenizer, request, context)
     enter(HOLD)
     held = completion_grammar(tokenizer, request, asked.get("vocabulary", 0))
-    told = {
+    fields = {
         "options": _options(request, CompletionOptions, asked),
         "read": seconds,
         "lengths": [len(ids) for ids in prompts],
@@ -383,7 +323,7 @@ def completion(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, ente
         "bad": bad_sequences(tokenizer, request),
         "branches": _turns(tokenizer, prompts) if asked.get("branches") else [],
     }
-    return told, _packed([*prompts, predicted]) + held.grammar
+    return fields, _packed([*prompts, predicted]) + held.grammar
 
 
 def prompt(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Enter) -> Done:
@@ -418,6 +358,62 @@ def call(tokenizer: Tokenizer, asked: Mapping[str, Any], data: bytes, enter: Ent
     return {"calls": [[call.name, call.arguments, call.id] for call in calls]}, b""
 
 
+def tokenize(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The ids of a text, or of a conversation's prompt."""
+    enter(READ)
+    sent = schema.parse(body)
+    fields: dict[str, Any] = {}
+    request: TokenizeChat | TokenizeText
+    if isinstance(sent, dict) and sent.get("messages") is not None:
+        request = schema.accepted(TokenizeChat, sent)
+        _check_model(request.model, asked)
+        enter(RENDER)
+        talk = render(tokenizer, request)
+        _check_length(tokenizer, talk.text, asked["context"], "messages", COUNTED)
+        fields = {"ignored": [*request.ignored, *talk.ignored], "adapted": [*talk.adapted]}
+        enter(TOKENISE)
+        ids = tokenise(tokenizer, talk, request.add_special_tokens).ids
+    else:
+        request = schema.validated(TokenizeText, sent)
+        _check_model(request.model, asked)
+        enter(TOKENISE)
+        ids = tokenizer.encode(request.prompt, around=request.add_special_tokens is not False)
+    return fields, _json(
+        {
+            "count": len(ids),
+            "max_model_len": asked["context"] or None,
+            "tokens": ids,
+            "token_strs": tokenizer.names(ids) if request.return_token_strs else None,
+        }
+    )
+
+
+def detokenize(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter: Enter) -> Done:
+    """The text of ids."""
+    enter(READ)
+    request = schema.validated(Detokenize, schema.parse(body))
+    _check_model(request.model, asked)
+    enter(TOKENISE)
+    if beyond := [token for token in request.tokens if token >= tokenizer.vocabulary]:
+        text = f"There is no token {beyond[0]}; the vocabulary has {tokenizer.vocabulary}."
+        raise invalid(text, "tokens")
+    return {}, _json({"prompt": tokenizer.decode(request.tokens)})
+
+
+def _check_model(name: str, asked: Mapping[str, Any]) -> None:
+    if name and name not in asked["models"]:
+        raise no_model(name, asked["models"])
+
+
+def _json(answer: Mapping[str, Any]) -> bytes:
+    data = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    if len(data) > MAX_WRITTEN:
+        raise invalid(
+            f"The answer would have more than {MAX_WRITTEN >> 20} MiB. Send less at once."
+        )
+    return data
+
+
 JOBS: Final[Mapping[str, Work]] = {
     "chat": chat,
     "completion": completion,
@@ -430,11 +426,6 @@ JOBS: Final[Mapping[str, Work]] = {
     "tokenize": tokenize,
     "detokenize": detokenize,
 }
-
-
-def _check_known_model(request: Sampled, asked: Mapping[str, Any]) -> None:
-    if request.model not in asked["models"]:
-        raise no_model(request.model, asked["models"])
 
 
 def _functions(talk: Conversation) -> dict[str, Any]:
@@ -537,15 +528,15 @@ def _check_length(
 
 
 def _check_scores(tokens: int, request: ChatRequest | CompletionRequest) -> None:
-    """Refuse a request whose answer would tell too many log probabilities of *tokens* tokens of
+    """Refuse a request whose answer would have too many log probabilities of *tokens* tokens of
     prompts."""
     if request.scores is None:
         return
-    told = tokens * (1 + request.scores) * (request.n or 1)
-    if told > MAX_SCORED:
+    scores = tokens * (1 + request.scores) * (request.n or 1)
+    if scores > MAX_SCORED:
         raise invalid(
-            f"The answer would have {told} log probabilities of the prompt: {1 + request.scores} "
-            f"for each of {tokens} tokens, for each choice. At most {MAX_SCORED} are told at once: "
+            f"The answer would have {scores} log probabilities of the prompt: {1 + request.scores} "
+            f"for each of {tokens} tokens, for each choice. At most {MAX_SCORED} are sent at once: "
             "ask for fewer likeliest tokens, or for fewer or shorter prompts.",
             "logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
         )
@@ -592,9 +583,6 @@ def _check_room(length: int, limit: int | None, context: int, param: str) -> Non
         raise from_refusal(ContextOverflow(length, least, context), param, 0)
 
 
-# ---------------------------------------------------------------------- process
-
-
 def main() -> None:
     """Do what comes on the socket ``--fd`` with the tokenizer of ``--model``."""
     parser = argparse.ArgumentParser()
@@ -607,14 +595,14 @@ def main() -> None:
         try:
             with _limited_time(given.seconds):
                 tokenizer = Tokenizer(given.model)
-                told, data = tokenizer.words.packed()
+                words, data = tokenizer.words.packed()
         except LoadError as error:
             node.sendall(pack({"failed": str(error)}))
             return
         gc.freeze()
         _limit_memory(MEMORY)
-        node.sendall(pack({"ready": told}, data))
-        del told, data
+        node.sendall(pack({"ready": words}, data))
+        del words, data
         while True:
             node.sendall(_answer(node, tokenizer, *_receive(node)))
 
@@ -624,14 +612,16 @@ def _answer(node: socket.socket, tokenizer: Tokenizer, asked: Any, data: bytes) 
         node.sendall(pack({"stage": stage}))
 
     try:
-        told, given = JOBS[asked["job"]](tokenizer, asked, data, enter)
+        fields, given = JOBS[asked["job"]](tokenizer, asked, data, enter)
     except ApiError as error:
         return pack({"refused": error.fields()})
     except (MemoryError, RecursionError):
         return pack({"refused": invalid("The text is too large or too deep.").fields()})
     # A header shows no more of them, and a body may have a hundred thousand.
-    told |= {name: told[name][: MAX_IGNORED + 1] for name in ("ignored", "adapted") if name in told}
-    frame = pack({"done": told}, given)
+    fields |= {
+        name: fields[name][: MAX_IGNORED + 1] for name in ("ignored", "adapted") if name in fields
+    }
+    frame = pack({"done": fields}, given)
     if not is_small(frame[SIZES.size : len(frame) - len(given)]):
         return pack({"refused": invalid("The text has too many values.").fields()})
     return frame

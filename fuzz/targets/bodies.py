@@ -17,15 +17,8 @@ from sealring.dialects.schema import MAX_CHOICES, MAX_STOPS
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
 from sealring.http.gate import Caller
-from sealring.http.generate import jobs
-from sealring.http.kinds import (
-    ChatKind,
-    ChoiceContext,
-    CompletionKind,
-    MessagesKind,
-    ResponsesKind,
-)
-from sealring.http.responses import earlier
+from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, ChoiceContext, jobs
+from sealring.http.kept import earlier
 from sealring.text.frames import ParsedRequest
 from sealring.text_worker import JOBS
 from sealring_model import tiny
@@ -34,7 +27,7 @@ from sealring_protocol.codec.encoding import decode_local, encode
 
 from fuzz.source import Source
 
-KINDS: Final[tuple[Any, ...]] = (ChatKind(), CompletionKind(), ResponsesKind(), MessagesKind())
+KINDS: Final = (CHAT, COMPLETION, RESPONSES, MESSAGES)
 ASKED: Final = {"models": ["m"], "context": 2048}
 VISITOR: Final = Caller("req-1", "", "", "", "", 0.0)
 VOCABULARY: Final = 1500
@@ -128,10 +121,10 @@ def check(data: bytes) -> None:
     context = ChoiceContext(cast(Generator, None), words, "", "")  # no call is read here
     try:
         prepared = ParsedRequest.of(*_read(kind, ASKED, body))
-        if "references" in prepared.told:
-            earlier(context.responses, "", prepared.told)  # refuses names: nothing is kept here
+        if "references" in prepared.fields:
+            earlier(context.responses, "", prepared.fields)  # refuses names: nothing is kept here
             prepared = ParsedRequest.of(*_read(kind, {**ASKED, "before": 0, "referred": 0}, body))
-        asked = kind.options(prepared.told["options"])
+        asked = kind.options.model_validate(prepared.fields["options"])
         made = list(jobs(asked, prepared, VOCABULARY, VISITOR))
     except ApiError as error:
         _check_refusal(error)
@@ -144,13 +137,13 @@ def check(data: bytes) -> None:
     assert choices <= MAX_CHOICES
     assert len(made) == len(filled) == len(prepared.prompts) * choices
     for at, job in enumerate(made):
-        row = job.sampling
+        row = job.request.sampling
         assert row.choice == at % choices
         assert decode_local(b"".join(encode(row))) == row
-        assert row == attrs.evolve(made[0].sampling, choice=row.choice)
+        assert row == attrs.evolve(made[0].request.sampling, choice=row.choice)
         assert len(job.stop) <= MAX_STOPS
         assert all(job.stop)
-        assert job.prompt == prepared.prompts[at // choices]
+        assert job.request.prompt == prepared.prompts[at // choices]
 
 
 def _check_refusal(error: ApiError) -> None:

@@ -222,16 +222,16 @@ def test_a_tool_may_have_the_shape_of_the_other_api(tokenizer: Tokenizer, name: 
         ref = {key: tool[key] for key in tool if key != "description"}
         asked = {**body, "tools": [tool], "tool_choice": ref}
         parsed = job(tokenizer, name, asked)
-        tools = parsed.rest[: parsed.told["tools"]]
-        made.append((parsed.prompts, tools, parsed.told["callable"], parsed.told["ignored"]))
+        tools = parsed.rest[: parsed.fields["tools"]]
+        made.append((parsed.prompts, tools, parsed.fields["callable"], parsed.fields["ignored"]))
     assert made[0] == made[1]
 
 
 def test_a_limit_of_chat_s_is_one_of_responses(tokenizer: Tokenizer) -> None:
     for limit in ({"max_tokens": 5}, {"max_completion_tokens": 5, "max_output_tokens": None}):
         parsed = job(tokenizer, "responses", {"model": "tiny", "input": "x", **limit})
-        assert parsed.told["options"]["max_completion_tokens"] == 5
-        assert parsed.told["ignored"] == []
+        assert parsed.fields["options"]["max_completion_tokens"] == 5
+        assert parsed.fields["ignored"] == []
 
 
 def test_the_counts_so_far_in_each_chunk(ring: Served) -> None:
@@ -494,7 +494,7 @@ def test_a_prompt_is_cut_at_its_beginning(tokenizer: Tokenizer) -> None:
     text = job(tokenizer, "completion", TEXT | {"truncate_prompt_tokens": 2, "echo": True})
     ids = tokenizer.encode("Hello.")[-2:]
     assert text.prompts == [tuple(ids)]
-    assert text.told["texts"] == [tokenizer.decode(ids)]
+    assert text.fields["texts"] == [tokenizer.decode(ids)]
 
 
 def test_where_the_answer_begins(tokenizer: Tokenizer) -> None:

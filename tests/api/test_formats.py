@@ -21,14 +21,14 @@ from pydantic_core import from_json
 from sealring.dialects.replies import About
 from sealring.generation.generation import Generator, TextPiece
 from sealring.generation.trace import Trace
-from sealring.http.kinds import ChatKind, ChoiceContext, MessagesKind, ResponsesKind
+from sealring.http.generate import CHAT, MESSAGES, RESPONSES, ChoiceContext
 from sealring.text.frames import ParsedRequest, checked
 from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.control.requests import FinishReason, RequestDone
 
-APIS = {kind.name: kind for kind in (ChatKind(), ResponsesKind(), MessagesKind())}
+APIS = {kind.name: kind for kind in (CHAT, RESPONSES, MESSAGES)}
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": ["integer", "null"]}},
@@ -238,7 +238,7 @@ async def play(
     checked(api, json.loads(json.dumps(told)), rest)  # what a worker says is what a node takes
     parsed = ParsedRequest.of(told, rest)
     context = ChoiceContext(cast(Generator, None), tokenizer.words, "")
-    options = kind.options(told["options"])
+    options = kind.options.model_validate(told["options"])
     trace = Trace("a", api, "", began=0.0)
     trace.tokens = 9  # as many as the limit allows
     made = About("a", 0, "m", "f", trace)
@@ -508,7 +508,7 @@ async def custom(tokenizer: Tokenizer, pieces: list[str]) -> tuple[list[str], st
     checked("responses", json.loads(json.dumps(told)), rest)
     parsed = ParsedRequest.of(told, rest)
     context = ChoiceContext(cast(Generator, None), tokenizer.words, "")
-    options = kind.options(told["options"])
+    options = kind.options.model_validate(told["options"])
     shape = kind.shape(
         options, parsed, context, About("a", 0, "m", "f", Trace("a", "", "", began=0.0))
     )

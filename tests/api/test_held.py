@@ -21,21 +21,21 @@ from sealring.dashboard.events import MAX_LISTENERS_OF_ONE, News, Seen
 from sealring.dialects.anthropic import MessageShape
 from sealring.dialects.chat import ChatShape, TextShape
 from sealring.dialects.errors import ApiError
-from sealring.dialects.replies import About, Content, Delta, Envelope, Finish, Shape
-from sealring.dialects.responses_reply import ResponseShape, Wanted
+from sealring.dialects.replies import About, Content, Delta, Finish, Shape
+from sealring.dialects.responses import ResponseShape, Wanted
 from sealring.dialects.schema import ChatOptions, CompletionOptions
 from sealring.files.origins import AllowedHosts, AllowedOrigins
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
 from sealring.http import gate, head
-from sealring.http.cluster import MAX_LIVE
+from sealring.http.bodies import EventStream
 from sealring.http.gate import Caller
-from sealring.http.generate import Call, Generate
-from sealring.http.head import LARGE, MAX_HELD, ApiHead, HeldBytes, Kept
+from sealring.http.generate import COMPLETION, Call, Generate
+from sealring.http.head import LARGE, MAX_HELD, ApiHead, HeldBytes
+from sealring.http.kept import Kept
 from sealring.http.keys import KEY_FILE, ApiKeys, digest, new_key
-from sealring.http.kinds import CompletionKind
 from sealring.http.server import build_app
-from sealring.http.streaming import EventStream
+from sealring.http.state import MAX_LIVE
 from sealring.text.frames import ID, ParsedRequest
 from sealring.text.workers import PART, SharedBudget
 from sealring_model import tiny
@@ -62,13 +62,13 @@ Name = Callable[[int], bytes]
 
 
 def chat(name: Name = bytes_of, *, stream: bool) -> Shape:
-    envelope = Envelope(ABOUT, "c", "c", ChatOptions(model="m", stream=stream))
-    return ChatShape(envelope, 1, name, MOST, None)
+    asked = ChatOptions(model="m", stream=stream, logprobs=True, top_logprobs=MOST)
+    return ChatShape(ABOUT, asked, name, None)
 
 
 def text(name: Name = bytes_of, *, stream: bool) -> Shape:
-    envelope = Envelope(ABOUT, "c", "c", CompletionOptions(model="m", stream=stream))
-    return TextShape(envelope, [""], name, MOST, [])
+    asked = CompletionOptions(model="m", stream=stream, logprobs=MOST)
+    return TextShape(ABOUT, asked, [""], name, [])
 
 
 def messages(*, stream: bool) -> Shape:
@@ -296,7 +296,7 @@ async def opened(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return next(bodies, None) or await trio.sleep_forever()
 
         async def ask() -> None:
-            await Generate(api, CompletionKind())(scope, receive, AsyncMock())
+            await Generate(api, COMPLETION)(scope, receive, AsyncMock())
 
         monkeypatch.setattr(node.runtime, "submit", submitted)
         monkeypatch.setattr(generator, "parse", AsyncMock(return_value=parsed))

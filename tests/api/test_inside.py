@@ -13,14 +13,21 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from sealring.dialects.chat import TextScores
 from sealring.dialects.errors import ApiError
-from sealring.dialects.replies import TextScores
+from sealring.dialects.replies import scored
 from sealring.dialects.schema import ChatRequest, CompletionRequest, read
 from sealring.generation.trace import StepParts, Trace
 from sealring.http import bodies, gate
-from sealring.http.bodies import BODY_SECONDS, Bodies
+from sealring.http.bodies import (
+    BODY_SECONDS,
+    KEEPALIVE_SECONDS,
+    Bodies,
+    ClientGone,
+    EventStream,
+    attended,
+)
 from sealring.http.keys import KEY_FILE, ApiKeys, new_key
-from sealring.http.streaming import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
 from sealring_protocol.codec.local_messages import Logprobs
 from sealring_protocol.codec.messages import Decode, Spent
 from sealring_protocol.control.effects import StepTiming
@@ -251,7 +258,7 @@ def test_a_heavy_body_is_refused_soon(body: bytes) -> None:
 def test_log_probabilities_are_numbers() -> None:
     values = (float("nan"), float("-inf"), -1.5)
     told = [TokenOut(1, 7, 0, Logprobs(1, 1, value, (), ())) for value in values]
-    columns = TextScores(lambda token: b"x", 20).columns(told)
+    columns = TextScores(lambda token: b"x", 20).columns(scored(told))
     assert columns["token_logprobs"] == [-9999.0, -9999.0, -1.5]
 
 

@@ -11,11 +11,10 @@ import httpx2
 import openai
 import pytest
 from sealring.dialects.replies import About, Delta, Finish, json_bytes
-from sealring.dialects.responses import ResponsesRequest, convert
-from sealring.dialects.responses_reply import ResponseShape, Wanted
+from sealring.dialects.responses import ResponseShape, ResponsesRequest, Wanted, convert
 from sealring.generation.trace import Trace
-from sealring.http import head as responses_store
-from sealring.http.head import Kept, ResponseStore
+from sealring.http import kept as responses_store
+from sealring.http.kept import Kept, ResponseStore
 from sealring.text_worker import JOBS
 from sealring_model import tiny
 from sealring_model.text.readers import CallEnd, CallPart, CallStart

@@ -11,8 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from sealring.dialects.answers import ChatAnswer, TextAnswer
 from sealring.dialects.schema import MAX_SCORED
+from sealring.http.openapi import ChatAnswer, TextAnswer
 from sealring_model import tiny
 from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.text.tokens import Tokenizer

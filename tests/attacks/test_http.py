@@ -10,8 +10,7 @@ from typing import Any
 import h11
 import pytest
 import trio
-from sealring.http.exchange import HEADER_SECONDS
-from sealring.http.http1 import STUCK_SECONDS
+from sealring.http.http1 import HEADER_SECONDS, STUCK_SECONDS
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.attacks.doorway import CHUNKED, door, get, hello, one, read, reply, rest

@@ -27,7 +27,7 @@ from sealring.dialects.fields import MAX_IGNORED
 from sealring.dialects.replies import MAX_CALL
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
-from sealring.http.kinds import CallReader, ChatKind, ChoiceContext
+from sealring.http.generate import CHAT, CallReader, ChoiceContext
 from sealring.text import workers as text_workers
 from sealring.text.frames import (
     CALL,
@@ -322,8 +322,8 @@ async def test_what_a_taken_worker_says_is_looked_at_field_by_field(
     monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
     data = b"\x07\0\0\0[]"
 
-    def check(told: Mapping[str, Any]) -> None:
-        ChatKind().options(told["options"])
+    def check(fields: Mapping[str, Any]) -> None:
+        CHAT.options.model_validate(fields["options"])
 
     others = set(psutil.Process().children())  # of other tests
     async with workers(tmp_path) as texts:
@@ -519,7 +519,7 @@ async def test_a_worker_that_says_nothing_of_the_tokens_is_ended(
     monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
     (tmp_path / "begins").write_bytes(pack({"ready": {"size": 5}}))
     async with workers(tmp_path) as texts:
-        with pytest.raises(OperationError, match="told nothing of its tokens"):
+        with pytest.raises(OperationError, match="said nothing of its tokens"):
             await texts.vocabulary()
 
 

@@ -158,7 +158,7 @@ def test_clients_are_told_which_rank_was_killed() -> None:
 FAULTY = """
 import os, sys
 if "up" in sys.orig_argv:
-    from sealring.http.history import History
+    from sealring.http.metrics import History
     def sample(*_):
         if os.path.exists(os.environ["FAULT"]):
             raise KeyError("a fault that a test has made")

@@ -101,7 +101,7 @@ async def test_a_request_that_fails_as_it_is_submitted_leaves_nothing_behind() -
         runtime = head.runtime
         generator = Generator(runtime, tiny.path())
         words, trace = Tokenizer(tiny.path()).words, Trace("one", "chat", "")
-        job = Job((4, 5, 6), 5, Row(0))
+        job = Job(Request((4, 5, 6), 5))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(runtime, "drafts", Mock(begin=Mock(side_effect=MemoryError)))
             with pytest.raises(MemoryError), generator.answering(words, job, trace):

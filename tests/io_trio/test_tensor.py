@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring.generation.status import collective_link, told_seals
+from sealring.generation.status import collective_link, describe_seals
 from sealring.local.api import LocalApi, local_api
 from sealring.local.reference import one_process
 from sealring.local.ring import LocalNode
@@ -117,6 +117,6 @@ ACTIVATIONS = {
 
 @pytest.mark.parametrize(("given", "told"), ACTIVATIONS.values(), ids=ACTIVATIONS)
 def test_what_is_told_of_activations(given: tuple[bool, str, Plan | None], told: str) -> None:
-    found = told_seals(*given)
+    found = describe_seals(*given)
     assert told in found
     assert bool(told) == bool(found)

@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 from sealring.dialects.errors import unavailable
 from sealring.dialects.replies import event
 from sealring.generation.trace import Trace
-from sealring.http import cluster
+from sealring.http import state
+from sealring.http.bodies import ClientGone, EventStream, attended
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
-from sealring.http.history import Sample, columns
-from sealring.http.streaming import ClientGone, EventStream, attended
+from sealring.http.metrics import Sample, columns
 
 PERIOD: Final = 1.0
 """Seconds between two events."""
@@ -126,7 +126,7 @@ class News:
         """Take down how the ring is now."""
         self._taken = trio.current_time()
         self._events.clear()
-        self._cluster = cluster.describe(head)
+        self._cluster = state.describe(head)
         self._samples = list(head.history.samples)
         latest = islice(head.generator.tracer.latest, PAST)
         self._over = [trace for trace in latest if trace.ended is not None]

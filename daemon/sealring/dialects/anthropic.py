@@ -1,4 +1,13 @@
-"""Anthropic's messages: the body, the inner request that it becomes, and the answers."""
+"""Anthropic's messages: the body, the inner request that it becomes, and the answers.
+
+A block has the fields of all its kinds, since a union would blame the wrong kind for a fault. A
+turn of several blocks becomes the messages that it stands for: each tool's result is one of the
+tool's, and what else a turn says is one of its role. Turns of one role after each other are one, as
+Anthropic has it. The system's words in the middle of a conversation go into the user's turn within
+marks, since many templates take them only at the beginning.
+
+An answer is a list of blocks (thinking, text, tool use), whole or as typed events.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +21,7 @@ from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, R
 
 from sealring.dialects.errors import ApiError, invalid, named_as, unsupported
 from sealring.dialects.fields import OF_CHAT, left_out, past, refuse_of_chat, text_of_file
-from sealring.dialects.replies import About, Delta, Finish, json_bytes
+from sealring.dialects.replies import About, Delta, Finish, Shape, event, json_bytes
 from sealring.dialects.schema import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -33,14 +42,6 @@ from sealring.dialects.schema import (
     whole_body,
 )
 from sealring.generation.trace import Trace
-
-# ---------------------------------------------------------------------- anthropic body
-# The bodies of ``POST /v1/messages`` and its ``count_tokens``, checked in their form;
-# `convert` makes the inner request of them.
-#
-# Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are
-# refused by name. A block has the fields of all its kinds, since a union would blame the wrong
-# kind for a fault.
 
 
 class Block(Model):
@@ -149,16 +150,6 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 """Fields that are known and always refused unless empty, with what is said of each."""
 
-
-# ---------------------------------------------------------------------- anthropic input
-# From the body of ``POST /v1/messages`` to the inner request, for the text workers.
-#
-# A turn of several blocks becomes the messages that it stands for: each tool's result is one of
-# the tool's, and what else a turn says is one of its role. Turns of one role after each other are
-# one, as Anthropic has it. The system's words in the middle of a conversation go into the user's
-# turn within marks, since many templates take them only at the beginning.
-
-
 _PARAMS: Final = {
     "max_completion_tokens": "max_tokens",
     "response_format": "output_config.format",
@@ -177,9 +168,9 @@ _BETWEEN: Final = "\n\n"
 
 def read_messages(body: bytes) -> MessagesRequest:
     """The request in *body*. Raises `ApiError`."""
-    told = parse(body)
-    refuse_of_chat(told)
-    return whole_body(MessagesRequest, told, OF_CHAT)
+    sent = parse(body)
+    refuse_of_chat(sent)
+    return whole_body(MessagesRequest, sent, OF_CHAT)
 
 
 def params_of(asked: CountRequest) -> dict[str, str]:
@@ -243,29 +234,29 @@ def _choice(choice: MessageToolChoice | None) -> dict[str, Any]:
     """The fields of the inner request for *choice*."""
     if choice is None:
         return {}
-    told: Any = {"any": "required"}.get(choice.type, choice.type)
+    choose: Any = {"any": "required"}.get(choice.type, choice.type)
     if choice.type == "tool":
         if choice.name is None:
             raise invalid("tool_choice needs a name.", "tool_choice.name")
-        told = {"type": "function", "function": {"name": choice.name}}
-    return {"tool_choice": told, "parallel_tool_calls": not choice.disable_parallel_tool_use}
+        choose = {"type": "function", "function": {"name": choice.name}}
+    return {"tool_choice": choose, "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
 def _effort(asked: CountRequest) -> dict[str, Any]:
     """The fields of the inner request for how the model thinks, and the form of its answer."""
-    told: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     config = asked.output_config
     if config is not None and config.effort is not None:
-        told["reasoning_effort"] = config.effort
+        fields["reasoning_effort"] = config.effort
     if config is not None and config.format is not None:
         schema = {"name": "output", "schema": config.format.schema_, "strict": True}
-        told["response_format"] = {"type": config.format.type, "json_schema": schema}
+        fields["response_format"] = {"type": config.format.type, "json_schema": schema}
     if asked.thinking is not None:
         if asked.thinking.type == "disabled":
-            told["reasoning_effort"] = "none"
+            fields["reasoning_effort"] = "none"
         else:
-            told["chat_template_kwargs"] = {"enable_thinking": True}
-    return told
+            fields["chat_template_kwargs"] = {"enable_thinking": True}
+    return fields
 
 
 def _talk(asked: CountRequest) -> _Talk:
@@ -401,8 +392,8 @@ def _as_text(block: Block) -> str | None:
         case "tool_reference":
             return f"[tool: {block.tool_name}]"
         case kind if kind.endswith(("tool_use", "tool_result")):
-            told = block.model_dump(exclude_none=True, exclude={"id", "tool_use_id"})
-            return f"[{told.pop('type')}: {json.dumps(_readable(told), ensure_ascii=False)}]"
+            fields = block.model_dump(exclude_none=True, exclude={"id", "tool_use_id"})
+            return f"[{fields.pop('type')}: {json.dumps(_readable(fields), ensure_ascii=False)}]"
         case _:
             return None
 
@@ -445,11 +436,6 @@ def _readable(value: Any) -> Any:
     return [_readable(each) for each in value] if isinstance(value, list) else value
 
 
-# ---------------------------------------------------------------------- anthropic shape
-# Answers as Anthropic's messages: a list of blocks (thinking, text, tool use), whole and as typed
-# events.
-
-
 Fields = dict[str, Any]
 
 _UNSIGNED: Final = "unsigned"
@@ -458,7 +444,7 @@ _UNSIGNED: Final = "unsigned"
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageShape:
+class MessageShape(Shape):
     """One message, after a prompt of so many tokens, of *limit* tokens at most: one that is shorter
     and yet cut off was bounded by the model's context. One that is *streamed* keeps nothing of what
     it has sent."""
@@ -468,7 +454,6 @@ class MessageShape:
         self._prompt = prompt
         self._limit = limit
         self._streamed = streamed
-        self.kept = 0
         self._begun = 0
         self._blocks: list[Fields] = []
         self._open = ""  # the field of the last block that is being filled
@@ -476,7 +461,7 @@ class MessageShape:
         self._text = bytearray()  # what it has
         self._sent = False  # whether the arguments of a call are sent as they come
         self._finish = Finish("stop")
-        self.silence = self.event({"type": "ping"})
+        self.silence = event({"type": "ping"})
 
     def opening(self) -> bytes:
         """The message before it has anything."""
@@ -505,7 +490,7 @@ class MessageShape:
 
     def event(self, body: Fields) -> bytes:
         """*body* as an event of its type."""
-        return f"event: {body['type']}\ndata: ".encode() + json_bytes(body) + b"\n\n"
+        return event(body)
 
     def closing(self, trace: Trace) -> bytes:
         """Why the message ends, and its counts."""
@@ -521,8 +506,8 @@ class MessageShape:
     def whole(self, trace: Trace) -> tuple[bytes]:
         """The message in one piece."""
         reason, stop = self._stop(trace)
-        told = {"stop_reason": reason, "stop_sequence": stop}
-        return (json_bytes({**self._message(_counts(trace)), **told}),)
+        ended = {"stop_reason": reason, "stop_sequence": stop}
+        return (json_bytes({**self._message(_counts(trace)), **ended}),)
 
     def _stop(self, trace: Trace) -> tuple[str, str | None]:
         """Why the message ends, and before which stop string."""

@@ -1,121 +1,142 @@
-"""Answers as OpenAI's chat and text completions, and the scores of their prompts."""
+"""Answers as OpenAI's chat completions (``POST /v1/chat/completions``) and text completions
+(``POST /v1/completions``): choices, whole and in chunks.
+
+Text completions have log probabilities in columns. With ``echo`` those of the prompt come first, in
+the same columns. ``prompt_logprobs`` has them as vLLM does: a list with an object for each token,
+which has the token itself and the likeliest ones in its place. The first token follows nothing: its
+entry is null in both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import codecs
+from abc import abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final
 
 import attrs
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 from sealring_protocol.codec.local_messages import Scores
-from sealring_protocol.control.requests import TokenOut
 
+from sealring.dialects.errors import ApiError
 from sealring.dialects.replies import (
+    About,
     Delta,
-    Envelope,
     Json,
-    Offsets,
-    ReplyChunks,
-    ScoreColumns,
-    TextScores,
+    Likeliest,
+    Shape,
     TokenBytes,
     add_json,
     chat_logprobs,
+    cut,
+    event,
     finite,
     json_bytes,
-    logprob_columns,
+    scored,
 )
+from sealring.dialects.schema import ChatOptions, CompletionOptions, Sampled
+from sealring.generation.trace import Trace
 
-# ---------------------------------------------------------------------- scores
-# Scores of a prompt as clients see them: how likely each of its tokens was.
-#
-# Text completions with ``echo`` and ``logprobs`` tell them in the columns that go on with the
-# tokens of the answer. ``prompt_logprobs`` tells them as vLLM does: a list with an object for
-# each token, which has the token itself and the likeliest ones in its place. The first token
-# follows nothing: its entry is null in both.
+_DONE: Final = b"data: [DONE]\n\n"
 
 
-class PromptScores:
-    """Scores of *prompt*, made for the client as they come. *echoed* and *listed* are how many
-    likeliest tokens the columns and the list have for each; None: there are no columns, or no
-    list."""
+class ChunkShape(Shape):
+    """The answer to *asked*, of choices in chunks. One that is streamed *keeps* nothing of what it
+    has sent. The fields around the choices are the same in every chunk, but for the counts."""
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        bytes_of: TokenBytes,
-        echoed: int | None,
-        listed: int | None,
-    ) -> None:
-        self._prompt = prompt
-        self._bytes_of = bytes_of
-        self._echoed = echoed
-        self._listed = listed
-        self._offsets = Offsets()
-        # An empty prompt is refused later.
-        rows = [(self._name(token), None, None, self._begin(token)) for token in prompt[:1]]
-        self._columns = ScoreColumns()
-        self._columns.add(logprob_columns(rows))
-        self._entries = bytearray(b"null")
+    kind: str
+    chunk_kind: str
 
-    def add(self, scores: Scores) -> int:
-        """The next *scores*. Returns how many bytes more are kept because of them."""
-        rows = []
-        entries = []
-        before = self._columns.size + len(self._entries)
-        for token, chosen, rank, likeliest in self._tokens(scores):
-            if self._echoed is not None:
-                name = self._name(token)
-                tops = {self._name(other): value for other, value in likeliest[: self._echoed]}
-                best = {**tops, name: chosen} if tops else {}
-                rows.append((name, chosen, best, self._begin(token)))
-            if self._listed is not None:
-                entries.append(self._entry(token, chosen, rank, likeliest[: self._listed]))
-        self._columns.add(logprob_columns(rows))
-        add_json(self._entries, entries)
-        return self._columns.size + len(self._entries) - before
+    def __init__(self, about: About, asked: Sampled) -> None:
+        self._about = about
+        self._asked = asked
+        self.keeps: Final = not asked.stream
 
-    def before(self, columns: ScoreColumns) -> Iterator[Json]:
-        """The JSON of *columns*, which are an answer's, after those of the prompt, if that is
-        echoed."""
-        if self._echoed is None:
-            return columns.whole()
-        return columns.whole(self._columns, self._offsets.end)
+    @abstractmethod
+    def _opening_choices(self) -> list[dict[str, Any]]:
+        """The choices of the chunks that come first, one each."""
 
-    def listed(self) -> Iterator[Json]:
-        """The field with the list, after a comma; nothing if there is none."""
-        if self._listed is not None:
-            yield from (b',"prompt_logprobs":[', self._entries, b"]")
+    @abstractmethod
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        """Keep *delta*; the choice of its chunk."""
 
-    def _tokens(self, scores: Scores) -> Iterator[tuple[int, float, int, list[tuple[int, float]]]]:
-        count = scores.alternatives
-        tokens = self._prompt[scores.position : scores.end]
-        for at, token in enumerate(tokens):
-            part = slice(at * count, at * count + count)
-            values = map(finite, scores.values[part])
-            likeliest = list(zip(scores.ids[part], values, strict=True))
-            yield token, finite(scores.chosen[at]), scores.ranks[at], likeliest
+    @abstractmethod
+    def _whole_choices(self) -> Iterator[Iterator[Json]]:
+        """The choices in one piece: parts of the JSON of each."""
 
-    def _entry(
-        self, token: int, chosen: float, rank: int, likeliest: Sequence[tuple[int, float]]
-    ) -> dict[str, Any]:
-        told = {token: (chosen, rank)}
-        for place, (other, value) in enumerate(likeliest, 1):
-            told.setdefault(other, (value, place))
+    def _beside(self) -> Iterable[Json]:
+        """Fields of an answer in one piece beside its choices, each after a comma."""
+        return ()
+
+    def opening(self) -> bytes:
+        """A chunk for each choice that has something to open with."""
+        return b"".join(event(self._chunk([choice])) for choice in self._opening_choices())
+
+    def add(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """A chunk, and more where its tokens are `cut`: what was said is in the first, and how the
+        choice ends in the last."""
+        parts, said = list(zip_longest(cut(delta.tokens), delta.scores)), delta.said
+        for left, (tokens, scores) in zip(reversed(range(len(parts))), parts, strict=True):
+            finish = None if left else delta.finish
+            more = () if scores is None else (scores,)
+            counts = usage(self._about.trace) if self._asked.counts_in_chunks else None
+            part = Delta(delta.index, said, tokens or (), finish=finish, scores=more)
+            yield self._chunk([self._choice(part)], counts)
+            said = ()
+
+    def event(self, body: dict[str, Any]) -> bytes:
+        """A chunk as an event."""
+        return event(body)
+
+    def closing(self, trace: Trace) -> bytes:
+        """The counts if they were asked for, and the end."""
+        last = event(self._chunk([], usage(trace))) if self._asked.wants_usage else b""
+        return last + _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """*error* as an event."""
+        return event(error.body())
+
+    def whole(self, trace: Trace) -> Iterator[Json]:
+        """The body of the answer. With log probabilities the choices are large, so all comes in
+        parts of JSON."""
+        yield json_bytes(self._around(self.kind))[:-1] + b',"choices":['
+        for at, choice in enumerate(self._whole_choices()):
+            yield b"," if at else b""
+            yield from choice
+        yield b'],"usage":' + json_bytes(usage(trace))
+        yield from self._beside()
+        yield b"}"
+
+    def _chunk(self, choices: list[dict[str, Any]], counts: Any = None) -> dict[str, Any]:
+        """The body of an event, with the token *counts* if usage is asked for."""
+        body = {**self._around(self.chunk_kind), "choices": choices}
+        return {**body, "usage": counts} if self._asked.wants_usage else body
+
+    def _around(self, kind: str) -> dict[str, Any]:
         return {
-            str(each): {"logprob": value, "rank": place, "decoded_token": self._name(each)}
-            for each, (value, place) in told.items()
+            "id": self._about.id,
+            "object": kind,
+            "created": self._about.created,
+            "model": self._about.model,
+            "system_fingerprint": self._about.fingerprint,
         }
 
-    def _begin(self, token: int) -> int:
-        return self._offsets.next(self._bytes_of(token))
 
-    def _name(self, token: int) -> str:
-        return self._bytes_of(token).decode(errors="replace")
-
-
-# ---------------------------------------------------------------------- chat
-# ``POST /v1/chat/completions``: answers as OpenAI's chat completions, whole and in chunks.
+def usage(trace: Trace) -> dict[str, Any]:
+    """The counts of a request that has been answered."""
+    return {
+        "prompt_tokens": trace.prompt_tokens,
+        "completion_tokens": trace.tokens,
+        "total_tokens": trace.prompt_tokens + trace.tokens,
+        "prompt_tokens_details": {"cached_tokens": trace.cached_tokens},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": trace.accepted,
+            "rejected_prediction_tokens": trace.rejected,
+        },
+    }
 
 
 @attrs.define
@@ -139,78 +160,81 @@ class _Message:
         return sum(map(len, made))
 
 
-class ChatShape(ReplyChunks):
-    """The answer of *choices* messages. Log probabilities are told, of *bytes_of* each token, with
-    at *most* so many likeliest ones; None: they are not. *scores* are those of the prompt, if they
-    are told. A call is told as that of a function if the client is *old*."""
+class ChatShape(ChunkShape):
+    """The answer to *asked*: messages. Their log probabilities are of *bytes_of* each token, and
+    *scores* those of the prompt, if they are asked for. A call is one of a function if the client
+    is *old*."""
+
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def __init__(
         self,
-        envelope: Envelope,
-        choices: int,
+        about: About,
+        asked: ChatOptions,
         bytes_of: TokenBytes,
-        most: int | None,
         scores: PromptScores | None,
         *,
         old: bool = False,
     ) -> None:
-        super().__init__(envelope)
+        super().__init__(about, asked)
         self._bytes_of = bytes_of
-        self._most = most
+        self._most = asked.alternatives
         self._scores = scores
         self._old = old
-        self._messages = [_Message() for _ in range(choices)]
+        self._messages = [_Message() for _ in range(asked.n or 1)]
 
-    def opening_choices(self) -> list[dict[str, Any]]:
-        """The deltas that say whose messages these are."""
+    def _opening_choices(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
-        return [_choice(index, delta, None, None) for index in range(len(self._messages))]
+        return [_chat_choice(index, delta, None, None) for index in range(len(self._messages))]
 
-    def choice(self, delta: Delta) -> dict[str, Any]:
-        """*delta* as a chunk has it."""
+    def _choice(self, delta: Delta) -> dict[str, Any]:
         message = self._messages[delta.index]
         if self._scores is not None:
             self.kept += sum(map(self._scores.add, delta.scores))
-        told: dict[str, Any] = {}
+        new: dict[str, Any] = {}
+        calls: list[dict[str, Any]] = []
         before = message.size
         for part in delta.said:
             match part:
                 case Content(text):
-                    told["content"] = told.get("content", "") + text
+                    new["content"] = new.get("content", "") + text
                 case Reasoning(text):
-                    thought = told.get("reasoning_content", "") + text
-                    told["reasoning_content"] = told["reasoning"] = thought
+                    thought = new.get("reasoning_content", "") + text
+                    new["reasoning_content"] = new["reasoning"] = thought
                 case CallStart():
                     message.call = part
-                    self._add_call(told, {"index": message.calls, **_call(part, "")})
+                    calls.append({"index": message.calls, **_call(part, "")})
                     message.calls += 1
                 case CallPart(text):
                     message.arguments += text.encode() if self.keeps else b""
-                    more = {"index": message.calls - 1, "function": {"arguments": text}}
-                    self._add_call(told, more)
+                    if not calls:
+                        calls.append({"index": message.calls - 1, "function": {"arguments": ""}})
+                    calls[-1]["function"]["arguments"] += text
                 case CallEnd():
                     self._end_call(message)
-        logprobs = self._logprobs(delta.tokens)
+        if calls:  # an old client has one at most
+            new |= {"function_call": calls[0]["function"]} if self._old else {"tool_calls": calls}
+        logprobs = (
+            [] if self._most is None else chat_logprobs(delta.tokens, self._bytes_of, self._most)
+        )
         if delta.finish is not None:
             message.finish = delta.finish.reason
             if self._old and message.finish == "tool_calls":
                 message.finish = "function_call"
         if self.keeps:
-            message.content += told.get("content", "").encode()
-            message.reasoning += told.get("reasoning_content", "").encode()
+            message.content += new.get("content", "").encode()
+            message.reasoning += new.get("reasoning_content", "").encode()
             add_json(message.logprobs, logprobs)
             self.kept += message.size - before
-        return _choice(
-            delta.index, told, self._with(logprobs) if logprobs else None, message.finish or None
-        )
+        scores = {"content": logprobs, "refusal": None} if logprobs else None
+        return _chat_choice(delta.index, new, scores, message.finish or None)
 
-    def whole_choices(self) -> Iterator[Iterator[Json]]:
-        """The messages in one piece each."""
+    def _whole_choices(self) -> Iterator[Iterator[Json]]:
         return (self._whole(index, made) for index, made in enumerate(self._messages))
 
-    def beside(self) -> Iterator[Json]:
-        """The scores of the prompt, if they are told."""
-        return iter(()) if self._scores is None else self._scores.listed()
+    def _beside(self) -> Iterable[Json]:
+        return () if self._scores is None else self._scores.in_list()
 
     def _whole(self, index: int, made: _Message) -> Iterator[Json]:
         content = made.content.decode()
@@ -233,22 +257,6 @@ class ChatShape(ReplyChunks):
             yield from (b'{"content":[', made.logprobs, b'],"refusal":null}')
         yield b',"finish_reason":%b}' % json_bytes(made.finish)
 
-    def _add_call(self, told: dict[str, Any], more: dict[str, Any]) -> None:
-        """Add *more* of a call to the delta *told*."""
-        if self._old:
-            calls = (
-                [{"index": 0, "function": told["function_call"]}] if "function_call" in told else []
-            )
-            more = {**more, "index": 0}
-        else:
-            calls = told.setdefault("tool_calls", [])
-        if calls and calls[-1]["index"] == more["index"]:
-            calls[-1]["function"]["arguments"] += more["function"]["arguments"]
-        elif self._old:
-            told["function_call"] = more["function"]
-        else:
-            calls.append(more)
-
     def _end_call(self, message: _Message) -> None:
         """Keep the call that *message* ends with, unless it was streamed."""
         if self.keeps and message.call is not None:
@@ -256,14 +264,8 @@ class ChatShape(ReplyChunks):
             add_json(message.called, [call["function"] if self._old else call])
         message.call, message.arguments = None, bytearray()
 
-    def _logprobs(self, tokens: Sequence[TokenOut]) -> list[dict[str, Any]]:
-        return [] if self._most is None else chat_logprobs(tokens, self._bytes_of, self._most)
 
-    def _with(self, told: list[dict[str, Any]]) -> dict[str, Any] | None:
-        return None if self._most is None else {"content": told, "refusal": None}
-
-
-def _choice(
+def _chat_choice(
     index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish: str | None
 ) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
@@ -274,9 +276,74 @@ def _call(call: CallStart, arguments: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-# ---------------------------------------------------------------------- completions
-# ``POST /v1/completions``: answers as OpenAI's text completions, which are text and nothing
-# else.
+COLUMNS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+
+
+@attrs.define
+class TextScores:
+    """Makes the columns in which text completions have log probabilities: each token's text, its
+    log probability, those of the likeliest ones in its place, at *most* so many, by their text, and
+    where its text begins, in characters. A token within a character begins where that does."""
+
+    bytes_of: TokenBytes
+    most: int
+    end: int = 0
+    _decoder: codecs.IncrementalDecoder = attrs.field(
+        factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+
+    def columns(
+        self, tokens: Iterable[tuple[int, float | None, Likeliest]]
+    ) -> dict[str, list[Any]]:
+        """The columns of *tokens*, each with its log probability, if it has one, and the likeliest
+        ones."""
+        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        for token, chosen, likeliest in tokens:
+            data = self.bytes_of(token)
+            name, value, best = data.decode(errors="replace"), None, None
+            if chosen is not None:
+                value = finite(chosen)
+                tops = {self.name(other): finite(each) for other, each in likeliest[: self.most]}
+                best = {**tops, name: value} if tops else {}
+            for column, entry in zip(columns.values(), (name, value, best, self.end), strict=True):
+                column.append(entry)
+            self.end += len(self._decoder.decode(data))
+        return columns
+
+    def name(self, token: int) -> str:
+        """The text of *token* by itself."""
+        return self.bytes_of(token).decode(errors="replace")
+
+
+class ScoreColumns:
+    """Such columns, kept as JSON until they are whole. *size* is how many bytes they have."""
+
+    def __init__(self) -> None:
+        self._lists = {name: bytearray() for name in COLUMNS[:-1]}
+        self._offsets = array("Q")
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has."""
+        return sum(map(len, self._lists.values())) + len(self._offsets) * self._offsets.itemsize
+
+    def add(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Add *columns* at the end."""
+        for name, texts in self._lists.items():
+            add_json(texts, columns[name])
+        self._offsets.extend(columns[COLUMNS[-1]])
+
+    def whole(self, before: ScoreColumns | None = None, begin: int = 0) -> Iterator[Json]:
+        """The JSON of all, after the columns *before*, which end at character *begin*."""
+        for name, texts in self._lists.items():
+            yield b'%b"%b":[' % (b"{" if name == COLUMNS[0] else b"],", name.encode())
+            if before is not None:
+                first = before._lists[name]
+                yield from (first, b"," if first and texts else b"")
+            yield texts
+        offsets = [] if before is None else before._offsets.tolist()
+        offsets += [begin + offset for offset in self._offsets]
+        yield b'],"%b":' % COLUMNS[-1].encode() + json_bytes(offsets) + b"}"
 
 
 @attrs.define
@@ -289,22 +356,25 @@ class _Text:
     finish: str = ""
 
 
-class TextShape(ReplyChunks):
-    """Continuations on their way to the client: one for each of *echoes*, which are the prompts
-    where those come first. Log probabilities are told, of *bytes_of* each token, with at *most* so
-    many likeliest ones; None: they are not. *scores* are those of the prompts, if they are told;
-    each serves equally many continuations, one after the other."""
+class TextShape(ChunkShape):
+    """The answer to *asked*: a continuation for each of *echoes*, which are the prompts where those
+    come first. Their log probabilities are of *bytes_of* each token, if they are asked for.
+    *scores* are those of the prompts; each serves equally many continuations, one after the
+    other."""
+
+    kind = chunk_kind = "text_completion"
 
     def __init__(
         self,
-        envelope: Envelope,
+        about: About,
+        asked: CompletionOptions,
         echoes: Sequence[str],
         bytes_of: TokenBytes,
-        most: int | None,
         scores: Sequence[PromptScores],
     ) -> None:
-        super().__init__(envelope)
+        super().__init__(about, asked)
         self._echoes = echoes
+        most = asked.alternatives
         self._texts = [
             _Text(
                 bytearray(echo.encode(errors="replace") if self.keeps else b""),
@@ -314,21 +384,19 @@ class TextShape(ReplyChunks):
         ]
         self._scores = scores
 
-    def opening_choices(self) -> list[dict[str, Any]]:
-        """The prompts, if they are to be echoed."""
+    def _opening_choices(self) -> list[dict[str, Any]]:
         return [
             _text_choice(index, echo, None, None) for index, echo in enumerate(self._echoes) if echo
         ]
 
-    def choice(self, delta: Delta) -> dict[str, Any]:
-        """*delta* as a chunk has it."""
+    def _choice(self, delta: Delta) -> dict[str, Any]:
         made = self._texts[delta.index]
         if delta.scores:
             self.kept += sum(map(self._scores_of(delta.index).add, delta.scores))
         text = "".join(part.text for part in delta.said if isinstance(part, Content))
         if delta.finish is not None:
             made.finish = delta.finish.reason
-        columns = None if made.logprobs is None else made.logprobs.columns(delta.tokens)
+        columns = None if made.logprobs is None else made.logprobs.columns(scored(delta.tokens))
         if self.keeps:
             said = text.encode()
             made.text += said
@@ -336,11 +404,10 @@ class TextShape(ReplyChunks):
             if columns is not None:
                 made.columns.add(columns)
             self.kept += len(said) + made.columns.size - before
-        told = columns if delta.tokens else None
-        return _text_choice(delta.index, text, told, made.finish or None)
+        shown = columns if delta.tokens else None
+        return _text_choice(delta.index, text, shown, made.finish or None)
 
-    def whole_choices(self) -> Iterator[Iterator[Json]]:
-        """The continuations in one piece each."""
+    def _whole_choices(self) -> Iterator[Iterator[Json]]:
         return (self._whole(index, made) for index, made in enumerate(self._texts))
 
     def _scores_of(self, index: int) -> PromptScores:
@@ -357,7 +424,7 @@ class TextShape(ReplyChunks):
             yield from scores.before(made.columns)
         yield b',"finish_reason":%b' % json_bytes(made.finish)
         if scores is not None:
-            yield from scores.listed()
+            yield from scores.in_list()
         yield b"}"
 
 
@@ -365,3 +432,65 @@ def _text_choice(
     index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None
 ) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+class PromptScores:
+    """Scores of *prompt*, made for the client as they come. *echoed* and *listed* are how many
+    likeliest tokens the columns and the list have for each; None: there are no columns, or no
+    list."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        bytes_of: TokenBytes,
+        echoed: int | None,
+        listed: int | None,
+    ) -> None:
+        self._prompt = prompt
+        self._echoed = echoed
+        self._listed = listed
+        self._texts = TextScores(bytes_of, echoed or 0)
+        self._columns = ScoreColumns()
+        # An empty prompt is refused later.
+        self._columns.add(self._texts.columns((token, None, []) for token in prompt[:1]))
+        self._entries = bytearray(b"null")
+
+    def add(self, scores: Scores) -> int:
+        """The next *scores*. Returns how many bytes more are kept because of them."""
+        before = self._columns.size + len(self._entries)
+        tokens = list(self._tokens(scores))
+        if self._echoed is not None:
+            self._columns.add(
+                self._texts.columns((token, chosen, tops) for token, chosen, _, tops in tokens)
+            )
+        if self._listed is not None:
+            add_json(self._entries, [self._entry(*each) for each in tokens])
+        return self._columns.size + len(self._entries) - before
+
+    def before(self, columns: ScoreColumns) -> Iterator[Json]:
+        """The JSON of *columns*, which are an answer's, after those of the prompt, if that is
+        echoed."""
+        if self._echoed is None:
+            return columns.whole()
+        return columns.whole(self._columns, self._texts.end)
+
+    def in_list(self) -> Iterator[Json]:
+        """The field with the list, after a comma; nothing if there is none."""
+        if self._listed is not None:
+            yield from (b',"prompt_logprobs":[', self._entries, b"]")
+
+    def _tokens(self, scores: Scores) -> Iterator[tuple[int, float, int, Likeliest]]:
+        count = scores.alternatives
+        for at, token in enumerate(self._prompt[scores.position : scores.end]):
+            part = slice(at * count, at * count + count)
+            likeliest = list(zip(scores.ids[part], map(finite, scores.values[part]), strict=True))
+            yield token, finite(scores.chosen[at]), scores.ranks[at], likeliest
+
+    def _entry(self, token: int, chosen: float, rank: int, likeliest: Likeliest) -> dict[str, Any]:
+        found = {token: (chosen, rank)}
+        for place, (other, value) in enumerate(likeliest[: self._listed], 1):
+            found.setdefault(other, (value, place))
+        return {
+            str(each): {"logprob": value, "rank": place, "decoded_token": self._texts.name(each)}
+            for each, (value, place) in found.items()
+        }

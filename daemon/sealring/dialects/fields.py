@@ -17,7 +17,6 @@ from typing import Any, Final
 
 import attrs
 import pydantic
-from sealring_protocol.limits import MAX_BIAS
 
 from sealring.dialects.errors import unsupported
 
@@ -28,7 +27,7 @@ ADAPTED_HEADER: Final = "x-sealring-adapted"
 ``max_tokens`` where the answer has less room than was asked for."""
 
 TOOLS_HEADER: Final = "x-sealring-tools"
-"""Says ``in-words`` where the model's template has no tools, and a message told it of them;
+"""Says ``in-words`` where the model's template has no tools, and a message describes them;
 ``as-json`` where it must call one, too: its answer is held to the JSON of a call."""
 
 MAX_IGNORED: Final = 16
@@ -129,13 +128,13 @@ REFUSED: Final[Mapping[str, Refusal]] = {
     "echo": Refusal("/v1/completions echoes its prompt; a chat does not.", (False,), only="chat"),
     "tools": Refusal(_TOOLS, only="completion"),
     "tool_choice": Refusal(_TOOLS, ("none", "auto"), only="completion"),
-    # what is told
+    # what is given
     "audio": Refusal("This server gives text alone."),
-    "include_reasoning": Refusal("Reasoning is always told, in a field of its own.", (True,)),
-    "return_tokens_as_token_ids": Refusal("Tokens are told as text here.", (False,)),
-    "return_token_ids": Refusal("Tokens are told as text here.", (False,)),
-    "return_tokens": Refusal("Tokens are told as text here.", (False,)),
-    "return_hidden_states": Refusal("Hidden states are not told.", (False,)),
+    "include_reasoning": Refusal("Reasoning is always given, in a field of its own.", (True,)),
+    "return_tokens_as_token_ids": Refusal("Tokens are given as text here.", (False,)),
+    "return_token_ids": Refusal("Tokens are given as text here.", (False,)),
+    "return_tokens": Refusal("Tokens are given as text here.", (False,)),
+    "return_hidden_states": Refusal("Hidden states are not given.", (False,)),
     # where it runs
     "background": Refusal("Requests are answered at once here.", (False,)),
     "lora_name": Refusal("A request cannot choose an adapter; the config has it."),
@@ -149,11 +148,11 @@ IGNORED: Final[Mapping[str, str]] = {
     "priority": "Callers take turns.",
     "prompt_cache_key": "Cached beginnings are found by their tokens.",
     "prompt_cache_retention": "Snapshots are kept while there is room.",
-    "safety_identifier": "Nobody is told of it.",
+    "safety_identifier": "Nobody learns of it.",
     "service_tier": "There is one.",
     "spaces_between_special_tokens": "The text is the tokens' own; no spaces are added.",
     "store": "Only /v1/responses keeps its answers.",
-    "user": "Callers are told apart by their keys.",
+    "user": "Callers are known by their keys.",
     "verbosity": "No model here has such a setting; ask for it in a message.",
     "web_search_options": "This server does not search the web.",
 }
@@ -186,11 +185,11 @@ def without_effect(
 
 
 def _unknown(
-    told: Mapping[str, Any], asked: pydantic.BaseModel, passed: Container[str], before: str
+    sent: Mapping[str, Any], asked: pydantic.BaseModel, passed: Container[str], before: str
 ) -> Iterator[str]:
     fields = type(asked).model_fields
     known = {field.alias or name: name for name, field in fields.items()}
-    for name, value in told.items():
+    for name, value in sent.items():
         if value is None or name in passed:
             continue
         if name not in known:
@@ -207,19 +206,19 @@ def adapt(headers: MutableMapping[str, str], name: str) -> None:
     headers[ADAPTED_HEADER] = ", ".join(filter(None, dict.fromkeys([*names, name])))
 
 
-def headers_of(told: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that say what a text worker *told* of a request's fields."""
+def headers_of(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The headers that say what the *fields* of a text worker's answer say of a request."""
     headers = {}
     for header, field in ((IGNORED_HEADER, "ignored"), (ADAPTED_HEADER, "adapted")):
-        names = told.get(field)
+        names = fields.get(field)
         if isinstance(names, list) and names:
             # What is no name may not go into a header.
             first = names[:MAX_IGNORED]
             shown = [n if isinstance(n, str) and _NAME.fullmatch(n) else "?" for n in first]
             dots = ["..."] * (len(names) > MAX_IGNORED)
             headers[header] = ", ".join(shown + dots)
-    if told.get("in_words") is True:
-        headers[TOOLS_HEADER] = "as-json" if told.get("plain") is True else "in-words"
+    if fields.get("in_words") is True:
+        headers[TOOLS_HEADER] = "as-json" if fields.get("plain") is True else "in-words"
     return headers
 
 
@@ -245,7 +244,7 @@ _TEXT_FILE: Final = re.compile(
 
 
 def past(said: Sequence[bool]) -> int:
-    """How many of a conversation's entries belong to earlier turns, where *said* tells which ones
+    """How many of a conversation's entries belong to earlier turns, where *said* says which ones
     the model said: all up to its last. Those that the conversation ends with are being gone on
     with."""
     end = len(said)
@@ -345,30 +344,3 @@ def with_text_alone(messages: Any) -> tuple[Any, list[str]]:
                     out.clear()
             made[at] = {**message, "content": parts}
     return made, places
-
-
-def few(bias: Any) -> Any:
-    """Refuses too many entries before any is validated: each of half a million could have a
-    fault."""
-    if isinstance(bias, dict) and len(bias) > MAX_BIAS:
-        raise ValueError(f"at most {MAX_BIAS} tokens may have a bias")
-    return bias
-
-
-def short(most: int, texts: list[str]) -> list[str]:
-    """*texts*. Raises `ValueError` if they have more than *most* characters together."""
-    if sum(map(len, texts)) > most:
-        raise ValueError(f"they have more than {most} characters")
-    return texts
-
-
-def some(value: int) -> int:
-    """*value*. Raises `ValueError` if it is 0."""
-    if not value:
-        raise ValueError("it is at least 1, or -1 for what the context allows")
-    return value
-
-
-def whole(value: Any) -> Any:
-    """*value*, or the whole number that it is: some languages write 16 as 16.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value

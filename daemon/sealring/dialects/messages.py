@@ -4,6 +4,21 @@ A template gets plain values: each content one text, a tool call's arguments as 
 than the text that the API carries (a text that is no JSON stays one), and only the fields that a
 message has. A developer is the system to models here. A tool call that must be made is begun for
 the model, by the mark that opens a call in its format; `holding` holds what follows to its form.
+
+For a model whose chat template has no tools, the system message has them (`instructions`), and how
+to call one; earlier calls and their results become text in the same form. It is that of Hermes and
+Qwen, which many models have seen: JSON between `<tool_call>` and `</tool_call>`. A model that never
+learned to call functions may not keep to it; then its answer is text.
+
+Most templates take any number of calls in a message, their arguments as objects, and thoughts as
+``reasoning_content``. Where one does not, its row of `sealring_model.text.formats` says so, and the
+turns are fitted (`fit_turns`).
+
+Many templates take less than the APIs do: one system message at the front or none, users and the
+assistant in turn, ids of calls of nine characters, arguments that are objects. So a conversation
+that is refused is `adapted`: changed, one kind of change after the other, until the template takes
+it. Changes that turn out not to be needed are undone. The answer's header names the others.
+Nothing that somebody wrote is left out.
 """
 
 from __future__ import annotations
@@ -25,25 +40,264 @@ from sealring.dialects.errors import invalid, unsupported
 from sealring.dialects.fields import LONGEST_NAME, MAX_IGNORED
 from sealring.dialects.schema import ChatRequest, Message, NamedTool
 
-# ---------------------------------------------------------------------- told tools
-# Tools for a model whose chat template has none: they are told in words.
-#
-# The model is told of its tools, and of how to call one, in the system message. Earlier calls and
-# their results become text in the same form. The form is that of Hermes and Qwen, which many
-# models have seen: JSON between `<tool_call>` and `</tool_call>`. A model that never learned to
-# call functions may not keep to it; then its answer is text.
-
-
 Plain = dict[str, Any]
 
 
 PLAIN: Final = ToolFormat.of(formats.PLAIN)
-"""How a model that is told of tools writes a call where it must: the answer, which is held to that
-form (`tool_forms`), is nothing else."""
+"""How a model to which tools are described writes a call where it must: the answer, which is held
+to that form (`tool_forms`), is nothing else."""
+
+Change = Callable[[Sequence[Plain]], list[Plain]]
+
+_BETWEEN: Final = "\n\n"
+_BEGIN: Final = "Please begin."
+_PROBE: Final = "kwyjibo"
+"""A word that no template looks for."""
+
+_ID: Final = 9
+"""Characters of a call's id in templates that say how many it has (Mistral's)."""
+
+
+@attrs.frozen
+class Conversation:
+    """A prompt's *text*, and the *tools* that its answer may call, as the template got them, or
+    *in_words*. They are called as *calls* has it. If *forced*, the answer must call one. Fields
+    that are *ignored* had no effect. The template got *messages*."""
+
+    text: str
+    tools: list[dict[str, Any]]
+    forced: bool
+    calls: ToolFormat
+    in_words: bool = False
+    ignored: tuple[str, ...] = ()
+    adapted: tuple[str, ...] = ()
+    messages: list[dict[str, Any]] = attrs.field(factory=list)
+    render_only: Callable[[list[dict[str, Any]]], str] | None = None
+    """Renders other messages with the same tools and settings, without the answer's opening. Raises
+    `ValueError`."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the answer is the JSON of a call, and nothing else."""
+        return self.calls is PLAIN
+
+
+@attrs.frozen
+class Opening:
+    """A prompt's *ids*, and where its answer begins: within the *reasoning*, or a tool call. The
+    first *rendered* ones are the template's."""
+
+    ids: list[int]
+    reasoning: bool
+    calling: bool
+    rendered: int = 0
+
+
+def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
+    """The prompt of *asked*. Raises `ApiError` for what the model's template does not take."""
+    tools = asked_tools(asked)
+    for tool in tools:
+        tool["function"].pop("strict", None)  # no part of a prompt
+    forced = bool(tools) and asked.tool_choice not in (None, "auto")
+    settings, ignored = _settings(tokenizer, asked, forced=forced)
+    messages = [_plain(message) for message in asked.messages]
+    calls = PLAIN if tokenizer.tools is None and forced else tokenizer.calls
+    try:
+        # From here on only the template and we write marks.
+        messages, guarded = tokenizer.guard_messages(messages), tokenizer.guard(tools)
+        settings = {name: tokenizer.guard(value) for name, value in settings.items()}
+        if tokenizer.tools is None:
+            messages = in_words(messages, tokenizer.calls)
+        elif tokenizer.format is not None:
+            messages = fit_turns(messages, tokenizer.format, guarded)
+        if tools and tokenizer.in_words:
+            write = partial(_described, tokenizer, instructions(guarded, calls))
+        else:
+            write = partial(_rendered, tokenizer, guarded)
+        text, changes = adapted(messages, partial(write, settings))
+    except ValueError as error:
+        raise invalid(f"{error}.", "messages") from None
+    only = partial(write, settings | {"begin_answer": False, "go_on": False})
+    described = bool(tools) and tokenizer.in_words
+    given = _changed(messages, {name: CHANGES[name] for name in changes})
+    return Conversation(text, tools, forced, calls, described, ignored, changes, given, only)
+
+
+def _settings(
+    tokenizer: Tokenizer, asked: ChatRequest, *, forced: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the template is given beside messages and tools, and which fields it does not look at.
+    Raises `ApiError`."""
+    given = asked.chat_template_kwargs or {}
+    settings = dict(given)
+    untaken = (name for name in given if len(name) > LONGEST_NAME or not tokenizer.takes(name))
+    ignored = [f"chat_template_kwargs.{name}" for name in islice(untaken, MAX_IGNORED + 1)]
+    thinks_or_not = bool(tokenizer.think[0]) and tokenizer.takes("enable_thinking")
+    if (effort := asked.reasoning_effort) is not None:
+        settings.setdefault("reasoning_effort", effort)
+        if not tokenizer.takes("reasoning_effort") and not (effort == "none" and thinks_or_not):
+            ignored.append("reasoning_effort")
+    if tokenizer.think[0] and (forced or effort == "none"):
+        settings.setdefault("enable_thinking", False)
+    if wrong := sorted(tokenizer.reserved & settings.keys()):
+        raise invalid(f"chat_template_kwargs may not set '{wrong[0]}'.", "chat_template_kwargs")
+    if asked.documents:
+        if not tokenizer.takes("documents"):
+            text = "This model's chat template has no documents; put their text into a message."
+            raise unsupported("documents", text)
+        settings["documents"] = asked.documents
+    if asked.continue_final_message:
+        settings["go_on"] = True
+    elif asked.add_generation_prompt is False:
+        settings["begin_answer"] = False
+    return settings, tuple(ignored)
+
+
+def _described(
+    tokenizer: Tokenizer, tools: str, settings: dict[str, Any], messages: list[dict[str, Any]]
+) -> str:
+    """The text of *messages* with the description of *tools*: in the system message, or in the
+    user's where the template takes no system message. Raises `ValueError`."""
+    try:
+        return tokenizer.render(with_system(messages, tools), **settings)
+    except ValueError:
+        return tokenizer.render(with_user(messages, tools), **settings)
+
+
+def _rendered(
+    tokenizer: Tokenizer,
+    tools: list[dict[str, Any]],
+    settings: dict[str, Any],
+    messages: list[dict[str, Any]],
+) -> str:
+    """The text of *messages* and *tools*. Raises `ValueError`."""
+    return tokenizer.render(messages, tools, **settings)
+
+
+def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
+    """*talk* as ids, with special tokens *around* it if that is said. A forced tool call is
+    begun. Raises `ApiError` for a text that can only be control tokens."""
+    try:
+        ids = tokenizer.encode_rendered(talk.text, around=around)
+    except ValueError as error:
+        raise invalid(f"{error}.", "messages") from None
+    reasoning, rendered = tokenizer.opens_thinking(ids), len(ids)
+    if talk.forced:
+        opening = (tokenizer.think[1] if reasoning else "") + talk.calls.start
+        ids += tokenizer.encode_part(opening) if opening else []
+        reasoning = False
+    return Opening(ids, reasoning, talk.forced, rendered)
+
+
+_NEAR: Final = 16
+"""Tokens within which a turn's own marks stand before what is said in it."""
+
+
+def branches(tokenizer: Tokenizer, talk: Conversation, opening: Opening) -> list[int]:
+    """Lengths of *opening*'s ids, of *talk*, at which a later prompt is likely to go another way:
+    after the system prompt and the tools, after the user's last turn, and before the answer's
+    opening, which a template may render otherwise in the next turn.
+
+    They are found by rendering parts of the conversation. Those that the template refuses are left
+    out, and so are those that are no boundaries of tokens.
+    """
+    if talk.render_only is None:
+        return []
+    ids = opening.ids[: opening.rendered]
+    users = [at for at, message in enumerate(talk.messages) if message["role"] == "user"]
+    ends = {len(talk.messages), *(at + 1 for at in users[-1:])}
+    found = {_length_of(tokenizer, talk, talk.messages[:end], ids) for end in ends}
+    found.add(_head(tokenizer, talk, ids))
+    return sorted(found - {0})
+
+
+def _length_of(
+    tokenizer: Tokenizer, talk: Conversation, part: list[dict[str, Any]], ids: Sequence[int]
+) -> int:
+    """How many of *ids*, of *talk*, are its *part*; 0 if that cannot be said. What comes after it
+    is made tokens by itself, for most often that is short."""
+    assert talk.render_only is not None  # noqa: S101  the caller has checked it
+    try:
+        text = talk.render_only(part)
+    except ValueError:
+        return 0
+    if not talk.text.startswith(text):
+        return 0
+    rest = []
+    if len(text) < len(talk.text):
+        rest = tokenizer.encode_rendered(talk.text[len(text) :], around=False)
+    length = len(ids) - len(rest)
+    return length if length > 0 and list(ids[length:]) == rest else 0
+
+
+def _head(tokenizer: Tokenizer, talk: Conversation, ids: Sequence[int]) -> int:
+    """How many of *ids*, of *talk*, another conversation with the same system prompt and the same
+    tools has, too."""
+    assert talk.render_only is not None  # noqa: S101  the caller has checked it
+    others = (at for at, message in enumerate(talk.messages) if message["role"] != "system")
+    first = next(others, None)
+    if first is None:
+        return 0
+    content = "1" if str(talk.messages[first]["content"]).startswith("0") else "0"
+    try:
+        text = talk.render_only([*talk.messages[:first], {"role": "user", "content": content}])
+    except ValueError:
+        return 0
+    pairs = zip(ids, tokenizer.encode_rendered(text), strict=False)
+    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Back to where a special token parts the text: what another message begins with might change
+    # the tokens just before it.
+    for at in range(length, max(0, length - _NEAR), -1):
+        if not tokenizer.special.isdisjoint(ids[at - 1 : at + 1]):
+            return at
+    return length
+
+
+def asked_tools(asked: ChatRequest) -> list[dict[str, Any]]:
+    """The tools that the prompt names."""
+    if asked.tool_choice == "none":
+        return []
+    named = asked.tool_choice.function.name if isinstance(asked.tool_choice, NamedTool) else None
+    return [
+        tool.model_dump(exclude_none=True)
+        for tool in asked.tools or ()
+        if named is None or tool.function.name == named
+    ]
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": message.text}
+    for name in ("name", "reasoning_content", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls:
+        plain["tool_calls"] = [
+            {
+                "id": call.id or "",
+                "type": "function",
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return plain
+
+
+def _arguments(text: str | dict[str, Any] | None) -> Any:
+    """What a call was given. *text* that is no JSON, as that of a call that was cut off, stays."""
+    if isinstance(text, dict):
+        return text
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
 
 
 def instructions(tools: Sequence[Mapping[str, Any]], calls: ToolFormat) -> str:
-    """What a model is told of *tools*, to be called as *calls* has it."""
+    """The description of *tools* for a model, to be called as *calls* has it."""
     lines = "\n".join(_json(tool["function"]) for tool in tools)
     example = calls.start + _json({"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}) + calls.end
     if calls.format is not None and calls.format.written:
@@ -93,14 +347,6 @@ def _with(messages: Sequence[Plain], at: int, form: str, text: str) -> list[Plai
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-# ---------------------------------------------------------------------- turns
-# Earlier turns as the template of a format takes them (`sealring_model.text.formats`).
-#
-# Most templates take any number of calls in a message, their arguments as objects, and thoughts
-# as ``reasoning_content``. Where one does not, its row of the table says so, and the turns are
-# fitted: nothing that was said is left out.
 
 
 def fit_turns(
@@ -187,27 +433,6 @@ def _one_call_each(messages: Sequence[Plain]) -> Iterator[Plain]:
 
 def _without(results: Sequence[Plain], given: Sequence[Plain]) -> list[Plain]:
     return [result for result in results if all(result is not each for each in given)]
-
-
-# ---------------------------------------------------------------------- adapting
-# A conversation that the model's template refuses, made to fit.
-#
-# Many templates take less than the APIs do: one system message at the front or none, users and
-# the assistant in turn, ids of calls of nine characters, arguments that are objects. So a
-# conversation that is refused is changed, one kind of change after the other, until the template
-# takes it. Changes that turn out not to be needed are undone. Nothing that somebody wrote is left
-# out. The answer's header names the changes.
-
-
-Change = Callable[[Sequence[Plain]], list[Plain]]
-
-_BETWEEN: Final = "\n\n"
-_BEGIN: Final = "Please begin."
-_PROBE: Final = "kwyjibo"
-"""A word that no template looks for."""
-
-_ID: Final = 9
-"""Characters of a call's id in templates that say how many it has (Mistral's)."""
 
 
 def adapted(
@@ -348,7 +573,7 @@ def _split_calls(messages: Sequence[Plain]) -> list[Plain]:
 
 
 def _wrap_results(messages: Sequence[Plain]) -> list[Plain]:
-    """Have the user tell of a result that no call comes before."""
+    """Have the user say a result that no call comes before."""
     called: set[str] = set()
     changed = []
     for message in messages:
@@ -435,244 +660,3 @@ def _both(one: Plain, other: Plain) -> Plain:
         if name in both:
             both[name] = _BETWEEN.join(filter(None, (one.get(name), other.get(name))))
     return both
-
-
-# ---------------------------------------------------------------------- messages
-
-
-@attrs.frozen
-class Conversation:
-    """A prompt's *text*, and the *tools* that its answer may call, as the template got them, or
-    *in_words*. They are called as *calls* has it. If *forced*, the answer must call one. Fields
-    that are *ignored* had no effect. The template got *messages*."""
-
-    text: str
-    tools: list[dict[str, Any]]
-    forced: bool
-    calls: ToolFormat
-    in_words: bool = False
-    ignored: tuple[str, ...] = ()
-    adapted: tuple[str, ...] = ()
-    messages: list[dict[str, Any]] = attrs.field(factory=list)
-    render_only: Callable[[list[dict[str, Any]]], str] | None = None
-    """Renders other messages with the same tools and settings, without the answer's opening. Raises
-    `ValueError`."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether the answer is the JSON of a call, and nothing else."""
-        return self.calls is PLAIN
-
-
-@attrs.frozen
-class Opening:
-    """A prompt's *ids*, and where its answer begins: within the *reasoning*, or a tool call. The
-    first *rendered* ones are the template's."""
-
-    ids: list[int]
-    reasoning: bool
-    calling: bool
-    rendered: int = 0
-
-
-def render(tokenizer: Tokenizer, asked: ChatRequest) -> Conversation:
-    """The prompt of *asked*. Raises `ApiError` for what the model's template does not take."""
-    tools = asked_tools(asked)
-    for tool in tools:
-        tool["function"].pop("strict", None)  # no part of a prompt
-    forced = bool(tools) and asked.tool_choice not in (None, "auto")
-    settings, ignored = _settings(tokenizer, asked, forced=forced)
-    messages = [_plain(message) for message in asked.messages]
-    calls = PLAIN if tokenizer.tools is None and forced else tokenizer.calls
-    try:
-        # From here on only the template and we write marks.
-        messages, told = tokenizer.guard_messages(messages), tokenizer.guard(tools)
-        settings = {name: tokenizer.guard(value) for name, value in settings.items()}
-        if tokenizer.tools is None:
-            messages = in_words(messages, tokenizer.calls)
-        elif tokenizer.format is not None:
-            messages = fit_turns(messages, tokenizer.format, told)
-        if tools and tokenizer.in_words:
-            write = partial(_told, tokenizer, instructions(told, calls))
-        else:
-            write = partial(_rendered, tokenizer, told)
-        text, changes = adapted(messages, partial(write, settings))
-    except ValueError as error:
-        raise invalid(f"{error}.", "messages") from None
-    only = partial(write, settings | {"begin_answer": False, "go_on": False})
-    told_so = bool(tools) and tokenizer.in_words
-    given = _changed(messages, {name: CHANGES[name] for name in changes})
-    return Conversation(text, tools, forced, calls, told_so, ignored, changes, given, only)
-
-
-def _settings(
-    tokenizer: Tokenizer, asked: ChatRequest, *, forced: bool
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What the template is given beside messages and tools, and which fields it does not look at.
-    Raises `ApiError`."""
-    given = asked.chat_template_kwargs or {}
-    settings = dict(given)
-    untaken = (name for name in given if len(name) > LONGEST_NAME or not tokenizer.takes(name))
-    ignored = [f"chat_template_kwargs.{name}" for name in islice(untaken, MAX_IGNORED + 1)]
-    thinks_or_not = bool(tokenizer.think[0]) and tokenizer.takes("enable_thinking")
-    if (effort := asked.reasoning_effort) is not None:
-        settings.setdefault("reasoning_effort", effort)
-        if not tokenizer.takes("reasoning_effort") and not (effort == "none" and thinks_or_not):
-            ignored.append("reasoning_effort")
-    if tokenizer.think[0] and (forced or effort == "none"):
-        settings.setdefault("enable_thinking", False)
-    if wrong := sorted(tokenizer.reserved & settings.keys()):
-        raise invalid(f"chat_template_kwargs may not set '{wrong[0]}'.", "chat_template_kwargs")
-    if asked.documents:
-        if not tokenizer.takes("documents"):
-            text = "This model's chat template has no documents; put their text into a message."
-            raise unsupported("documents", text)
-        settings["documents"] = asked.documents
-    if asked.continue_final_message:
-        settings["go_on"] = True
-    elif asked.add_generation_prompt is False:
-        settings["begin_answer"] = False
-    return settings, tuple(ignored)
-
-
-def _told(
-    tokenizer: Tokenizer, told: str, settings: dict[str, Any], messages: list[dict[str, Any]]
-) -> str:
-    """The text of *messages* with what is *told* of tools: in the system message, or in the user's
-    where the template takes no system message. Raises `ValueError`."""
-    try:
-        return tokenizer.render(with_system(messages, told), **settings)
-    except ValueError:
-        return tokenizer.render(with_user(messages, told), **settings)
-
-
-def _rendered(
-    tokenizer: Tokenizer,
-    tools: list[dict[str, Any]],
-    settings: dict[str, Any],
-    messages: list[dict[str, Any]],
-) -> str:
-    """The text of *messages* and *tools*. Raises `ValueError`."""
-    return tokenizer.render(messages, tools, **settings)
-
-
-def tokenise(tokenizer: Tokenizer, talk: Conversation, around: bool | None = None) -> Opening:
-    """*talk* as ids, with special tokens *around* it if that is said. A forced tool call is
-    begun. Raises `ApiError` for a text that can only be control tokens."""
-    try:
-        ids = tokenizer.encode_rendered(talk.text, around=around)
-    except ValueError as error:
-        raise invalid(f"{error}.", "messages") from None
-    reasoning, rendered = tokenizer.opens_thinking(ids), len(ids)
-    if talk.forced:
-        opening = (tokenizer.think[1] if reasoning else "") + talk.calls.start
-        ids += tokenizer.encode_part(opening) if opening else []
-        reasoning = False
-    return Opening(ids, reasoning, talk.forced, rendered)
-
-
-_NEAR: Final = 16
-"""Tokens within which a turn's own marks stand before what is said in it."""
-
-
-def branches(tokenizer: Tokenizer, talk: Conversation, opening: Opening) -> list[int]:
-    """Lengths of *opening*'s ids, of *talk*, at which a later prompt is likely to go another way:
-    after the system prompt and the tools, after the user's last turn, and before the answer's
-    opening, which a template may render otherwise in the next turn.
-
-    They are found by rendering parts of the conversation. Those that the template refuses are left
-    out, and so are those that are no boundaries of tokens.
-    """
-    if talk.render_only is None:
-        return []
-    ids = opening.ids[: opening.rendered]
-    users = [at for at, message in enumerate(talk.messages) if message["role"] == "user"]
-    ends = {len(talk.messages), *(at + 1 for at in users[-1:])}
-    found = {_length_of(tokenizer, talk, talk.messages[:end], ids) for end in ends}
-    found.add(_head(tokenizer, talk, ids))
-    return sorted(found - {0})
-
-
-def _length_of(
-    tokenizer: Tokenizer, talk: Conversation, part: list[dict[str, Any]], ids: Sequence[int]
-) -> int:
-    """How many of *ids*, of *talk*, are its *part*; 0 if that cannot be said. What comes after it
-    is made tokens by itself, for most often that is short."""
-    assert talk.render_only is not None  # noqa: S101  the caller has checked it
-    try:
-        text = talk.render_only(part)
-    except ValueError:
-        return 0
-    if not talk.text.startswith(text):
-        return 0
-    rest = []
-    if len(text) < len(talk.text):
-        rest = tokenizer.encode_rendered(talk.text[len(text) :], around=False)
-    length = len(ids) - len(rest)
-    return length if length > 0 and list(ids[length:]) == rest else 0
-
-
-def _head(tokenizer: Tokenizer, talk: Conversation, ids: Sequence[int]) -> int:
-    """How many of *ids*, of *talk*, another conversation with the same system prompt and the same
-    tools has, too."""
-    assert talk.render_only is not None  # noqa: S101  the caller has checked it
-    others = (at for at, message in enumerate(talk.messages) if message["role"] != "system")
-    first = next(others, None)
-    if first is None:
-        return 0
-    content = "1" if str(talk.messages[first]["content"]).startswith("0") else "0"
-    try:
-        text = talk.render_only([*talk.messages[:first], {"role": "user", "content": content}])
-    except ValueError:
-        return 0
-    pairs = zip(ids, tokenizer.encode_rendered(text), strict=False)
-    length = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Back to where a special token parts the text: what another message begins with might change
-    # the tokens just before it.
-    for at in range(length, max(0, length - _NEAR), -1):
-        if not tokenizer.special.isdisjoint(ids[at - 1 : at + 1]):
-            return at
-    return length
-
-
-def asked_tools(asked: ChatRequest) -> list[dict[str, Any]]:
-    """The tools that the prompt names."""
-    if asked.tool_choice == "none":
-        return []
-    named = asked.tool_choice.function.name if isinstance(asked.tool_choice, NamedTool) else None
-    return [
-        tool.model_dump(exclude_none=True)
-        for tool in asked.tools or ()
-        if named is None or tool.function.name == named
-    ]
-
-
-def _plain(message: Message) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": message.text}
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "id": call.id or "",
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    return plain
-
-
-def _arguments(text: str | dict[str, Any] | None) -> Any:
-    """What a call was given. *text* that is no JSON, as that of a call that was cut off, stays."""
-    if isinstance(text, dict):
-        return text
-    try:
-        return json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return text

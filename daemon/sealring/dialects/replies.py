@@ -1,22 +1,22 @@
-"""What clients see of an answer: a shape for each API.
+"""What clients see of an answer: from pieces of text to what they add, for every kind of API.
 
-A `Choice` says what is new in an answer. A shape keeps it, and makes of it the events of
-a stream or the whole body. Both forms come from one source, so they cannot differ.
+`AnswerText` splits the text into reasoning, content and tool calls, as it comes. A `Choice`, which
+knows no API, makes a `Delta` of what is new. A `Shape` of each API keeps that, and makes of it the
+events of a stream or the whole body. Both forms come from one source, so they cannot differ.
 """
 
 from __future__ import annotations
 
-import codecs
 import enum
+import re
 import secrets
 from abc import ABC, abstractmethod
-from array import array
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from sealring_model.text import readers
 from sealring_model.text.formats import CallFormat
 from sealring_model.text.readers import (
@@ -34,23 +34,9 @@ from sealring_protocol.control.requests import FinishReason, RequestDone, TokenO
 from sealring_trio.node.runtime import AT_ONCE
 
 from sealring.dialects.errors import ApiError
-from sealring.dialects.schema import Sampled
 from sealring.generation.generation import TextPiece
 from sealring.generation.trace import Trace
 from sealring.text.stop_strings import Finder
-
-# ---------------------------------------------------------------------- parsing
-# Splits the text of an answer into reasoning, content and tool calls, as it comes.
-#
-# A model puts its reasoning between two marks, and tool calls between others. Marks are found
-# wherever the pieces cut them (`stop_strings`), in time linear in the text. All is passed on at
-# once: a call's name when the model has written it, its arguments as they are written (the
-# readers of `sealring_model.text.readers`). Calls in a format of mlx-lm's are passed on whole,
-# when the closing mark is there, to be parsed by mlx-lm's code in a text worker.
-#
-# A call is one wherever it is written, within open reasoning too; what comes after it there is
-# reasoning, up to the mark that closes it. Blank space after a mark belongs to the format, not to
-# the content, and is left out.
 
 
 @attrs.frozen
@@ -80,6 +66,16 @@ class _Place(enum.Enum):
 
 class AnswerText:
     """The parts of one answer's text.
+
+    A model puts its reasoning between two marks, and tool calls between others. Marks are found
+    wherever the pieces cut them (`stop_strings`), in time linear in the text. All is passed on at
+    once: a call's name when the model has written it, its arguments as they are written (the
+    readers of `sealring_model.text.readers`). Calls in a format of mlx-lm's are passed on whole,
+    when the closing mark is there, to be parsed by mlx-lm's code in a text worker.
+
+    A call is one wherever it is written, within open reasoning too; what comes after it there is
+    reasoning, up to the mark that closes it. Blank space after a mark belongs to the format, not to
+    the content, and is left out.
 
     *think* are the marks of the reasoning, empty for none. *tools* is how calls of *functions* are
     written, for a request that may make some. The answer begins within the *reasoning*, or within
@@ -229,7 +225,7 @@ class AnswerText:
         return placed
 
     def _beginning(self, text: str) -> str:
-        """What of *text*, with which content begins, can be told apart."""
+        """What of *text*, with which content begins, can be recognised."""
         text = self._blank + text
         begun = text.lstrip()
         if not begun:
@@ -278,12 +274,6 @@ class AnswerText:
         return CallText(text, otherwise) if len(text) <= MAX_CALL else otherwise
 
 
-# ---------------------------------------------------------------------- choices
-# One choice of an answer: from pieces of text to what they add to it, for every kind of API.
-#
-# A choice knows no API. It gives `Delta`s, from which a `replies.Shape` makes what clients see.
-
-
 ReadCall = Callable[[str], Awaitable[list[ParsedCall]]]
 """The tool calls in what a model wrote between the marks of one; none if it is no call."""
 
@@ -329,7 +319,7 @@ class Choice:
         self._text = text
         self._read_call = read_call
         self._single_call = single_call
-        self._untold: list[TokenOut] = []  # tokens of text that is still held back
+        self._held: list[TokenOut] = []  # tokens of text that is still held back
         self._thought = 0  # of them
         self._calls = 0
         self._more = False  # has come after the one call that there may be
@@ -341,13 +331,13 @@ class Choice:
         return self._single_call and self._calls > 0 and (self._more or not self._text.calls)
 
     async def take(self, piece: TextPiece) -> Delta | None:
-        """What *piece* adds; None if nothing of it can be told yet."""
+        """What *piece* adds; None if nothing of it can be given out yet."""
         parts: list[Part] = []
         for text, token in zip_longest(piece.texts, piece.tokens):
             thinks = self._text.thinks
             parts += self._text.add(text or "")
             if token is not None:
-                self._untold.append(token)
+                self._held.append(token)
                 self._thought += thinks or self._text.thinks  # so its marks count, too
         said = await self._said(parts)
         return self._delta(said, None, piece.scores) if said or piece.scores else None
@@ -363,7 +353,7 @@ class Choice:
     def _delta(
         self, said: list[Said], finish: Finish | None, scores: tuple[Scores, ...] = ()
     ) -> Delta:
-        tokens, self._untold = tuple(self._untold), []
+        tokens, self._held = tuple(self._held), []
         thought, self._thought = self._thought, 0
         return Delta(self._index, tuple(said), tokens, thought, finish, scores)
 
@@ -404,9 +394,6 @@ def _named(call: CallStart) -> CallStart:
     return call if call.id else attrs.evolve(call, id=f"call_{secrets.token_hex(12)}")
 
 
-# ---------------------------------------------------------------------- replies
-
-
 TokenBytes = Callable[[int], bytes]
 Json = bytes | bytearray
 """A part of a JSON text."""
@@ -414,8 +401,8 @@ Json = bytes | bytearray
 
 @attrs.frozen
 class About:
-    """What every answer tells of itself: its *id*, when it was *created* (Unix seconds), the name
-    of the *model* and its *fingerprint*. *trace* has the counts so far."""
+    """What every answer says of itself: its *id*, when it was *created* (Unix seconds), the name of
+    the *model* and its *fingerprint*. *trace* has the counts so far."""
 
     id: str
     created: int
@@ -424,85 +411,63 @@ class About:
     trace: Trace
 
 
-class Shape(Protocol):
-    """One answer as one API tells it. Of a stream `opening` comes first, then an `event` for each
+KEEPALIVE: Final = b": keepalive\n\n"
+
+
+class Shape(ABC):
+    """One answer as one API has it. Of a stream `opening` comes first, then an `event` for each
     delta's `add`, then `closing`, or else `failure`."""
 
-    silence: bytes
+    silence: bytes = KEEPALIVE
     """What breaks the silence of a stream."""
 
-    kept: int
+    kept: int = 0
     """Bytes that it keeps of what it was given."""
 
+    @abstractmethod
     def opening(self) -> bytes:
         """The events before any text."""
 
+    @abstractmethod
     def add(self, delta: Delta) -> Iterable[Any]:
         """Keep *delta*; the bodies of its events. Each is kept and made when it is taken, so take
         all of them; others may have their turn between two."""
 
+    @abstractmethod
     def event(self, body: Any) -> bytes:
         """The event of *body*."""
 
+    @abstractmethod
     def closing(self, trace: Trace) -> bytes:
         """The events after all deltas. *trace* has the counts."""
 
+    @abstractmethod
     def failure(self, error: ApiError) -> bytes:
         """The last event of a stream that *error* ends."""
 
+    @abstractmethod
     def whole(self, trace: Trace) -> Iterable[Json]:
         """The answer in one piece, after all deltas: parts to be joined, each of which takes little
         time to make."""
-
-
-@attrs.frozen
-class Envelope:
-    """The fields around the choices: the same in every chunk of an answer, but for the counts that
-    *asked* may want."""
-
-    about: About
-    kind: str
-    chunk_kind: str
-    asked: Sampled
-
-    def chunk(self, choices: Sequence[dict[str, Any]], counts: Any = None) -> dict[str, Any]:
-        """The body of an event, with the token *counts* if usage is asked for."""
-        body = self._around(self.chunk_kind, choices)
-        if self.asked.wants_usage:
-            body["usage"] = counts
-        return body
-
-    def whole(
-        self, choices: Iterable[Iterable[Json]], counts: Any, beside: Iterable[Json]
-    ) -> Iterator[Json]:
-        """An answer in one piece, with the token *counts* and then *beside*, fields each of which
-        begins with a comma, after its *choices*. All come in parts of JSON: with log probabilities
-        they are large."""
-        around = self._around(self.kind, ())
-        del around["choices"]
-        yield json_bytes(around)[:-1] + b',"choices":['
-        for at, choice in enumerate(choices):
-            yield b"," if at else b""
-            yield from choice
-        yield b'],"usage":' + json_bytes(counts)
-        yield from beside
-        yield b"}"
-
-    def _around(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.about.id,
-            "object": kind,
-            "created": self.about.created,
-            "model": self.about.model,
-            "system_fingerprint": self.about.fingerprint,
-            "choices": list(choices),
-        }
 
 
 def json_bytes(body: Any) -> bytes:
     """*body* as JSON, as short as it can be. By pydantic, which takes a sixth of the time: the log
     probabilities of long prompts have the event loop for as long."""
     return to_json(body, inf_nan_mode="constants")
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """*body* as a server-sent event, under the name of its type if it has one."""
+    name = f"event: {body['type']}\n".encode() if "type" in body else b""
+    return name + b"data: " + json_bytes(body) + b"\n\n"
+
+
+def add_json(texts: bytearray, entries: Sequence[Any]) -> None:
+    """Add *entries* to *texts*, a list as JSON without its brackets. It has a sixth of the bytes
+    that the entries have as objects."""
+    if entries:
+        texts += (b"," if texts else b"") + json_bytes(entries)[1:-1]
 
 
 def cut(tokens: tuple[TokenOut, ...]) -> list[tuple[TokenOut, ...]]:
@@ -514,129 +479,31 @@ def cut(tokens: tuple[TokenOut, ...]) -> list[tuple[TokenOut, ...]]:
     return [tokens[at : at + step] for at in range(0, max(1, len(tokens)), step)]
 
 
-def add_json(texts: bytearray, entries: Sequence[Any]) -> None:
-    """Add *entries* to *texts*, a list as JSON without its brackets. It has a sixth of the bytes
-    that the entries have as objects."""
-    if entries:
-        texts += (b"," if texts else b"") + json_bytes(entries)[1:-1]
+Likeliest = list[tuple[int, float]]
 
 
-def event(body: dict[str, Any]) -> bytes:
-    """*body* as a server-sent event."""
-    return b"data: " + json_bytes(body) + b"\n\n"
-
-
-DONE: Final = b"data: [DONE]\n\n"
-KEEPALIVE: Final = b": keepalive\n\n"
-
-
-class ReplyChunks(ABC):
-    """A `Shape` of choices in chunks, as chat and text completions have them. One that is streamed
-    *keeps* nothing of what it has sent."""
-
-    silence = KEEPALIVE
-
-    def __init__(self, envelope: Envelope) -> None:
-        self._envelope = envelope
-        self.keeps: Final = not envelope.asked.stream
-        self.kept = 0
-
-    @abstractmethod
-    def opening_choices(self) -> list[dict[str, Any]]:
-        """The choices of the chunks that come first, one each."""
-
-    @abstractmethod
-    def choice(self, delta: Delta) -> dict[str, Any]:
-        """Keep *delta*; the choice of its chunk."""
-
-    @abstractmethod
-    def whole_choices(self) -> Iterator[Iterator[Json]]:
-        """The choices in one piece: parts of the JSON of each."""
-
-    def beside(self) -> Iterator[Json]:
-        """Fields of an answer in one piece beside its choices, each after a comma."""
-        return iter(())
-
-    def opening(self) -> bytes:
-        """A chunk for each choice that has something to open with."""
-        return b"".join(event(self._envelope.chunk([choice])) for choice in self.opening_choices())
-
-    def add(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """A chunk, and more where its tokens are `cut`."""
-        about, asked = self._envelope.about, self._envelope.asked
-        for part in _parts(delta):
-            counts = usage(about.trace) if asked.counts_in_chunks else None
-            yield self._envelope.chunk([self.choice(part)], counts)
-
-    def event(self, body: dict[str, Any]) -> bytes:
-        """A chunk as an event."""
-        return event(body)
-
-    def closing(self, trace: Trace) -> bytes:
-        """The counts if they were asked for, and the end."""
-        last = self._envelope.chunk([], usage(trace))
-        return (event(last) if self._envelope.asked.wants_usage else b"") + DONE
-
-    def failure(self, error: ApiError) -> bytes:
-        """*error* as an event."""
-        return event(error.body())
-
-    def whole(self, trace: Trace) -> Iterator[Json]:
-        """The body of the answer."""
-        return self._envelope.whole(self.whole_choices(), usage(trace), self.beside())
-
-
-def _parts(delta: Delta) -> Iterator[Delta]:
-    """*delta* in parts of few log probabilities. What was said is in the first, and how the choice
-    ends in the last."""
-    parts = list(zip_longest(cut(delta.tokens), delta.scores))
-    said, last = delta.said, len(parts) - 1
-    for at, (tokens, scores) in enumerate(parts):
-        finish = delta.finish if at == last else None
-        told = () if scores is None else (scores,)
-        yield Delta(delta.index, said, tokens or (), finish=finish, scores=told)
-        said = ()
-
-
-def usage(trace: Trace) -> dict[str, Any]:
-    """The counts of a request that has been answered."""
-    return {
-        "prompt_tokens": trace.prompt_tokens,
-        "completion_tokens": trace.tokens,
-        "total_tokens": trace.prompt_tokens + trace.tokens,
-        "prompt_tokens_details": {"cached_tokens": trace.cached_tokens},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": trace.accepted,
-            "rejected_prediction_tokens": trace.rejected,
-        },
-    }
+def scored(tokens: Iterable[TokenOut]) -> Iterator[tuple[int, float, Likeliest]]:
+    """Those of *tokens* that have log probabilities, each with its own and the likeliest ones."""
+    for token in tokens:
+        if (known := token.logprobs) is not None:
+            yield token.token, known.chosen, list(zip(known.ids, known.values, strict=True))
 
 
 def chat_logprobs(
     tokens: Iterable[TokenOut], bytes_of: TokenBytes, most: int
 ) -> list[dict[str, Any]]:
-    """Log probabilities as chat completions tell them, one entry for each token, with the likeliest
+    """Log probabilities as chat completions have them, one entry for each token, with the likeliest
     ones in its place, at *most* so many."""
-    entries = []
-    for token in tokens:
-        if (told := token.logprobs) is not None:
-            best = zip(told.ids[:most], told.values[:most], strict=True)
-            entries.append(
-                {
-                    **_entry(token.token, told.chosen, bytes_of),
-                    "top_logprobs": [_entry(other, value, bytes_of) for other, value in best],
-                }
-            )
-    return entries
 
+    def entry(token: int, value: float) -> dict[str, Any]:
+        data = bytes_of(token)
+        name = data.decode(errors="replace")
+        return {"token": name, "logprob": finite(value), "bytes": list(data)}
 
-def _entry(token: int, value: float, bytes_of: TokenBytes) -> dict[str, Any]:
-    data = bytes_of(token)
-    return {
-        "token": data.decode(errors="replace"),
-        "logprob": finite(value),
-        "bytes": list(data),
-    }
+    return [
+        {**entry(token, chosen), "top_logprobs": [entry(*each) for each in likeliest[:most]]}
+        for token, chosen, likeliest in scored(tokens)
+    ]
 
 
 def finite(value: float) -> float:
@@ -645,84 +512,70 @@ def finite(value: float) -> float:
     return value if value > -9999.0 else -9999.0
 
 
-COLUMNS: Final = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+_INPUT: Final = re.compile(r'\s*\{\s*"input"\s*:\s*"')
+_UNQUOTED: Final = re.compile(
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|'
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+"
+)
+"""Whole characters of a JSON string."""
+
+_BEGINS: Final = 1024
+"""Characters within which a text begins, or is not streamed."""
+
+_UNREAD: Final = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
+"""The rest of a JSON string that ends."""
 
 
-def logprob_columns(rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
-    """The columns that text completions tell log probabilities in. A row has a token's text, its
-    log probability, those of the likeliest tokens by their text, and where its text begins."""
-    columns: tuple[Sequence[Any], ...] = tuple(zip(*rows, strict=True)) or ((),) * len(COLUMNS)
-    return {name: list(values) for name, values in zip(COLUMNS, columns, strict=True)}
+class CallArguments:
+    """The arguments of a call as they are streamed. Those of a *custom* tool hold a text, which is
+    what it is given."""
+
+    def __init__(self, *, custom: bool) -> None:
+        self.custom = custom
+        self._sent: list[str] = []
+        self._rest = ""  # of a custom tool's arguments
+        self._within = False  # the text
+
+    def add(self, text: str) -> str:
+        """What is to be sent of more *text*."""
+        if not self.custom:
+            return text
+        self._rest += text
+        if not self._within:
+            if (begun := _INPUT.match(self._rest)) is None:
+                self._rest = self._rest[:_BEGINS]
+                return ""
+            self._within, self._rest = True, self._rest[begun.end() :]
+        if (run := _UNQUOTED.match(self._rest)) is None:
+            if self._rest.startswith('"'):
+                self._rest = '"'  # what follows the text is none of it
+            return ""
+        try:
+            more = str(from_json(f'"{run[0]}"'))
+        except ValueError:
+            return ""
+        self._rest = self._rest[run.end() :]
+        self._sent.append(more)
+        return more
+
+    def end(self, arguments: str) -> tuple[str, str]:
+        """What is still to be sent of *arguments*, and all that the call is given: what has been
+        sent, with that. What cannot be read of a text that ends is passed on as it is."""
+        if not self.custom:
+            return "", arguments
+        if not self._within:
+            given = _input(arguments)
+            return given, given
+        ended = _UNREAD.match(self._rest)
+        rest = ended[1] if ended else ""
+        return rest, "".join(self._sent) + rest
 
 
-class ScoreColumns:
-    """Such columns, kept as JSON until they are whole. *size* is how many bytes they have."""
-
-    def __init__(self) -> None:
-        self._lists = {name: bytearray() for name in COLUMNS[:-1]}
-        self._offsets = array("Q")
-
-    @property
-    def size(self) -> int:
-        """Bytes that it has."""
-        return sum(map(len, self._lists.values())) + len(self._offsets) * self._offsets.itemsize
-
-    def add(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Add *columns* at the end."""
-        for name, texts in self._lists.items():
-            add_json(texts, columns[name])
-        self._offsets.extend(columns[COLUMNS[-1]])
-
-    def whole(self, before: ScoreColumns | None = None, begin: int = 0) -> Iterator[Json]:
-        """The JSON of all, after the columns *before*, which end at character *begin*."""
-        for name, texts in self._lists.items():
-            yield b'%b"%b":[' % (b"{" if name == COLUMNS[0] else b"],", name.encode())
-            if before is not None:
-                first = before._lists[name]
-                yield from (first, b"," if first and texts else b"")
-            yield texts
-        offsets = [] if before is None else before._offsets.tolist()
-        offsets += [begin + offset for offset in self._offsets]
-        yield b'],"%b":' % COLUMNS[-1].encode() + json_bytes(offsets) + b"}"
-
-
-class Offsets:
-    """Where in a text its tokens begin, in characters. A token within a character begins where that
-    does."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.end = 0
-
-    def next(self, data: bytes) -> int:
-        """Where the next token begins, which has the bytes *data*."""
-        begin = self.end
-        self.end += len(self._decoder.decode(data))
-        return begin
-
-
-@attrs.define
-class TextScores:
-    """Log probabilities as text completions tell them: columns, with each token's offset, and the
-    likeliest tokens in its place, at *most* so many."""
-
-    bytes_of: TokenBytes
-    most: int
-    _offsets: Offsets = attrs.field(factory=Offsets)
-
-    def columns(self, tokens: Iterable[TokenOut]) -> dict[str, list[Any]]:
-        """The columns of *tokens*."""
-        rows = []
-        for token in tokens:
-            if (told := token.logprobs) is None:
-                continue
-            data = self.bytes_of(token.token)
-            name = data.decode(errors="replace")
-            pairs = zip(told.ids[: self.most], told.values[: self.most], strict=True)
-            tops = {self._name(other): finite(value) for other, value in pairs}
-            best = {**tops, name: finite(told.chosen)} if tops else {}
-            rows.append((name, finite(told.chosen), best, self._offsets.next(data)))
-        return logprob_columns(rows)
-
-    def _name(self, token: int) -> str:
-        return self.bytes_of(token).decode(errors="replace")
+def _input(arguments: str) -> str:
+    """The text that the model gave a custom tool; all that it wrote, if that is not as asked."""
+    try:
+        given = from_json(arguments, allow_inf_nan=False)
+    except ValueError:
+        return arguments
+    text = given.get("input") if isinstance(given, dict) else None
+    return text if isinstance(text, str) else arguments

@@ -1,26 +1,48 @@
-"""From the body of ``POST /v1/responses`` to the inner request, for the text workers.
+"""OpenAI's responses: the body, the inner request that it becomes, and the answers.
 
-Items become messages: what the model said in one turn (reasoning, text, calls) is one message of
-the assistant's, and the instructions are one system message with the system's and developer's
-messages that come first, since many templates take only one.
+Items, parts and tools have one class each with the fields of all their kinds, since a union of many
+would blame the wrong kind for a fault; `convert` looks at the kind. It makes messages of items:
+what the model said in one turn (reasoning, text, calls) is one message of the assistant's, and the
+instructions are one system message with the system's and developer's messages that come first,
+since many templates take only one. A custom tool, whose input is free text, becomes a function with
+one text argument. A namespace's tools become functions with the namespace in their names. `Names`
+says what each was.
 
-A custom tool, whose input is free text, becomes a function with one text argument. A namespace's
-tools become functions with the namespace in their names. `Names` says what each was.
+An answer is a list of items (reasoning, messages, calls). Each is added, filled by deltas and done
+before the next one begins. Events are numbered, and the last one has the whole response. What the
+model thinks is the text of a reasoning item, or its summary where a client asked for one: there is
+no other summary of it here.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import attrs
 import pydantic
+from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
+from sealring_protocol.control.requests import TokenOut
 from sealring_protocol.limits import MAX_LOGPROBS
 
-from sealring.dialects.errors import invalid, named_as, unsupported
+from sealring.dialects.errors import ApiError, invalid, named_as, unsupported
 from sealring.dialects.fields import OF_CHAT, left_out, past, refuse_of_chat, text_of_file
+from sealring.dialects.replies import (
+    About,
+    CallArguments,
+    Delta,
+    Finish,
+    Shape,
+    TokenBytes,
+    add_json,
+    chat_logprobs,
+    cut,
+    event,
+    json_bytes,
+)
 from sealring.dialects.schema import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -40,16 +62,7 @@ from sealring.dialects.schema import (
     validated,
     whole_body,
 )
-
-# ---------------------------------------------------------------------- responses body
-# The body of ``POST /v1/responses``, checked in its form; `convert` makes the inner
-# request of it.
-#
-# Unknown fields are ignored, and a header names them. Known ones that cannot be honoured are
-# refused by name. Items, parts and tools have one class each with the fields of all their kinds,
-# since a union of many would blame the wrong kind for a fault; `convert` looks at the
-# kind.
-
+from sealring.generation.trace import Trace
 
 MAX_METADATA: Final = 16
 """Entries of ``metadata``, with keys of 64 characters and values of 512, as OpenAI has it."""
@@ -167,7 +180,7 @@ class TextOptions(Model):
 
 
 class ReasoningOptions(Model):
-    """How much the model thinks, and in which form that is told."""
+    """How much the model thinks, and in which form that is given."""
 
     effort: str | None = None
     summary: str | None = None
@@ -224,9 +237,6 @@ IGNORED_TOOLS: Final = ("web_search", "web_search_preview", "tool_search")
 are left out, and a header says so."""
 
 
-# ---------------------------------------------------------------------- responses input
-
-
 _SAME: Final = (
     "model",
     "stream",
@@ -262,7 +272,7 @@ _LOGPROBS: Final = "message.output_text.logprobs"
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _CALLS: Final = ("reasoning", "function_call", "custom_tool_call")
 _SERVED: Final = ("web_search_call", "file_search_call", "code_interpreter_call", "mcp_")
-"""How the types of items of tools begin that a server ran: the model is told of them in words."""
+"""How the types of items of tools begin that a server ran: they become text for the model."""
 
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _SEPARATOR: Final = "__"
@@ -287,17 +297,17 @@ class Converted:
 
 def read_responses(body: bytes) -> ResponsesRequest:
     """The request in *body*. Raises `ApiError`."""
-    told = parse(body)
-    refuse_of_chat(told)
+    sent = parse(body)
+    refuse_of_chat(sent)
     for name in _LIMITS:
-        if isinstance(told, dict) and told.get("max_output_tokens") is None and name in told:
-            told["max_output_tokens"] = told.pop(name)
-    asked = whole_body(ResponsesRequest, told, OF_CHAT | {"tool_choice"})  # of either shape
+        if isinstance(sent, dict) and sent.get("max_output_tokens") is None and name in sent:
+            sent["max_output_tokens"] = sent.pop(name)
+    asked = whole_body(ResponsesRequest, sent, OF_CHAT | {"tool_choice"})  # of either shape
     for name, message in REFUSED.items():
         if getattr(asked, name) is not None:
             raise unsupported(name, message)
     if asked.input is None and not (asked.instructions or asked.previous_response_id):
-        raise missing(("input",), told)
+        raise missing(("input",), sent)
     _check_references(asked.input or ())
     if asked.background:
         raise unsupported("background", "Responses are not made in the background here.")
@@ -383,7 +393,7 @@ def _response_format(asked: ResponsesRequest) -> dict[str, Any] | None:
 
 def _echo(asked: ResponsesRequest) -> dict[str, Any]:
     """The fields of *asked* that the response repeats, with the defaults of those left out."""
-    told = asked.model_dump(by_alias=True, exclude_none=True)
+    sent = asked.model_dump(by_alias=True, exclude_none=True)
     return {
         "background": False,
         "instructions": asked.instructions,
@@ -391,12 +401,12 @@ def _echo(asked: ResponsesRequest) -> dict[str, Any]:
         "metadata": asked.metadata or {},
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": asked.previous_response_id,
-        "reasoning": {"effort": None, "summary": None} | told.get("reasoning", {}),
+        "reasoning": {"effort": None, "summary": None} | sent.get("reasoning", {}),
         "store": asked.store is not False,
         "temperature": 1.0 if asked.temperature is None else asked.temperature,
-        "text": {"format": {"type": "text"}} | told.get("text", {}),
-        "tool_choice": told.get("tool_choice", "auto"),
-        "tools": told.get("tools", []),
+        "text": {"format": {"type": "text"}} | sent.get("text", {}),
+        "tool_choice": sent.get("tool_choice", "auto"),
+        "tools": sent.get("tools", []),
         "top_logprobs": asked.top_logprobs or 0,
         "top_p": 1.0 if asked.top_p is None else asked.top_p,
         "truncation": asked.truncation or "disabled",
@@ -407,13 +417,13 @@ def _echo(asked: ResponsesRequest) -> dict[str, Any]:
 def _named(items: Iterable[Item]) -> Iterator[dict[str, Any]]:
     """*items* as they are kept and listed: each with an id first, and its text in parts."""
     for item in items:
-        told = item.model_dump(exclude_none=True)
+        fields = item.model_dump(exclude_none=True)
         prefix = _PREFIXES.get(item.type, "item")
-        name = told.pop("id", None) or f"{prefix}_{secrets.token_hex(12)}"
+        name = fields.pop("id", None) or f"{prefix}_{secrets.token_hex(12)}"
         if item.type == "message" and isinstance(item.content, str):
             kind = "output_text" if item.role == "assistant" else "input_text"
-            told["content"] = [{"type": kind, "text": item.content}]
-        yield {"id": name, "type": item.type, **told}
+            fields["content"] = [{"type": kind, "text": item.content}]
+        yield {"id": name, "type": item.type, **fields}
 
 
 class _Tools:
@@ -476,14 +486,14 @@ class _Tools:
         if name in self._places:
             raise invalid(f"Two tools are called '{name}'.", "tools")
         self._places[name] = place
-        told: dict[str, Any] = {"name": name, "description": tool.description}
+        function: dict[str, Any] = {"name": name, "description": tool.description}
         if tool.type == "custom":
-            told["parameters"] = _free_text(tool)
+            function["parameters"] = _free_text(tool)
         else:
-            told |= {"parameters": tool.parameters, "strict": tool.strict}
+            function |= {"parameters": tool.parameters, "strict": tool.strict}
         if namespace or tool.type == "custom":
             self.names[name] = (own, namespace, tool.type == "custom")
-        self.functions.append({"type": "function", "function": told})
+        self.functions.append({"type": "function", "function": function})
 
 
 def _free_text(tool: ResponseTool) -> dict[str, Any]:
@@ -546,9 +556,9 @@ class _Talk:
                 text = self._text(item.output, number, "output")
                 self._messages.append({**message, "content": text})
             case kind if kind.startswith(_SERVED):
-                told = item.model_dump(exclude_none=True, exclude={"id", "type", "status"})
+                fields = item.model_dump(exclude_none=True, exclude={"id", "type", "status"})
                 # What a tool found is no part of the answer: its marks could be thoughts' there.
-                text = f"[{kind}: {json.dumps(told, ensure_ascii=False)}]"
+                text = f"[{kind}: {json.dumps(fields, ensure_ascii=False)}]"
                 self._messages.append({"role": "user", "content": text})
             case other:
                 raise unsupported(
@@ -620,3 +630,325 @@ def _is_said(item: Item) -> bool:
     if item.type == "message":
         return item.role == "assistant"
     return item.type in _CALLS or item.type.startswith(_SERVED)
+
+
+Fields = dict[str, Any]
+Keep = Callable[[bytes, tuple[bytes, ...]], None]
+"""Keeps a response, given as JSON, and the items of its output."""
+
+_FAILED: Final = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+@attrs.frozen
+class Wanted:
+    """How a client wants a response: *echo* are fields that it repeats, as a JSON object; *names*
+    says which tools the functions are; with *summary* reasoning is given as its summary."""
+
+    echo: bytes
+    names: Mapping[str, Sequence[Any]]
+    summary: bool
+
+
+@attrs.frozen
+class _Filled:
+    """What is of an item that comes in pieces: how its id begins, the *event* of a piece, and the
+    *field* that has them: of a call a text, or else a list with a *part*, whose type that is, and
+    of which the *parted* events are."""
+
+    prefix: str
+    event: str
+    field: str
+    part: str = ""
+    parted: str = ""
+
+
+_FILLED: Final = {
+    "message": _Filled(
+        "msg", "response.output_text", "content", "output_text", "response.content_part"
+    ),
+    "reasoning": _Filled(
+        "rs", "response.reasoning_text", "content", "reasoning_text", "response.content_part"
+    ),
+    "summary": _Filled(
+        "rs",
+        "response.reasoning_summary_text",
+        "summary",
+        "summary_text",
+        "response.reasoning_summary_part",
+    ),
+    "function_call": _Filled("fc", "response.function_call_arguments", "arguments"),
+    "custom_tool_call": _Filled("ctc", "response.custom_tool_call_input", "input"),
+}
+
+
+@attrs.define
+class _Open:
+    """The item that is being filled: its *body* as it was added, its text so far as UTF-8, and the
+    log probabilities as JSON without brackets. Of a call *called* says what has been sent of
+    that."""
+
+    body: Fields
+    filled: _Filled
+    called: CallArguments | None = None
+    text: bytearray = attrs.field(factory=bytearray)
+    logprobs: bytearray = attrs.field(factory=bytearray)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether its part has a field for log probabilities."""
+        return self.filled.part == "output_text"
+
+    def part(self) -> bytes:
+        """The JSON of its part with the text so far."""
+        part: Fields = {"type": self.filled.part, "text": self.text.decode()}
+        if not self.has_logprobs:
+            return json_bytes(part)
+        head = json_bytes({**part, "annotations": []})[:-1]
+        return b'%b,"logprobs":[%b]}' % (head, bytes(self.logprobs))
+
+
+@attrs.frozen
+class _Made:
+    """The last value of an event, which is JSON already: with log probabilities it is large."""
+
+    json: bytes
+
+
+class ResponseShape(Shape):
+    """One response. Log probabilities are of its text, with *bytes_of* each token, when that is
+    given, and of *most* others in its place. *keep* gets it when it is complete."""
+
+    def __init__(
+        self,
+        about: About,
+        wanted: Wanted,
+        bytes_of: TokenBytes | None,
+        keep: Keep | None,
+        most: int = 0,
+    ) -> None:
+        self._about = about
+        self._wanted = wanted
+        self._bytes_of = bytes_of
+        self._most = most
+        self._keep = keep
+        self._number = 0
+        self._done: list[bytes] = []  # items, as JSON
+        self._open: _Open | None = None
+        self._finish = Finish("stop")
+        self._thought = 0
+
+    def opening(self) -> bytes:
+        """The response before it has anything."""
+        begun = self._response("in_progress")
+        return self._about_all("response.created", begun) + self._about_all(
+            "response.in_progress", begun
+        )
+
+    def add(self, delta: Delta) -> Iterator[Fields]:
+        """The events of *delta*, and of the items that it ends and begins."""
+        self._thought += delta.thought
+        tokens = delta.tokens[delta.thought :]
+        if delta.finish is not None:
+            self._finish = delta.finish
+        for part in delta.said:
+            match part:
+                case Content(text):
+                    yield from self._write("message", text, tokens)
+                    tokens = ()
+                case Reasoning(text):
+                    kind = "summary" if self._wanted.summary else "reasoning"
+                    yield from self._write(kind, text, ())
+                case CallStart():
+                    yield from self._close()
+                    yield self._call(part)
+                case CallPart(text):
+                    yield from self._called(text)
+                case CallEnd():
+                    yield from self._close()
+        if delta.finish is not None:
+            if self._open is None and not self._done:
+                yield from self._write("message", "", tokens)
+            yield from self._close()
+
+    def event(self, body: Fields) -> bytes:
+        """*body* as an event with its number."""
+        numbered = {"type": body["type"], "sequence_number": self._number, **body}
+        self._number += 1
+        name, last = next(reversed(numbered.items()))
+        if not isinstance(last, _Made):
+            return event(numbered)
+        del numbered[name]
+        head = event(numbered).removesuffix(b"}\n\n")
+        return b'%b,"%b":%b}\n\n' % (head, name.encode(), last.json)
+
+    def closing(self, trace: Trace) -> bytes:
+        """The whole response."""
+        return self._about_all(f"response.{self._status}", *self.whole(trace))
+
+    def failure(self, error: ApiError) -> bytes:
+        """The response as far as it came, and *error*."""
+        code = _FAILED.get(error.status, "server_error")
+        fault = {"code": code, "message": error.message}
+        return self._about_all("response.failed", self._response("failed", error=fault))
+
+    def whole(self, trace: Trace) -> tuple[bytes]:
+        """The response in one piece, which is also kept."""
+        usage = {
+            "input_tokens": trace.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": trace.cached_tokens},
+            "output_tokens": trace.tokens,
+            "output_tokens_details": {"reasoning_tokens": min(self._thought, trace.tokens)},
+            "total_tokens": trace.prompt_tokens + trace.tokens,
+        }
+        made = self._response(self._status, usage=usage)
+        if self._keep is not None:
+            self._keep(made, tuple(self._done))
+        return (made,)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._finish.reason == "length" else "completed"
+
+    def _response(
+        self, status: str, usage: Fields | None = None, error: Fields | None = None
+    ) -> bytes:
+        short = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        fields = {
+            "id": self._about.id,
+            "object": "response",
+            "created_at": self._about.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
+            "status": status,
+            "error": error,
+            "incomplete_details": short,
+            "model": self._about.model,
+            "usage": usage,
+        }
+        # What the client sent may be large. It was made JSON by a text worker.
+        output = b",".join(self._done)
+        return json_bytes(fields)[:-1] + b',"output":[%b],%b' % (output, self._wanted.echo[1:])
+
+    def _about_all(self, kind: str, response: bytes) -> bytes:
+        return self.event({"type": kind, "response": _Made(response)})
+
+    def _write(self, kind: str, text: str, tokens: tuple[TokenOut, ...]) -> Iterator[Fields]:
+        """Add *text* to the item of *kind*, which may begin with it. Where its *tokens* are `cut`,
+        all of it is in the first event."""
+        item = self._open
+        if item is None or item.filled is not _FILLED[kind]:
+            yield from self._close()
+            self._open = item = _opened(kind)
+            yield self._of_item("added", item.body)
+            yield self._of(item, "added", parted=True, part=_Made(item.part()))
+        for part in cut(tokens):
+            more = self._more(item, text, part)
+            if text or more.get("logprobs"):
+                yield self._of(item, "delta", **more)
+            text = ""
+
+    def _more(self, item: _Open, text: str, tokens: Sequence[TokenOut]) -> Fields:
+        """Add *text* and the log probabilities of *tokens* to *item*; what their event has."""
+        before = len(item.text) + len(item.logprobs)
+        item.text += text.encode()
+        more: Fields = {"delta": text}
+        if item.has_logprobs:
+            more["logprobs"] = []
+            if self._bytes_of is not None:
+                more["logprobs"] = chat_logprobs(tokens, self._bytes_of, self._most)
+            add_json(item.logprobs, more["logprobs"])
+        self.kept += len(item.text) + len(item.logprobs) - before
+        return more
+
+    def _close(self) -> Iterator[Fields]:
+        """End the item that is open."""
+        item, self._open = self._open, None
+        if item is None:
+            return
+        if item.called is not None:
+            yield from self._close_call(item, item.called)
+            return
+        text, part = item.text.decode(), item.part()
+        last = self._of(item, "done", text=text)
+        if item.has_logprobs:
+            last["logprobs"] = _Made(b"[%b]" % bytes(item.logprobs))
+        yield last
+        yield self._of(item, "done", parted=True, part=_Made(part))
+        field, body = item.filled.field, {**item.body, "status": self._status}
+        del body[field]
+        yield self._end(b'%b,"%b":[%b]}' % (json_bytes(body)[:-1], field.encode(), part))
+
+    def _call(self, call: CallStart) -> Fields:
+        """The event of *call*, an item that its arguments fill."""
+        name, namespace, custom = self._wanted.names.get(call.name, (call.name, "", False))
+        kind = "custom_tool_call" if custom else "function_call"
+        filled = _FILLED[kind]
+        body = {
+            "id": _name(filled.prefix),
+            "type": kind,
+            "status": "in_progress",
+            "call_id": call.id,
+            "name": name,
+            **({"namespace": namespace} if namespace else {}),
+            filled.field: "",
+        }
+        self._open = _Open(body, filled, CallArguments(custom=bool(custom)))
+        return self._of_item("added", body)
+
+    def _called(self, text: str) -> list[Fields]:
+        """The events of more *text* of a call's arguments."""
+        item = self._open
+        if item is None or item.called is None:
+            return []
+        more = text.encode()
+        item.text += more
+        self.kept += len(more)
+        return self._given(item, item.called.add(text))
+
+    def _given(self, item: _Open, text: str) -> list[Fields]:
+        """The event of more *text* that the call *item* is given."""
+        return [self._of(item, "delta", delta=text)] if text else []
+
+    def _close_call(self, item: _Open, called: CallArguments) -> Iterator[Fields]:
+        """The events of the call *item* at its end."""
+        rest, given = called.end(item.text.decode())
+        whole: Fields = {item.filled.field: given}
+        yield from self._given(item, rest)
+        name: Fields = {} if called.custom else {"name": item.body["name"]}
+        yield self._of(item, "done", **name, **whole)
+        yield self._end(json_bytes({**item.body, "status": self._status, **whole}))
+
+    def _end(self, item: bytes) -> Fields:
+        """Keep *item*, which is whole; the event of that."""
+        ended = self._of_item("done", _Made(item))
+        self._done.append(item)
+        return ended
+
+    def _of_item(self, what: str, item: Fields | _Made) -> Fields:
+        kind = f"response.output_item.{what}"
+        return {"type": kind, "output_index": len(self._done), "item": item}
+
+    def _of(self, item: _Open, what: str, *, parted: bool = False, **more: Any) -> Fields:
+        """The event that *what* is done to *item*, or to its part as such (*parted*), with *more*
+        fields."""
+        filled = item.filled
+        index = {f"{filled.field}_index": 0} if filled.part else {}
+        return {
+            "type": f"{filled.parted if parted else filled.event}.{what}",
+            "item_id": item.body["id"],
+            "output_index": len(self._done),
+            **index,
+            **more,
+        }
+
+
+def _opened(kind: str) -> _Open:
+    """An item of *kind* with nothing in it."""
+    filled = _FILLED[kind]
+    type_ = "message" if kind == "message" else "reasoning"
+    body: Fields = {"id": _name(filled.prefix), "type": type_, "status": "in_progress"}
+    more: Fields = {"role": "assistant"} if kind == "message" else {"summary": []}
+    return _Open({**body, **more, filled.field: []}, filled)
+
+
+def _name(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"

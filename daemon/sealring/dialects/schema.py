@@ -1,4 +1,10 @@
-"""The bodies of requests: their fields, their checks, and what a fault in one is called."""
+"""The bodies of requests: their fields, their checks, and what a fault in one is called.
+
+Unknown fields are ignored, as OpenAI keeps adding new ones; a header of the answer names them.
+Known fields that would change the answer, but cannot be honoured here, are refused by name: both
+are in `fields`. What clients write in several ways (a whole number as 16.0, no stop as "") is taken
+in all of them.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +18,10 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import pydantic
 from pydantic_core import from_json
-from sealring_protocol.limits import MAX_BAD, MAX_GRAMMAR, MAX_LOGPROBS
+from sealring_protocol.limits import MAX_BAD, MAX_BIAS, MAX_GRAMMAR, MAX_LOGPROBS
 
 from sealring.dialects import fields
 from sealring.dialects.errors import ApiError, invalid, named_as, unsupported
-
-# ---------------------------------------------------------------------- values
-# Limits of what a request's body may have, and the values that its fields are made of.
-
 
 U32: Final = (1 << 32) - 1
 
@@ -51,18 +53,46 @@ MAX_STOP: Final = 1024
 MAX_STOP_TEXT: Final = 16 << 10
 """Stop strings, the characters of one, and of all: each piece of text is compared with all."""
 
+
+def _few(bias: Any) -> Any:
+    """Refuses too many entries before any is validated: each of half a million could have a
+    fault."""
+    if isinstance(bias, dict) and len(bias) > MAX_BIAS:
+        raise ValueError(f"at most {MAX_BIAS} tokens may have a bias")
+    return bias
+
+
+def _short(most: int, texts: list[str]) -> list[str]:
+    """*texts*. Raises `ValueError` if they have more than *most* characters together."""
+    if sum(map(len, texts)) > most:
+        raise ValueError(f"they have more than {most} characters")
+    return texts
+
+
+def _some(value: int) -> int:
+    """*value*. Raises `ValueError` if it is 0."""
+    if not value:
+        raise ValueError("it is at least 1, or -1 for what the context allows")
+    return value
+
+
+def _whole(value: Any) -> Any:
+    """*value*, or the whole number that it is: some languages write 16 as 16.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 Number = pydantic.Field
 Several = partial(pydantic.Field, fail_fast=True)
-"""A list. One fault is told; a list of a million faults is not gone through for the rest."""
+"""A list. One fault is reported; a list of a million faults is not gone through for the rest."""
 
-Whole = pydantic.BeforeValidator(fields.whole)
+Whole = pydantic.BeforeValidator(_whole)
 Penalty = Annotated[float, Number(ge=-2, le=2)]
 Logprobs = Annotated[int, Number(ge=0, le=MAX_LOGPROBS), Whole]
 Count = Annotated[int, Number(ge=1, le=U32), Whole]
 Limit = Annotated[
     int,
     Number(ge=-1, le=U32, json_schema_extra={"not": {"const": 0}}),
-    pydantic.AfterValidator(fields.some),
+    pydantic.AfterValidator(_some),
     Whole,
 ]
 """A number of tokens; -1 for what the context allows, as llama.cpp and its like have it."""
@@ -80,7 +110,9 @@ Bias = dict[
 class Model(pydantic.BaseModel):
     """A part of a body: exact types, no infinities, unknown fields left aside."""
 
-    model_config = pydantic.ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        strict=True, extra="ignore", allow_inf_nan=False, serialize_by_alias=True
+    )
 
 
 class Body(Model):
@@ -92,144 +124,6 @@ class Body(Model):
     def ignored(self) -> tuple[str, ...]:
         """Names in the body that have no effect."""
         return self._ignored
-
-
-# ---------------------------------------------------------------------- validation
-# What validation finds wrong in a body, in words for who sent it.
-
-
-Place = tuple[int | str, ...]
-
-_LONGEST_PART: Final = 64  # of a place in a body: a client may have put anything there
-_MOST_NAMES: Final = 256  # of an object, among which a near one is looked for
-
-_FORMS: Final[Mapping[str, str]] = {
-    "content": "a text or a list of text parts",
-    "arguments": "a JSON text, or an object",
-    "logprobs": "true or false, or of how many of the likeliest tokens, at most 20",
-    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
-    "stop": f"a text or a list of texts: at most {MAX_STOPS} texts of {MAX_STOP:,} characters "
-    f"each, and {MAX_STOP_TEXT:,} characters in all",
-    "output": "a text or a list of text parts",
-    "system": "a text or a list of text blocks",
-    "tool_choice": "'none', 'auto', 'required' or "
-    '{"type": "function", "function": {"name": ...}} of the tools',
-}
-"""What fields look like that have several forms, of which validation blames the wrong one."""
-
-_RESPONSES_CHOICE: Final = (
-    "'none', 'auto', 'required' or {\"type\": \"function\", \"name\": ...} of the tools"
-)
-_MESSAGES_CHOICE: Final = "an object whose type is 'auto', 'any', 'tool' (with a name) or 'none'"
-_OWN_FORMS: Final[Mapping[str, Mapping[str, str]]] = {
-    "ResponsesRequest": {"tool_choice": _RESPONSES_CHOICE},
-    "MessagesRequest": {"tool_choice": _MESSAGES_CHOICE},
-    "CountRequest": {"tool_choice": _MESSAGES_CHOICE},
-}
-"""The same, by the class of the body, where it has other forms than chat completions."""
-
-_ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
-    "messages": ("input", "prompt"),
-    "input": ("messages", "prompt"),
-    "prompt": ("messages", "input"),
-}
-"""What a field is called in other APIs."""
-
-_BEYOND: Final = ("greater_than_equal", "less_than_equal")
-_BEYOND_TEXT: Final = (
-    "a token id is out of range; ids are 0 or more, and below the size of the vocabulary"
-)
-"""What is said of a prompt of ids, one of which is none."""
-
-_FIELDS: Final = (("type",), ("name",))
-"""Places within a field of one form: where there are several, the form comes first."""
-
-_REASONS: Final[Mapping[str, str]] = {
-    "model_type": "Input should be an object",
-    "too_long": "it has too many entries; it takes {max_length} at most",
-    "too_short": "it has too few entries; it needs {min_length} or more",
-    "value_error": "{error}",
-}
-"""What is said of faults by their kind, where pydantic speaks to who programs with it."""
-
-
-def from_validation(error: pydantic.ValidationError, body: Any) -> ApiError:
-    """The error for the first fault that validation found in *body*."""
-    faults = error.errors(include_url=False, include_input=False)
-    fault = faults[0]
-    place = fault["loc"]
-    if fault["type"] == "missing":
-        return missing(place, body)
-    for depth, part in enumerate(place):
-        if part == "prompt" and any(each["type"] in _BEYOND for each in faults):
-            return invalid(f"{part}: {_BEYOND_TEXT}.", part)
-        if part in _FORMS and place[depth + 1 :] not in _FIELDS:
-            param = _name(place[: depth + 1])
-            forms = {**_FORMS, **_OWN_FORMS.get(error.title, {})}
-            return invalid(f"{param}: it is {forms[str(part)]}.", param)
-    said = _REASONS.get(fault["type"])
-    reason = fault["msg"] if said is None else said.format(**fault.get("ctx", {}))
-    param = _name(place)
-    return invalid(f"{param}: {reason}" if param else reason, param or None)
-
-
-def missing(place: Place, body: Any) -> ApiError:
-    """The error for a field that *body* lacks at *place*. It names the one that may be meant."""
-    reason = "Field required"
-    param = _name(place)
-    other = next((name for name in _ELSEWHERE.get(param, ()) if name in body), "")
-    if other:
-        reason += f"; it is '{param}' here, and not '{other}'"
-    elif near := _near(place, body):
-        reason += f"; the body has '{near}'"
-    return invalid(f"{param}: {reason}", param, "missing_required_parameter")
-
-
-def _near(place: Place, body: Any) -> str:
-    """The name nearest to the last of *place* in the object that should have it; empty for none."""
-    *before, wanted = place
-    for part in before:
-        try:
-            body = body[part]
-        except (LookupError, TypeError):  # the place also names the form that was expected there
-            return ""
-    names = islice(body, _MOST_NAMES) if isinstance(body, dict) else ()
-    short = [name for name in names if len(name) <= _LONGEST_PART]
-    return next(iter(difflib.get_close_matches(str(wanted), short, 1)), "")
-
-
-def _name(place: Place) -> str:
-    return ".".join(str(part)[:_LONGEST_PART] for part in place if part != "[key]")
-
-
-# ---------------------------------------------------------------------- json text
-# Parses the JSON of a body, with a bound on the values in it.
-
-
-_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-
-
-def parse_json(body: bytes, most: int) -> Any:
-    """What the JSON text *body* says, of *most* values. Raises `ApiError`.
-
-    By itself, since faults that are found while a text is parsed keep copies of what they blame,
-    one for each form that a field may have. The collector would go again and again through what
-    grows here. How deep a body goes and how many digits a number has is bounded by the parser.
-    """
-    bare = _TEXT.sub(b"", body)
-    if sum(map(bare.count, (b",", b"[", b"{"))) > most:
-        raise invalid(f"The body has more than {most} values.", code="too_many_values")
-    gc.disable()
-    try:
-        return from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from None
-    finally:
-        gc.enable()
-
-
-# ---------------------------------------------------------------------- conversation
-# What a chat's body says of its conversation: messages and their parts, tools and their calls.
 
 
 class Function(Model):
@@ -358,13 +252,6 @@ def _joined(content: str | Sequence[TextPart | RefusalPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-# ---------------------------------------------------------------------- held schema
-# The fields of a body that hold the answer to a form, beside those of `schema`.
-#
-# ``response_format`` is OpenAI's, ``structured_outputs`` vLLM's, and ``guided_…`` its older
-# names.
-
-
 MAX_OPTIONS: Final = 4096
 """Texts that a choice may be of."""
 
@@ -374,13 +261,7 @@ Schema = dict[str, Any] | bool | Text
 """A JSON schema, or its text."""
 
 
-class _Model(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(
-        strict=True, extra="ignore", allow_inf_nan=False, serialize_by_alias=True
-    )
-
-
-class JsonSchema(_Model):
+class JsonSchema(Model):
     """A schema, and what it is called."""
 
     name: Annotated[str, pydantic.StringConstraints(max_length=256)] | None = None
@@ -389,14 +270,14 @@ class JsonSchema(_Model):
     strict: bool | None = None
 
 
-class ResponseFormat(_Model):
+class ResponseFormat(Model):
     """The form that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Model):
+class StructuredOutputs(Model):
     """The form that the answer must have, in vLLM's words: one of *json*, *regex*, *choice*,
     *grammar* and *json_object*."""
 
@@ -411,8 +292,9 @@ class StructuredOutputs(_Model):
     structural_tag: Any = None
 
 
-class Held(_Model):
-    """What constrains an answer's tokens."""
+class Held(Model):
+    """What constrains an answer's tokens. ``structured_outputs`` is vLLM's, and ``guided_…`` its
+    older names."""
 
     min_tokens: Annotated[int, pydantic.Field(ge=0, lt=1 << 31)] | None = None
     bad_words: Annotated[list[Text], Several(max_length=MAX_BAD)] | None = None
@@ -426,15 +308,6 @@ class Held(_Model):
 
 FORMS: Final = frozenset(Held.model_fields) - {"min_tokens"}
 """Those of the fields that the node has no need of."""
-
-
-# ---------------------------------------------------------------------- schema
-# The fields of a request's body, checked before anything else happens.
-#
-# Unknown fields are ignored, as OpenAI keeps adding new ones; a header of the answer names them.
-# Known fields that would change the answer, but cannot be honoured here, are refused by name:
-# both are in `fields`. What clients write in several ways (a whole number as 16.0, no stop as "")
-# is taken in all of them.
 
 
 class StreamOptions(Model):
@@ -458,7 +331,7 @@ class Sampled(Held, Body):
     repetition_penalty: Annotated[float, Number(gt=0, le=10)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[Bias, pydantic.BeforeValidator(fields.few)] | None = None
+    logit_bias: Annotated[Bias, pydantic.BeforeValidator(_few)] | None = None
     n: Annotated[int, Number(ge=1, le=MAX_CHOICES), Whole] | None = None
     prompt_logprobs: Logprobs | None = None
     seed: Annotated[int, Number(ge=-(1 << 63), lt=1 << 64), Whole] | None = None
@@ -467,7 +340,7 @@ class Sampled(Held, Body):
         | Annotated[
             list[Stop],
             Several(max_length=MAX_STOPS),
-            pydantic.AfterValidator(partial(fields.short, MAX_STOP_TEXT)),
+            pydantic.AfterValidator(partial(_short, MAX_STOP_TEXT)),
         ]
         | None
     ) = None
@@ -490,7 +363,7 @@ class Sampled(Held, Body):
 
     @property
     def counts_in_chunks(self) -> bool:
-        """Whether each chunk of a stream tells the token counts so far."""
+        """Whether each chunk of a stream has the token counts so far."""
         return self.wants_usage and bool(
             self.stream_options and self.stream_options.continuous_usage_stats
         )
@@ -523,7 +396,7 @@ class ChatOptions(Sampled):
 
     @property
     def alternatives(self) -> int | None:
-        """Of how many likeliest tokens log probabilities are told; None if of none, not even of
+        """Of how many likeliest tokens log probabilities are given; None if of none, not even of
         those that were drawn. A number in `logprobs` is that of older clients."""
         if not self.logprobs:
             return None
@@ -583,7 +456,7 @@ class CompletionOptions(Sampled):
 
     @property
     def alternatives(self) -> int | None:
-        """As in `ChatOptions`; here 0 tells those of the drawn tokens, and true is 1."""
+        """As in `ChatOptions`; here 0 gives those of the drawn tokens, and true is 1."""
         return None if self.logprobs is None or self.logprobs is False else int(self.logprobs)
 
     @property
@@ -593,9 +466,9 @@ class CompletionOptions(Sampled):
 
     @property
     def scores(self) -> int | None:
-        """The same of the tokens of the prompt, in either way of telling it."""
-        told = [each for each in (self.echoed, self.prompt_logprobs) if each is not None]
-        return max(told, default=None)
+        """The same of the tokens of the prompt, in either way."""
+        asked = [each for each in (self.echoed, self.prompt_logprobs) if each is not None]
+        return max(asked, default=None)
 
 
 class CompletionRequest(CompletionOptions, Prompted):
@@ -620,6 +493,29 @@ class CompletionRequest(CompletionOptions, Prompted):
         return [part for part in self.prompt if not isinstance(part, int)]
 
 
+class TokenizeChat(ChatRequest):
+    """A conversation whose prompt is wanted as ids, with the fields of a chat completion."""
+
+    model: Name = ""
+    return_token_strs: bool | None = None
+
+
+class TokenizeText(Model):
+    """A text whose ids are wanted."""
+
+    model: Name = ""
+    prompt: str
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class Detokenize(Model):
+    """Ids whose text is wanted."""
+
+    model: Name = ""
+    tokens: Annotated[list[Token], Several(max_length=MAX_PROMPT_IDS)]
+
+
 M = TypeVar("M", bound=ChatRequest | CompletionRequest)
 B = TypeVar("B", bound=Body)
 P = TypeVar("P", bound=pydantic.BaseModel)
@@ -635,15 +531,15 @@ def read(model: type[M], body: bytes) -> M:
     return accepted(model, parse(body))
 
 
-def accepted(model: type[M], told: Any) -> M:
-    """*told*, which a client says, as a *model*. Raises `ApiError` for the first fault in it."""
-    if isinstance(told, dict):
-        fields.refuse(told, "chat" if issubclass(model, ChatRequest) else "completion")
+def accepted(model: type[M], sent: Any) -> M:
+    """*sent*, which a client says, as a *model*. Raises `ApiError` for the first fault in it."""
+    if isinstance(sent, dict):
+        fields.refuse(sent, "chat" if issubclass(model, ChatRequest) else "completion")
     places: list[str] = []
-    if isinstance(told, dict) and issubclass(model, ChatRequest) and "messages" in told:
-        messages, places = fields.with_text_alone(told.get("messages"))
-        told = {**told, "messages": messages}
-    asked = whole_body(model, told, fields.REFUSED)
+    if isinstance(sent, dict) and issubclass(model, ChatRequest) and "messages" in sent:
+        messages, places = fields.with_text_alone(sent.get("messages"))
+        sent = {**sent, "messages": messages}
+    asked = whole_body(model, sent, fields.REFUSED)
     asked._ignored += tuple(places)
     if isinstance(asked, ChatRequest):
         if asked.functions and asked.tools:
@@ -657,11 +553,11 @@ def accepted(model: type[M], told: Any) -> M:
     return checked(asked)
 
 
-def whole_body(model: type[B], told: Any, passed: Container[str]) -> B:
-    """*told* as a *model*, which knows its names that have no effect; those of *passed* ask for
+def whole_body(model: type[B], sent: Any, passed: Container[str]) -> B:
+    """*sent* as a *model*, which knows its names that have no effect; those of *passed* ask for
     what is done anyway. Raises `ApiError` for the first fault in its form."""
-    asked = validated(model, told)
-    asked._ignored = fields.without_effect(told, asked, passed)
+    asked = validated(model, sent)
+    asked._ignored = fields.without_effect(sent, asked, passed)
     return asked
 
 
@@ -680,7 +576,7 @@ def checked(asked: M) -> M:
         raise unsupported(
             "stream",
             "Log probabilities of a prompt ('prompt_logprobs', or 'echo' with 'logprobs') are not "
-            "told in a stream; ask without 'stream'.",
+            "given in a stream; ask without 'stream'.",
         )
     fault = _chat_fault(asked) if isinstance(asked, ChatRequest) else _completion_fault(asked)
     fault = fault or _length_fault(asked)
@@ -732,28 +628,127 @@ def _completion_fault(asked: CompletionRequest) -> ApiError | None:
     return None
 
 
-# ---------------------------------------------------------------------- token schema
-# The bodies of ``/tokenize`` and ``/detokenize``, which are vLLM's.
+Place = tuple[int | str, ...]
+
+_LONGEST_PART: Final = 64  # of a place in a body: a client may have put anything there
+_MOST_NAMES: Final = 256  # of an object, among which a near one is looked for
+
+_FORMS: Final[Mapping[str, str]] = {
+    "content": "a text or a list of text parts",
+    "arguments": "a JSON text, or an object",
+    "logprobs": "true or false, or of how many of the likeliest tokens, at most 20",
+    "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+    "stop": f"a text or a list of texts: at most {MAX_STOPS} texts of {MAX_STOP:,} characters "
+    f"each, and {MAX_STOP_TEXT:,} characters in all",
+    "output": "a text or a list of text parts",
+    "system": "a text or a list of text blocks",
+    "tool_choice": "'none', 'auto', 'required' or "
+    '{"type": "function", "function": {"name": ...}} of the tools',
+}
+"""What fields look like that have several forms, of which validation blames the wrong one."""
+
+_RESPONSES_CHOICE: Final = (
+    "'none', 'auto', 'required' or {\"type\": \"function\", \"name\": ...} of the tools"
+)
+_MESSAGES_CHOICE: Final = "an object whose type is 'auto', 'any', 'tool' (with a name) or 'none'"
+_OWN_FORMS: Final[Mapping[str, Mapping[str, str]]] = {
+    "ResponsesRequest": {"tool_choice": _RESPONSES_CHOICE},
+    "MessagesRequest": {"tool_choice": _MESSAGES_CHOICE},
+    "CountRequest": {"tool_choice": _MESSAGES_CHOICE},
+}
+"""The same, by the class of the body, where it has other forms than chat completions."""
+
+_ELSEWHERE: Final[Mapping[str, tuple[str, ...]]] = {
+    "messages": ("input", "prompt"),
+    "input": ("messages", "prompt"),
+    "prompt": ("messages", "input"),
+}
+"""What a field is called in other APIs."""
+
+_BEYOND: Final = ("greater_than_equal", "less_than_equal")
+_BEYOND_TEXT: Final = (
+    "a token id is out of range; ids are 0 or more, and below the size of the vocabulary"
+)
+"""What is said of a prompt of ids, one of which is none."""
+
+_FIELDS: Final = (("type",), ("name",))
+"""Places within a field of one form: where there are several, the form comes first."""
+
+_REASONS: Final[Mapping[str, str]] = {
+    "model_type": "Input should be an object",
+    "too_long": "it has too many entries; it takes {max_length} at most",
+    "too_short": "it has too few entries; it needs {min_length} or more",
+    "value_error": "{error}",
+}
+"""What is said of faults by their kind, where pydantic speaks to who programs with it."""
 
 
-class TokenizeChat(ChatRequest):
-    """A conversation whose prompt is to be told as ids, with the fields of a chat completion."""
+def from_validation(error: pydantic.ValidationError, body: Any) -> ApiError:
+    """The error for the first fault that validation found in *body*."""
+    faults = error.errors(include_url=False, include_input=False)
+    fault = faults[0]
+    place = fault["loc"]
+    if fault["type"] == "missing":
+        return missing(place, body)
+    for depth, part in enumerate(place):
+        if part == "prompt" and any(each["type"] in _BEYOND for each in faults):
+            return invalid(f"{part}: {_BEYOND_TEXT}.", part)
+        if part in _FORMS and place[depth + 1 :] not in _FIELDS:
+            param = _name(place[: depth + 1])
+            forms = {**_FORMS, **_OWN_FORMS.get(error.title, {})}
+            return invalid(f"{param}: it is {forms[str(part)]}.", param)
+    said = _REASONS.get(fault["type"])
+    reason = fault["msg"] if said is None else said.format(**fault.get("ctx", {}))
+    param = _name(place)
+    return invalid(f"{param}: {reason}" if param else reason, param or None)
 
-    model: Name = ""
-    return_token_strs: bool | None = None
+
+def missing(place: Place, body: Any) -> ApiError:
+    """The error for a field that *body* lacks at *place*. It names the one that may be meant."""
+    reason = "Field required"
+    param = _name(place)
+    other = next((name for name in _ELSEWHERE.get(param, ()) if name in body), "")
+    if other:
+        reason += f"; it is '{param}' here, and not '{other}'"
+    elif near := _near(place, body):
+        reason += f"; the body has '{near}'"
+    return invalid(f"{param}: {reason}", param, "missing_required_parameter")
 
 
-class TokenizeText(Model):
-    """A text whose ids are to be told."""
+def _near(place: Place, body: Any) -> str:
+    """The name nearest to the last of *place* in the object that should have it; empty for none."""
+    *before, wanted = place
+    for part in before:
+        try:
+            body = body[part]
+        except (LookupError, TypeError):  # the place also names the form that was expected there
+            return ""
+    names = islice(body, _MOST_NAMES) if isinstance(body, dict) else ()
+    short = [name for name in names if len(name) <= _LONGEST_PART]
+    return next(iter(difflib.get_close_matches(str(wanted), short, 1)), "")
 
-    model: Name = ""
-    prompt: str
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+
+def _name(place: Place) -> str:
+    return ".".join(str(part)[:_LONGEST_PART] for part in place if part != "[key]")
 
 
-class Detokenize(Model):
-    """Ids whose text is to be told."""
+_TEXT: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
-    model: Name = ""
-    tokens: Annotated[list[Token], Several(max_length=MAX_PROMPT_IDS)]
+
+def parse_json(body: bytes, most: int) -> Any:
+    """What the JSON text *body* says, of *most* values. Raises `ApiError`.
+
+    By itself, since faults that are found while a text is parsed keep copies of what they blame,
+    one for each form that a field may have. The collector would go again and again through what
+    grows here. How deep a body goes and how many digits a number has is bounded by the parser.
+    """
+    bare = _TEXT.sub(b"", body)
+    if sum(map(bare.count, (b",", b"[", b"{"))) > most:
+        raise invalid(f"The body has more than {most} values.", code="too_many_values")
+    gc.disable()
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise invalid(f"The body is not valid JSON: {error}", code="invalid_json") from None
+    finally:
+        gc.enable()

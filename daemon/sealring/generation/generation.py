@@ -24,7 +24,6 @@ from sealring_model.errors import TextError
 from sealring_model.text.detokenizer import Detokenizer, Vocabulary
 from sealring_model.text.tokens import own_sampling as sampling_of
 from sealring_protocol.codec.local_messages import Scores
-from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
@@ -50,31 +49,18 @@ log = logging.getLogger("sealring")
 
 @attrs.frozen
 class Job:
-    """Continue *prompt* by at most *max_tokens* (None: as many as the context allows), drawn as
-    *sampling* says, up to the first of the *stop* strings or *stop_tokens*, or the model's own end
-    unless *endless*. The stop string is given out if *stop_shown*, and special tokens if *special*
-    (the model's own end and *stop_tokens* never are). Its text goes on with the prompt's, unless it
-    *opens* a text of its own. Requests of one *owner* take turns with
-    those of others; requests of different *scope* share no prefixes. *prediction* and *guesses* say
-    what the answer is likely to be, *branches* where later prompts leave this one, and *scores*
-    asks how likely the prompt was (`Request`). It has at least *min_tokens*."""
+    """A *request* of the ring, and what of its answer is text: that ends before the first of the
+    *stop* strings, which is given out if *stop_shown*. The request's ``eos`` has the tokens that
+    end it beside the model's own, which end it unless it is *endless*. Special tokens are given out
+    if *special* (those that end it never are). The text goes on with the prompt's, unless it
+    *opens* a text of its own."""
 
-    prompt: tuple[int, ...]
-    max_tokens: int | None
-    sampling: Row
+    request: Request
     stop: tuple[str, ...] = ()
-    owner: str = ""
-    scope: str = ""
-    prediction: tuple[int, ...] = ()
-    guesses: tuple[int, ...] | None = None
-    scores: bool = False
-    stop_tokens: frozenset[int] = frozenset()
     stop_shown: bool = False
     endless: bool = False
     special: bool = True
     opens: bool = False
-    min_tokens: int = 0
-    branches: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -96,7 +82,7 @@ _SHUTS_DOWN: Final = "this node is shutting down"
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 
-_TELL_SECONDS: Final = 2.0
+_LAST_SECONDS: Final = 2.0
 """Seconds that clients have to take the error with which their requests are ended."""
 
 _DRAIN_DOWN: Final = 10.0
@@ -241,9 +227,9 @@ class Generator:
             "branches": info is not None and not info.trimmable,
         }
         began = trio.current_time()
-        told, data = await self.texts.run(job, {**model, **about}, body, owner, check)
-        parsed = ParsedRequest.of(told, data)
-        trace.parse = float(told["read"])
+        fields, data = await self.texts.run(job, {**model, **about}, body, owner, check)
+        parsed = ParsedRequest.of(fields, data)
+        trace.parse = float(fields["read"])
         trace.tokenise = trio.current_time() - began - trace.parse
         trace.prompt_tokens = sum(map(len, parsed.prompts))
         return parsed
@@ -265,19 +251,11 @@ class Generator:
             raise NotServed(trace.given_up)
         if trace.submitted is None:
             trace.submitted = trio.current_time()
-        request = Request(
-            job.prompt,
-            job.max_tokens,
-            job.stop_tokens | (frozenset() if job.endless else words.eos),
-            job.sampling,
-            job.owner,
-            job.scope,
-            job.prediction,
-            job.guesses if self.guesses else (),
-            job.scores,
-            job.min_tokens,
-            job.branches,
-        )
+        request = job.request
+        if not job.endless:
+            request = attrs.evolve(request, eos=request.eos | words.eos)
+        if not self.guesses:
+            request = attrs.evolve(request, guesses=())
         runtime, tracer = self.runtime, self.tracer
         with contextlib.ExitStack() as over:
 
@@ -290,7 +268,7 @@ class Generator:
             try:
                 uid, stream = runtime.submit(request, known, counted)
             except (ContextOverflow, RoomOverflow):
-                if not job.max_tokens:
+                if not request.max_tokens:
                     raise
                 fitted = True
                 request = attrs.evolve(request, max_tokens=None)
@@ -300,7 +278,7 @@ class Generator:
                     uid,
                     stream,
                     lambda: runtime.finish(uid),
-                    words.stream(None if job.opens else job.prompt, special=job.special),
+                    words.stream(None if job.opens else request.prompt, special=job.special),
                     StopText(job.stop, shown=job.stop_shown),
                     (tracer, trace),
                     fitted=fitted,
@@ -318,12 +296,12 @@ class Generator:
 
     async def end(self, why: str) -> None:
         """Refuse new requests from now on, and end those under way: they failed because of *why*.
-        Waits until their clients are told, for a moment at most."""
+        Waits until their clients have the error, for a moment at most."""
         self._stopping = _SHUTS_DOWN
         if live := self._unended():
             log.warning("ended: %s, because %s", _requests(len(live)), why)
         self._give_up(why)
-        with trio.move_on_after(_TELL_SECONDS):
+        with trio.move_on_after(_LAST_SECONDS):
             while any(trace in self.tracer.live for trace in live):  # noqa: ASYNC110 - as in `drain`
                 await trio.sleep(_DRAIN_LOOK)
 

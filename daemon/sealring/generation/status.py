@@ -1,4 +1,4 @@
-"""What a node tells of itself: the answer to `sealring status`."""
+"""What a node says of itself: the answer to `sealring status`."""
 
 from __future__ import annotations
 
@@ -25,33 +25,6 @@ from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import build_number
 from sealring_trio.units import wall_ms
 
-# ---------------------------------------------------------------------- activations
-# How activations and sums are sealed between the ranks, in plain words.
-
-
-class Sums(Protocol):
-    """The one property of a collective that is needed here."""
-
-    @property
-    def trusted(self) -> bool:
-        """It goes beside the sealed links."""
-
-
-def told_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
-    """How activations or sums are sealed with this *strategy*; empty if none leave a rank."""
-    if collective is not None:
-        if collective.trusted:
-            return "NOT SEALED: the ranks' sums go beside the sealed links"
-        return "sums sealed from node to node; in the clear inside each node's process"
-    if strategy != Strategy.PIPELINE.value:
-        return ""
-    if inner_seal:
-        return "sealed from engine to engine; no node process holds them in the clear"
-    return "sealed from node to node; in the clear inside each node's process (no inner seal)"
-
-
-# ---------------------------------------------------------------------- status
-
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
     """The state of *runtime*'s node as a JSON object. Sizes are bytes; times are microseconds
@@ -75,7 +48,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "name": roster.members[node.rank].name,
         "head_fault": runtime.head_fault() if node.rank else "",
         **describe_roster(roster),
-        "activations": told_seals(roster.inner_seal, place["strategy"], collective),
+        "activations": describe_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": str(model),
         "model_digest": info.model.hex() if info else "",
@@ -141,9 +114,9 @@ def describe_roster(roster: Roster) -> dict[str, Any]:
     }
 
 
-def describe_fetching(told: Progress) -> dict[str, int]:
+def describe_fetching(progress: Progress) -> dict[str, int]:
     """How far a rank is that fetches weights; 0 of 0 if nothing is to come."""
-    return {"fetched_bytes": told.here, "fetch_bytes": told.fetch_bytes}
+    return {"fetched_bytes": progress.here, "fetch_bytes": progress.fetch_bytes}
 
 
 def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:
@@ -162,8 +135,8 @@ def describe_place(runtime: Runtime) -> dict[str, Any]:
     names = [member.name for member in node.roster.roster.members]
     standing = node.standing()
     split = standing.plan.split.bounds if standing.plan else ()
-    told = {"rank": node.rank, "names": names, "bounds": list(split)}
-    return told | _place(standing, node.rank)
+    place = {"rank": node.rank, "names": names, "bounds": list(split)}
+    return place | _place(standing, node.rank)
 
 
 def _place(standing: Standing, rank: int) -> dict[str, Any]:
@@ -205,11 +178,11 @@ def describe_collective(standing: Standing) -> dict[str, Any] | None:
         return None
     ranks = range(collective.world)
     pairs = [(near, far) for near in ranks for far in ranks if near < far]
-    told = {pair: collective_link(collective, *pair) for pair in pairs}
+    sums = {pair: collective_link(collective, *pair) for pair in pairs}
     return {
         "backend": collective.backend.name.lower(),
         "sealed": not collective.trusted,
-        "links": [{"ranks": list(pair), "sums": text} for pair, text in told.items() if text],
+        "links": [{"ranks": list(pair), "sums": text} for pair, text in sums.items() if text],
     }
 
 
@@ -278,6 +251,27 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
         "p99": round(hops[len(hops) * 99 // 100], 1),
         "samples": len(hops),
     }
+
+
+class Sums(Protocol):
+    """The one property of a collective that is needed here."""
+
+    @property
+    def trusted(self) -> bool:
+        """It goes beside the sealed links."""
+
+
+def describe_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
+    """How activations or sums are sealed with this *strategy*; empty if none leave a rank."""
+    if collective is not None:
+        if collective.trusted:
+            return "NOT SEALED: the ranks' sums go beside the sealed links"
+        return "sums sealed from node to node; in the clear inside each node's process"
+    if strategy != Strategy.PIPELINE.value:
+        return ""
+    if inner_seal:
+        return "sealed from engine to engine; no node process holds them in the clear"
+    return "sealed from node to node; in the clear inside each node's process (no inner seal)"
 
 
 def version_of(package: str) -> str:

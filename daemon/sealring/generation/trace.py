@@ -1,4 +1,5 @@
-"""Where the time of a request went.
+"""Where time goes: that of each request (`Trace`), and that of each step while a node is profiled.
+
 
 A trace follows one request from its header to its last token. The head measures parsing, the queue,
 the prefill and the first token where they happen. What the ranks did comes with each step's timing,
@@ -21,15 +22,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
-from collections.abc import Iterator, ValuesView
-from typing import Any, Final, Protocol
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence, ValuesView
+from typing import Any, Final
 
 import attrs
 import trio
-from sealring_protocol.codec.messages import Decode, Prefill, Spent
+from sealring_protocol.codec.local_messages import LocalMessage
+from sealring_protocol.codec.messages import Decode, Prefill, Spent, Step, StepDone
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.requests import RowOpened
+from sealring_trio.engine.supervisor import ProcessUsage, read_usage
 from sealring_trio.units import wall_ms
 
 log = logging.getLogger("sealring.requests")
@@ -39,7 +44,11 @@ TRACES_KEPT: Final = 1024
 """How many traces of finished requests are kept. Memory: about 2 KiB each."""
 
 STILL_SECONDS: Final = 8.0
-"""Seconds without a step after which a person is told so. One chunk of a prompt can take some."""
+"""Seconds without a step after which a person is to know. One chunk of a prompt can take some."""
+
+MAX_RECORDS: Final = 1 << 16
+"""Steps, and stays, that wait to be sent; older ones are dropped. Memory: 64 MiB for a client that
+takes nothing."""
 
 _US: Final = 1e-3  # microseconds in milliseconds
 _S: Final = 1e3  # seconds in milliseconds
@@ -115,7 +124,7 @@ class Trace:
         """A step with a row of this request has come back."""
         self.steps += 1
         began = now - step.total_us * 1e-6
-        # What it waited in the queue until it was told that it is begun is counted as that.
+        # What it waited in the queue until the head knew that it is begun is counted as that.
         fresh = max(0.0, now - max(began, self._covered, self.opened or 0.0)) * 1e6
         self._covered = now
         self.steps_us += fresh
@@ -201,7 +210,7 @@ class Trace:
             "phases_ms": self.phases(),
         }
 
-    def told_prefill(self) -> str:
+    def prefill_progress(self) -> str:
         """How far its prompt has been read."""
         read = min(self.prompt_tokens, self.cached_tokens + self.read_tokens)
         return f"reading your prompt: {read:,} of {self.prompt_tokens:,} tokens"
@@ -227,8 +236,8 @@ class Trace:
         if self.tokens:
             counts.append(f"{self.tokens} out, {self.tokens_per_s:.1f} tokens/s")
             took += f", first token {'-' if first is None else first} ms"
-        told = [how, *([", ".join(counts)] if counts else []), f"{took}: {', '.join(parts)}"]
-        return f"{self.id}{who}: {'; '.join(told)}"
+        said = [how, *([", ".join(counts)] if counts else []), f"{took}: {', '.join(parts)}"]
+        return f"{self.id}{who}: {'; '.join(said)}"
 
 
 def _span(start: float | None, end: float | None) -> float | None:
@@ -239,8 +248,8 @@ def _round(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
 
 
-class Observer(Protocol):
-    """Is told of each step, token and end: metrics and history."""
+class Observer:
+    """Sees each step, token and end: metrics and history."""
 
     def step(self, timing: StepTiming) -> None:
         """A step has been answered."""
@@ -297,8 +306,8 @@ class Tracer:
             case "prefill":
                 still = trio.current_time() - max(self._stepped, trace.opened or 0.0)
                 if still < STILL_SECONDS:
-                    return trace.told_prefill()
-                return f"{trace.told_prefill()}; the ring stands still (for {still:.0f} s)"
+                    return trace.prefill_progress()
+                return f"{trace.prefill_progress()}; the ring stands still (for {still:.0f} s)"
             case _:
                 return ""
 
@@ -356,7 +365,7 @@ class Tracer:
                 observer.next_token(now - before)
 
     def end(self, trace: Trace, outcome: str) -> None:
-        """The request is over, with *outcome*: tell it in one line, and keep it for a while."""
+        """The request is over, with *outcome*: log it in one line, and keep it for a while."""
         trace.ended, trace.outcome = trio.current_time(), outcome
         self._live.pop(trace.id, None)
         self._past[trace.id] = trace
@@ -380,15 +389,113 @@ def describe_step(timing: StepTiming) -> str:
             work = f"prefill of row {uid} from {position}, {count} tokens"
         case _:
             work = "no work"
-    ranks = [f"rank {rank} {_told(spent)}" for rank, spent in enumerate(timing.spent)]
+    ranks = [f"rank {rank} {_spent_in_words(spent)}" for rank, spent in enumerate(timing.spent)]
     if timing.closing != Spent():
-        ranks.append(f"sample {_told(timing.closing)}")
+        ranks.append(f"sample {_spent_in_words(timing.closing)}")
     return (
         f"step {timing.n}: {work}: {timing.total_us * _US:.2f} ms: "
         f"{', '.join(ranks)}, hop {timing.away_us * _US:.2f}"
     )
 
 
-def _told(spent: Spent) -> str:
+def _spent_in_words(spent: Spent) -> str:
     wait, seal = spent.wait_us * _US, spent.seal_us * _US
     return f"{spent.compute_us * _US:.2f} (wait {wait:.2f}, seal {seal:.2f})"
+
+
+class StepRecorder:
+    """Records the steps that pass a node, while somebody profiles it (`sealring profile`), until it
+    is dropped. `given` and `came` see what goes to and from the engine, `watch` the head's steps.
+
+    A *stay* is the time of one message in the engine: from when the node gave it until the node had
+    the answer. A step stays once with each rank, and in a pipeline of several ranks a second time
+    with the head, whose engine draws the token (the closing pass). What the engine says that it
+    computed, waited and sealed lies within the stay; the rest of it is the way between node and
+    engine, and both event loops.
+
+    The head also records each *step* as it is answered. Times are seconds of `time.perf_counter`,
+    which the processes of one machine share. A record is a list, as it goes to the client in JSON:
+
+        step    [n, work, group, tokens, begin, end, [[compute, wait, seal] of each rank], closing]
+        stay    [n, closing, begin, end, compute, wait, seal]
+
+    *work* is "decode", "prefill" or "none"; *closing* of a step is the same three numbers. compute,
+    wait and seal are microseconds. *tokens* is how many a decode draws, or a prefill reads.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[list[Any]] = deque(maxlen=MAX_RECORDS)
+        self._stays: deque[list[Any]] = deque(maxlen=MAX_RECORDS)
+        self._inside: deque[tuple[int, bool, float]] = deque()
+
+    def given(self, message: LocalMessage) -> None:
+        """The engine is given *message*."""
+        if isinstance(message, Step | StepDone):
+            self._inside.append((message.n, isinstance(message, StepDone), time.perf_counter()))
+
+    def came(self, message: LocalMessage) -> None:
+        """The engine has sent *message*."""
+        if not isinstance(message, Step | StepDone):
+            return
+        now = time.perf_counter()
+        # The engine answers in order. What it never answers belongs to an epoch that has ended.
+        while self._inside:
+            n, closing, begin = self._inside.popleft()
+            if n == message.n:
+                if message.spent:
+                    self._stays.append([n, closing, begin, now, *_parts(message.spent[-1])])
+                return
+
+    def watch(self, event: StepTiming | RowOpened) -> None:
+        """The head had a step answered."""
+        if not isinstance(event, StepTiming):
+            return
+        match event.work:
+            case Decode(group, _, ahead):
+                work, of, tokens = "decode", group, len(event.uids) + ahead
+            case Prefill(_, _, count):
+                work, of, tokens = "prefill", -1, count
+            case _:
+                work, of, tokens = "none", -1, 0
+        now = time.perf_counter()
+        begin = now - event.total_us * 1e-6
+        spent = [_parts(each) for each in event.spent]
+        closing = _parts(event.closing)
+        self._steps.append([event.n, work, of, tokens, begin, now, spent, closing])
+
+    def take(self) -> dict[str, Any]:
+        """What has been recorded since the last call."""
+        taken = {"clock": time.perf_counter(), "steps": [*self._steps], "stays": [*self._stays]}
+        self._steps.clear()
+        self._stays.clear()
+        return taken
+
+
+def _parts(spent: Spent) -> tuple[int, int, int]:
+    return spent.compute_us, spent.wait_us, spent.seal_us
+
+
+def processor_times(engines: Sequence[int]) -> dict[str, Any]:
+    """Seconds that this node and the processes *engines* were on a processor, and ready without
+    one, since they began; empty where the system does not say.
+
+    The first thread of an engine builds and launches graphs; the others read, wait for the device,
+    answer, and on a CPU compute.
+    """
+    times = {}
+    if (node := read_usage(os.getpid())) is not None:
+        times["node"] = _sum(node, set(node.threads))
+    found = [(pid, usage) for pid in engines if (usage := read_usage(pid)) is not None]
+    if found:
+        times["launch"] = _added([_sum(usage, {pid}) for pid, usage in found])
+        times["rest"] = _added([_sum(usage, set(usage.threads) - {pid}) for pid, usage in found])
+    return times
+
+
+def _sum(usage: ProcessUsage, threads: set[int]) -> list[float]:
+    uses = [use for thread, use in usage.threads.items() if thread in threads]
+    return [sum(use.cpu for use in uses), sum(use.waited for use in uses)]
+
+
+def _added(pairs: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) for column in zip(*pairs, strict=True)]

@@ -1,20 +1,28 @@
-"""Reading the body of a request, within limits of size, time and form.
+"""Bodies: those of requests, read within limits of size, time and form, and the events of answers.
 
-A body is bounded before a byte of it is kept, and so are all bodies together. One that is too
-large is read to its end and thrown away, as far as that goes quickly, since a client that is cut
-off while it writes never sees why.
+A request's body is bounded before a byte of it is kept, and so are all bodies together. One that is
+too large is read to its end and thrown away, as far as that goes quickly, since a client that is
+cut off while it writes never sees why.
+
+A client that leaves ends its request at once: `attended` runs the work beside a task that listens
+for that alone. A stream sends a comment after a while of silence, since a long prompt can take
+minutes to read in, and proxies cut silent connections.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
 
 import trio
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message
+from starlette.types import Message, Receive, Send
 
 from sealring.dialects.errors import INVALID, ApiError, unavailable
+from sealring.dialects.replies import KEEPALIVE
 from sealring.text.workers import SharedBudget
+
+T = TypeVar("T")
 
 MAX_BODY: Final = 8 << 20
 """Bytes of one body: a prompt of a million tokens and more. Memory: that much, twice for a moment,
@@ -101,3 +109,85 @@ def _check_form(request: Request) -> None:
 def _too_large() -> ApiError:
     message = f"The body is larger than {MAX_BODY >> 20} MiB."
     return ApiError(413, message, "request_too_large", kind=INVALID)
+
+
+KEEPALIVE_SECONDS: Final = 10.0
+"""Silence in a stream after which a comment is sent."""
+
+_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),  # a proxy that compresses keeps events back
+    (b"x-accel-buffering", b"no"),  # has nginx pass each event on
+]
+
+
+class ClientGone(Exception):
+    """The client has left before its answer was complete."""
+
+
+async def beside(
+    work: Callable[[], Awaitable[T]], *others: Callable[[trio.CancelScope], Awaitable[None]]
+) -> list[T]:
+    """The result of *work*, which runs beside *others* until it ends; none if one of these has
+    cancelled the scope that it is given. Raises any `ApiError` of *work* by itself, in no group."""
+    given: list[T] = []
+    failed: ApiError | None = None
+    async with trio.open_nursery() as nursery:
+        for other in others:
+            nursery.start_soon(other, nursery.cancel_scope)
+        try:
+            given.append(await work())
+        except ApiError as error:
+            failed = error
+        nursery.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
+    return given
+
+
+async def attended(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of *work*, which is cancelled when the client leaves. Raises `ClientGone` then,
+    and any `ApiError` of *work*."""
+
+    async def leave(scope: trio.CancelScope) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    if not (given := await beside(work, leave)):
+        raise ClientGone
+    return given[0]
+
+
+class EventStream:
+    """A response of server-sent events; several tasks may write."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._writing = trio.Lock()
+        self._last = trio.current_time()
+        self.opened = False
+
+    async def open(self) -> None:
+        """Send the headers of success. From here on an error is an event."""
+        self.opened = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS]})
+
+    async def write(self, events: bytes) -> None:
+        """Send *events*. Waits while the client does not read."""
+        async with self._writing:
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+            self._last = trio.current_time()
+
+    async def close(self) -> None:
+        """No more events."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def keep_alive(
+        self, events: bytes = KEEPALIVE, seconds: float = KEEPALIVE_SECONDS
+    ) -> None:
+        """Break every silence of *seconds* by *events*, until cancelled."""
+        while True:
+            await trio.sleep_until(self._last + seconds)
+            if trio.current_time() >= self._last + seconds:
+                await self.write(events)

@@ -56,8 +56,8 @@ STALL_SECONDS: Final = 1.0
 """Seconds that a request must have waited for its client, all waits together, before its connection
 may be closed for another. A client that sends a byte now and then gains nothing."""
 
-TELL_SECONDS: Final = 60.0
-"""Time between two lines of the log that tell of connections which had to go."""
+LOG_SECONDS: Final = 60.0
+"""Time between two lines of the log about connections which had to go."""
 
 WANTED: Final = 16_384
 """Descriptors that a node asks for, where the hard limit is no lower."""
@@ -192,29 +192,53 @@ class Place:
 
     def idle(self) -> None:
         """It waits for a request."""
-        self._book.wait(self)
+        if self.source:  # else it has lost its place, and is about to end
+            self._book.idle.add(self)
 
     def linger(self) -> None:
         """All has been answered; it waits for its client to leave."""
         self.over = True
-        self._book.linger(self)
+        if self.source:
+            self._book.idle.discard(self)
+            self._book.over.add(self)
 
     def busy(self) -> None:
         """A request is being answered."""
-        self._book.work(self)
+        self.new = False
+        self.waited = 0.0
+        self._book.idle.discard(self)
 
     @contextmanager
     def stalled(self) -> Iterator[None]:
-        """Within, the request that is being answered waits for its client."""
-        self._book.stall(self)
+        """Within, the request that is being answered waits for its client. A connection between
+        requests is idle anyway."""
+        stalled = self._book.stalled
+        if self.source and not self.over and self not in self._book.idle:
+            stalled.add(self)
         try:
             yield
         finally:
-            self._book.go_on(self)
+            if self in stalled:
+                self.waited = self.stalled_seconds
+                stalled.discard(self)
+
+    @property
+    def stalled_seconds(self) -> float:
+        """Seconds that the stalled request has waited for its client in all."""
+        return self.waited + trio.current_time() - self.since
 
     def leave(self) -> None:
-        """The connection has ended."""
-        self._book.leave(self)
+        """The connection has ended, by itself or not, and counts no longer."""
+        for line in (self._book.over, self._book.idle, self._book.stalled):
+            line.discard(self)
+        if self.source:
+            self._book.forget(self.source)
+            self.source = ""
+
+    def end(self) -> None:
+        """End the connection."""
+        self.leave()
+        self.scope.cancel()
 
 
 class _Line:
@@ -251,19 +275,20 @@ class _Line:
 
 @attrs.define
 class Connections:
-    """The places of all connections. *limit* is the most there may be."""
+    """The places of all connections, of which some are *over*, *idle* or *stalled*. *limit* is the
+    most there may be."""
 
     limit: int
     closing: bool = False
     turns: Turns = attrs.field(factory=Turns)
+    over: _Line = attrs.field(factory=_Line)
+    idle: _Line = attrs.field(factory=_Line)
+    stalled: _Line = attrs.field(factory=_Line)
     _of_source: Counter[str] = attrs.field(factory=Counter)
-    _over: _Line = attrs.field(factory=_Line)
-    _idle: _Line = attrs.field(factory=_Line)
-    _stalled: _Line = attrs.field(factory=_Line)
     _count: int = 0
     _closed: int = 0
     _refused: int = 0
-    _told: float | None = None
+    _logged: float | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -286,98 +311,58 @@ class Connections:
         place = Place(self, source, sock)
         self._count += 1
         self._of_source[source] += 1
-        self._idle.add(place)
+        self.idle.add(place)
         return place
 
     def make_room(self, source: str | None = None) -> bool:
         """Close the first connection in line, of *source* or of any. True if there was one."""
-        place = next(iter(self._over.of(source)), None) or self._silent(source)
+        place = next(iter(self.over.of(source)), None) or self._silent(source)
         if place is None:
-            place = max(self._stalled.of(source), key=_waited, default=None)
-            if place is None or _waited(place) < STALL_SECONDS:
+            stalled = self.stalled.of(source)
+            place = max(stalled, key=lambda each: each.stalled_seconds, default=None)
+            if place is None or place.stalled_seconds < STALL_SECONDS:
                 return False
-        self._end(place)
+        place.end()
         self._closed += 1
-        self._tell()
+        self._log()
         return True
 
     def _silent(self, source: str | None) -> Place | None:
         """The first idle connection in line whose client has sent nothing. One that has spoken goes
         to the end of the line. Few are looked at, as each look asks the kernel."""
-        idle = (place for place in self._idle.of(source) if not place.waiting)
+        idle = (place for place in self.idle.of(source) if not place.waiting)
         for place in [*itertools.islice(idle, MOST_LOOKS)]:
             if not place.spoke:
                 return place
-            self._idle.discard(place)
-            self._idle.add(place)
+            self.idle.discard(place)
+            self.idle.add(place)
         return None
 
     def close(self) -> None:
         """Close idle connections; the others end with their answers."""
         self.closing = True
-        for place in [*self._over, *self._idle]:
-            self._end(place)
+        for place in [*self.over, *self.idle]:
+            place.end()
 
-    def wait(self, place: Place) -> None:
-        """*place* waits for a request."""
-        if place.source:  # else it has lost its place, and is about to end
-            self._idle.add(place)
-
-    def linger(self, place: Place) -> None:
-        """*place* has been answered, and ends."""
-        if place.source:
-            self._idle.discard(place)
-            self._over.add(place)
-
-    def work(self, place: Place) -> None:
-        """*place* is being answered."""
-        place.new = False
-        self._idle.discard(place)
-        place.waited = 0.0
-
-    def stall(self, place: Place) -> None:
-        """The answer to *place* waits for its client. One between requests is idle anyway."""
-        if place.source and not place.over and place not in self._idle:
-            self._stalled.add(place)
-
-    def go_on(self, place: Place) -> None:
-        """It waits no more."""
-        if place in self._stalled:
-            place.waited = _waited(place)
-            self._stalled.discard(place)
-
-    def leave(self, place: Place) -> None:
-        """*place* has ended, by itself or not."""
-        self._over.discard(place)
-        self._idle.discard(place)
-        self._stalled.discard(place)
-        if place.source:
-            self._forget(place)
-
-    def _end(self, place: Place) -> None:
-        """End *place*, and count it no longer."""
-        self.leave(place)
-        place.scope.cancel()
-
-    def _forget(self, place: Place) -> None:
+    def forget(self, source: str) -> None:
+        """A connection from *source* has ended."""
         self._count -= 1
-        self._of_source[place.source] -= 1
-        if not self._of_source[place.source]:
-            del self._of_source[place.source]
-        place.source = ""
+        self._of_source[source] -= 1
+        if not self._of_source[source]:
+            del self._of_source[source]
 
     def _refuse(self, source: str) -> None:
         if not self._of_source[source]:
             del self._of_source[source]
         self._refused += 1
-        self._tell()
+        self._log()
 
-    def _tell(self) -> None:
+    def _log(self) -> None:
         """Log how many had to close, at most once in a while."""
         now = trio.current_time()
-        if self._told is not None and now - self._told < TELL_SECONDS:
+        if self._logged is not None and now - self._logged < LOG_SECONDS:
             return
-        self._told = now
+        self._logged = now
         log.warning(
             "the API has as many connections as it may, %d, or %d from one address: so far "
             "%d that waited for their clients were closed, and %d new ones refused",
@@ -386,11 +371,6 @@ class Connections:
             self._closed,
             self._refused,
         )
-
-
-def _waited(place: Place) -> float:
-    """Seconds that the stalled request of *place* has waited for its client in all."""
-    return place.waited + trio.current_time() - place.since
 
 
 def source_of(host: str) -> str:

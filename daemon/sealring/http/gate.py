@@ -2,14 +2,14 @@
 requests are counted. A fault in what comes after is answered here too, so that every answer has the
 headers that this adds.
 
-Once an API key has been made, each request needs one, except for `PUBLIC` paths, which tell no
+Once an API key has been made, each request needs one, except for `PUBLIC` paths, which have no
 secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
 
 Any web page can make a browser on the head's machine send requests to loopback. So while the API
 listens on loopback without keys, a request must name loopback as its host, or one of the config's
 `allowed_hosts`, which an attack by DNS rebinding does not. A request that names an origin, as those
 of web pages do, must come from this server's own page, or from one of `allowed_origins`. Only the
-latter get CORS headers: other origins get no answer to read. The page's files tell nothing
+latter get CORS headers: other origins get no answer to read. The page's files say nothing
 of this head, and are served under every name, as a proxy may give it another. `PROBES` are answered
 under every name too, for a load balancer's check may name no host; under another name than the
 server's the answer says only whether, and not why.
@@ -19,6 +19,12 @@ So a request shares cached prefixes with requests of the same known key only; wi
 those of its own connection. The config's `prefix_sharing` may say otherwise. Each connection has an
 id that is never used again (``scope["state"]["connection"]``), since the next client may get the
 same address and port.
+
+Pages of other origins (https://fetch.spec.whatwg.org/#http-cors-protocol): a browser keeps an
+answer from a page unless the answer names the page's origin. Before a request that no form could
+send it asks whether it may (a preflight): ``OPTIONS``, without a key. Answers never allow
+credentials, as the API knows no cookies: a key is a header that the page itself gives, and the
+browser adds nothing that would let one page act as another.
 """
 
 from __future__ import annotations
@@ -48,15 +54,38 @@ from sealring.http.head import ApiHead
 from sealring.http.http1 import PROBES
 from sealring.http.keys import digest
 
-# ---------------------------------------------------------------------- cors
-# Cross-origin resource sharing (https://fetch.spec.whatwg.org/#http-cors-protocol): what a
-# browser is told about pages of other origins, which the config's `allowed_origins` names.
-#
-# The browser keeps an answer from a page unless the answer names the page's origin. Before a
-# request that no form could send it asks whether it may (a preflight): ``OPTIONS``, without a
-# key. Answers never allow credentials, as the API knows no cookies: a key is a header that the
-# page itself gives, and the browser adds nothing that would let one page act as another.
+log = logging.getLogger("sealring.api")
 
+PART_OF_ONE: Final = 0.5
+"""How many requests with one key may be answered at once, as a part of the connections that there
+may be: slow bodies with it leave room for everybody else's."""
+
+PUBLIC: Final = (*PROBES, "/", "/openapi.json")
+PUBLIC_BELOW: Final = "/dashboard/"
+"""Paths that need no key, and the folder of the page's files."""
+
+PREFIXES: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+    "/v1/messages": "msg_",
+}
+"""How the ids of answers begin; those of other requests begin with ``req-``."""
+
+_SHOWN: Final = 200
+_DIGITS: Final = 8  # digits of a key's hash, in logs
+_KNOWN: Final = "known "  # how the owner of a known key begins; its digest follows
+_FOREIGN: Final = ("cross-site", "same-site")
+_VISIT: Final = "navigate"
+
+_BUG: Final = ApiError(
+    500, "The server failed; its log says how.", "internal_error", kind="server_error"
+)
+
+_HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+}
 
 MAX_ASKED: Final = 64
 """Headers that a preflight may ask for; more are left out."""
@@ -81,61 +110,6 @@ _EXPOSED: Final = (
 )
 """Headers of answers that pages may read."""
 
-
-def shared_with(headers: Headers, allowed: AllowedOrigins) -> str:
-    """The value of ``Access-Control-Allow-Origin`` for the page that sent *headers*; empty if it
-    gets none."""
-    origins = headers.getlist("origin")
-    if len(origins) != 1 or not allowed.allow(origins[0]):
-        return ""
-    return "*" if allowed.everyone else origins[0]
-
-
-def is_preflight(method: str, headers: Headers) -> bool:
-    """Whether a browser asks what a page may send."""
-    return method == "OPTIONS" and "origin" in headers and f"{_REQUEST}method" in headers
-
-
-def preflight(headers: Headers) -> Response:
-    """The answer to a preflight of a page that may use the API."""
-    told = {
-        "access-control-allow-methods": _METHODS,
-        "access-control-allow-headers": ", ".join(_granted(headers)),
-        "access-control-max-age": str(MAX_AGE),
-    }
-    if headers.get(f"{_REQUEST}private-network") == "true":
-        told["access-control-allow-private-network"] = "true"
-    asked = (f"{_REQUEST}{each}" for each in ("method", "headers", "private-network"))
-    return Response(status_code=204, headers={**told, "vary": ", ".join(asked)})
-
-
-def _granted(headers: Headers) -> Iterator[str]:
-    """Those of the headers that the page wants to send which it may send."""
-    asked = headers.get(f"{_REQUEST}headers", "").lower().split(",")[:MAX_ASKED]
-    return (name for each in asked if _ALLOWED.fullmatch(name := each.strip()))
-
-
-def share(headers: MutableHeaders, with_origin: str) -> None:
-    """Have an answer with *headers* say that pages of *with_origin* (see `shared_with`) may read
-    it, and that it depends on who asks."""
-    if with_origin:
-        headers["access-control-allow-origin"] = with_origin
-        headers["access-control-expose-headers"] = _EXPOSED
-    headers.add_vary_header("Origin")
-
-
-# ---------------------------------------------------------------------- trace context
-# W3C Trace Context (https://www.w3.org/TR/trace-context/): to which trace a request belongs.
-#
-# A client's ``traceparent`` is taken up if it is exactly what the recommendation says, and
-# otherwise ignored: the request then begins a trace of its own. ``tracestate`` goes with a
-# ``traceparent`` that was taken up; one that breaks the grammar is dropped by itself. The answer
-# has both, with this server's own span as the parent.
-#
-# A client may also name its request, with ``x-request-id``. What it says is taken up if it is
-# short and plain, and is never the id by which the server tells requests apart.
-
-
 MAX_STATE: Final = 512
 """Characters of a ``tracestate`` that is taken up."""
 
@@ -156,96 +130,13 @@ _RANDOM: Final = 0x02
 
 
 @attrs.frozen
-class TraceContext:
-    """The trace of a request, this server's span in it, the flags, and the *state* that came with
-    it; ids are in hex."""
-
-    trace_id: str
-    span_id: str
-    flags: int
-    state: str = ""
-
-    @classmethod
-    def of(cls, headers: Headers) -> TraceContext:
-        """The context that *headers* name, or a new one."""
-        span = secrets.token_hex(8)
-        given = headers.getlist("traceparent")
-        if len(given) == 1 and (found := _PARENT.fullmatch(given[0])) is not None:
-            version, trace, parent, flags, more = found.groups()
-            sound = version != "ff" and not (version == "00" and more is not None)
-            if sound and trace.strip("0") and parent.strip("0"):
-                state = _state(headers.getlist("tracestate"))
-                return cls(trace, span, int(flags, 16) & _KNOWN_FLAGS, state)
-        return cls(secrets.token_hex(16), span, _RANDOM)
-
-    @property
-    def parent(self) -> str:
-        """The ``traceparent`` of what this request has done here."""
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
-
-
-def _state(given: list[str]) -> str:
-    """The members of all ``tracestate`` headers; empty if any breaks the grammar."""
-    members = [part.strip(" \t") for line in given for part in line.split(",")]
-    members = [member for member in members if member]
-    state = ",".join(members)
-    if len(state) > MAX_STATE or len(members) > MAX_MEMBERS:
-        return ""
-    keys = [found[1] for member in members if (found := _MEMBER.fullmatch(member))]
-    return state if len(keys) == len(members) == len(set(keys)) else ""
-
-
-def request_id(headers: Headers) -> str:
-    """What the client calls its request; empty if it says nothing that can be taken up."""
-    given = headers.getlist("x-request-id")
-    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else ""
-
-
-# ---------------------------------------------------------------------- gate
-
-
-log = logging.getLogger("sealring.api")
-
-PART_OF_ONE: Final = 0.5
-"""How many requests with one key may be answered at once, as a part of the connections that there
-may be: slow bodies with it leave room for everybody else's."""
-
-PUBLIC: Final = (*PROBES, "/", "/openapi.json")
-PUBLIC_BELOW: Final = "/dashboard/"
-"""Paths that need no key, and the folder of the page's files."""
-
-PREFIXES: Final[Mapping[str, str]] = {
-    "/v1/chat/completions": "chatcmpl-",
-    "/v1/completions": "cmpl-",
-    "/v1/responses": "resp_",
-    "/v1/messages": "msg_",
-}
-"""How the ids of answers begin; those of other requests begin with ``req-``."""
-
-_SHOWN: Final = 200
-_TOLD: Final = 8  # digits of a key's hash, in logs
-_KNOWN: Final = "known "  # how the owner of a known key begins; its digest follows
-_FOREIGN: Final = ("cross-site", "same-site")
-_VISIT: Final = "navigate"
-
-_BUG: Final = ApiError(
-    500, "The server failed; its log says how.", "internal_error", kind="server_error"
-)
-
-_HEADERS: Final = {
-    "x-content-type-options": "nosniff",
-    "cross-origin-resource-policy": "same-origin",
-}
-
-
-@attrs.frozen
 class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
     Callers take turns by *owner*; cached prefixes are shared within *scope*. What it takes of
     memory counts to *account*: without a known key that is the client's address, as it could
     present another key with each request. *asked* is what the
     client calls the request, if it does, and *trace_id* the trace that it belongs to. The answer
-    has what is *told* among its headers."""
+    has the *headers* among its own."""
 
     id: str
     name: str
@@ -255,7 +146,7 @@ class Caller:
     arrived: float
     asked: str = ""
     trace_id: str = ""
-    told: dict[str, str] = attrs.field(factory=dict, eq=False)
+    headers: dict[str, str] = attrs.field(factory=dict, eq=False)
 
     @property
     def keyed(self) -> bool:
@@ -325,11 +216,11 @@ class Gate:
             nonlocal status, begun, start
             if message["type"] == "http.response.start":
                 status, start = message["status"], message
-                told = MutableHeaders(scope=message)
-                told.update(_HEADERS | _names(path, asked or name, context))
+                sent = MutableHeaders(scope=message)
+                sent.update(_HEADERS | _names(path, asked or name, context))
                 if (caller := scope.get("state", {}).get("visitor")) is not None:
-                    told.update(caller.told)
-                share(told, shared)
+                    sent.update(caller.headers)
+                share(sent, shared)
                 return
             first, start, begun = start, None, True
             try:
@@ -401,13 +292,13 @@ class Gate:
                 del self._of_owner[owner]
 
     def _keys_needed(self) -> bool:
-        with _told_if_unreadable():
+        with _unreadable_keys():
             return self._head.keys_needed
 
     def _admit(self, scope: Scope, headers: Headers, name: str, needed: bool) -> Caller:
         """The caller of request *name*. Raises `ApiError` if it may not pass."""
         presented = _presented(headers)
-        with _told_if_unreadable():
+        with _unreadable_keys():
             owner = self._head.keys.owner(presented) if presented else None
         if needed and owner is None and not is_public(scope["path"]):
             what = "This API needs a key" if not presented else "The API key is not known"
@@ -430,8 +321,8 @@ class Gate:
         # Where no key is needed, clients that present one still take turns by it. Many present the
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
-        told = f"key-{key[:_TOLD]}" if key else ""
-        return Caller(name, told, f"unknown {key}", shared, _address(scope), now)
+        called = f"key-{key[:_DIGITS]}" if key else ""
+        return Caller(name, called, f"unknown {key}", shared, _address(scope), now)
 
     def _shared(self, scope: Scope, name: str) -> str:
         """The scope in which the caller of request *name*, who has no known key, shares cached
@@ -487,12 +378,12 @@ class Gate:
 
 
 def _names(path: str, name: str, context: TraceContext) -> dict[str, str]:
-    """The headers that tell the client what its request for *path* is called: *name*, and in
+    """The headers that say what a client's request for *path* is called: *name*, and in
     *context*."""
-    told = {"x-request-id": name, "traceparent": context.parent}
+    given = {"x-request-id": name, "traceparent": context.parent}
     if is_anthropic(path):
-        told["request-id"] = name
-    return told | ({"tracestate": context.state} if context.state else {})
+        given["request-id"] = name
+    return given | ({"tracestate": context.state} if context.state else {})
 
 
 def named(asked: str, trace_id: str) -> str:
@@ -501,7 +392,7 @@ def named(asked: str, trace_id: str) -> str:
 
 
 def _foreign(origin: str) -> str:
-    """What pages of *origin*, which may not use the API, are told."""
+    """The refusal for pages of *origin*, which may not use the API."""
     message = f"Pages of the origin '{clip(origin, _SHOWN)}' may not use this server."
     if parse_origin(origin) is not None:
         return (
@@ -519,7 +410,7 @@ def _foreign(origin: str) -> str:
 
 
 @contextmanager
-def _told_if_unreadable() -> Iterator[None]:
+def _unreadable_keys() -> Iterator[None]:
     """Turns the error of an unreadable key file within the block into an `ApiError`."""
     try:
         yield
@@ -531,3 +422,97 @@ def _told_if_unreadable() -> Iterator[None]:
 def _presented(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
+
+
+def shared_with(headers: Headers, allowed: AllowedOrigins) -> str:
+    """The value of ``Access-Control-Allow-Origin`` for the page that sent *headers*; empty if it
+    gets none."""
+    origins = headers.getlist("origin")
+    if len(origins) != 1 or not allowed.allow(origins[0]):
+        return ""
+    return "*" if allowed.everyone else origins[0]
+
+
+def is_preflight(method: str, headers: Headers) -> bool:
+    """Whether a browser asks what a page may send."""
+    return method == "OPTIONS" and "origin" in headers and f"{_REQUEST}method" in headers
+
+
+def preflight(headers: Headers) -> Response:
+    """The answer to a preflight of a page that may use the API."""
+    given = {
+        "access-control-allow-methods": _METHODS,
+        "access-control-allow-headers": ", ".join(_granted(headers)),
+        "access-control-max-age": str(MAX_AGE),
+    }
+    if headers.get(f"{_REQUEST}private-network") == "true":
+        given["access-control-allow-private-network"] = "true"
+    asked = (f"{_REQUEST}{each}" for each in ("method", "headers", "private-network"))
+    return Response(status_code=204, headers={**given, "vary": ", ".join(asked)})
+
+
+def _granted(headers: Headers) -> Iterator[str]:
+    """Those of the headers that the page wants to send which it may send."""
+    asked = headers.get(f"{_REQUEST}headers", "").lower().split(",")[:MAX_ASKED]
+    return (name for each in asked if _ALLOWED.fullmatch(name := each.strip()))
+
+
+def share(headers: MutableHeaders, with_origin: str) -> None:
+    """Have an answer with *headers* say that pages of *with_origin* (see `shared_with`) may read
+    it, and that it depends on who asks."""
+    if with_origin:
+        headers["access-control-allow-origin"] = with_origin
+        headers["access-control-expose-headers"] = _EXPOSED
+    headers.add_vary_header("Origin")
+
+
+@attrs.frozen
+class TraceContext:
+    """The trace of a request, this server's span in it, the flags, and the *state* that came with
+    it; ids are in hex (W3C Trace Context, https://www.w3.org/TR/trace-context/).
+
+    A client's ``traceparent`` is taken up if it is exactly what the recommendation says, and
+    otherwise ignored: the request then begins a trace of its own. ``tracestate`` goes with a
+    ``traceparent`` that was taken up; one that breaks the grammar is dropped by itself. The answer
+    has both, with this server's own span as the parent."""
+
+    trace_id: str
+    span_id: str
+    flags: int
+    state: str = ""
+
+    @classmethod
+    def of(cls, headers: Headers) -> TraceContext:
+        """The context that *headers* name, or a new one."""
+        span = secrets.token_hex(8)
+        given = headers.getlist("traceparent")
+        if len(given) == 1 and (found := _PARENT.fullmatch(given[0])) is not None:
+            version, trace, parent, flags, more = found.groups()
+            sound = version != "ff" and not (version == "00" and more is not None)
+            if sound and trace.strip("0") and parent.strip("0"):
+                state = _state(headers.getlist("tracestate"))
+                return cls(trace, span, int(flags, 16) & _KNOWN_FLAGS, state)
+        return cls(secrets.token_hex(16), span, _RANDOM)
+
+    @property
+    def parent(self) -> str:
+        """The ``traceparent`` of what this request has done here."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+
+def _state(given: list[str]) -> str:
+    """The members of all ``tracestate`` headers; empty if any breaks the grammar."""
+    members = [part.strip(" \t") for line in given for part in line.split(",")]
+    members = [member for member in members if member]
+    state = ",".join(members)
+    if len(state) > MAX_STATE or len(members) > MAX_MEMBERS:
+        return ""
+    keys = [found[1] for member in members if (found := _MEMBER.fullmatch(member))]
+    return state if len(keys) == len(members) == len(set(keys)) else ""
+
+
+def request_id(headers: Headers) -> str:
+    """What the client calls its request with ``x-request-id``, if that is short and plain; else
+    empty. It is never the id by which the server knows a request."""
+    given = headers.getlist("x-request-id")
+    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else ""

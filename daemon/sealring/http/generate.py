@@ -1,33 +1,40 @@
 """The endpoints that generate: from the body of a request to its answers, whole or streamed.
 
-What differs between kinds of request is in `kinds`. The rest is here: read and check the
-body, make token ids, open a row for each choice, and send the tokens until the answer ends, the
+What differs between kinds of request is in an `ApiKind`. The rest is one for all: read and check
+the body, make token ids, open a row for each choice, and send the tokens until the answer ends, the
 client leaves or its time is up. An error before the first byte of the answer has a status of its
 own; a later one is the last event of the stream.
+
+`Tokens` answers what needs no ring: how many tokens a text has, and which.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Final
 
 import attrs
 import trio
 from sealring_model.text.detokenizer import Vocabulary
+from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
-from sealring_protocol.control.requests import RequestDone, ScoresOut, TokenIds
+from sealring_protocol.control.requests import Request, RequestDone, ScoresOut, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
 from sealring_trio.node.runtime import size_of
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sealring.dialects.anthropic import MessageShape
+from sealring.dialects.chat import ChatShape, PromptScores, TextShape
 from sealring.dialects.errors import (
     ApiError,
     from_end,
@@ -38,32 +45,224 @@ from sealring.dialects.errors import (
     unavailable,
 )
 from sealring.dialects.fields import adapt, headers_of
-from sealring.dialects.replies import About, Choice, Delta, Json, Shape
-from sealring.dialects.schema import ChatOptions, CompletionOptions, Sampled
-from sealring.generation.generation import Answer, Job
+from sealring.dialects.messages import PLAIN
+from sealring.dialects.replies import About, AnswerText, Choice, Delta, Json, Shape
+from sealring.dialects.responses import ResponseShape, Wanted
+from sealring.dialects.schema import ChatOptions, CompletionOptions
+from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.trace import Trace
+from sealring.http.bodies import ClientGone, EventStream, attended, beside
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead, HeldBytes
-from sealring.http.kinds import A, ApiKind, ChoiceContext
-from sealring.http.responses import earlier, with_items
-from sealring.http.streaming import ClientGone, EventStream, attended
-from sealring.text.frames import ParsedRequest
+from sealring.http.kept import Kept, ResponseStore, earlier
+from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
 
-# ---------------------------------------------------------------------- sampling
-# How the rows of a request are drawn: from OpenAI's fields to the ring's `Row`.
+log = logging.getLogger("sealring.api")
 
-
-_U64 = (1 << 64) - 1
-_OWNERS = secrets.token_bytes(32)  # so that no rank can tell who an owner is
-N = TypeVar("N", int, float)
+Options = ChatOptions | CompletionOptions
 
 
-def jobs(
-    asked: ChatOptions | CompletionOptions,
-    parsed: ParsedRequest,
-    vocabulary: int,
-    caller: Caller,
-) -> Iterator[Job]:
+@attrs.frozen
+class ChoiceContext:
+    """What the choices of a request of *owner* share: the model's *words*, and the text workers of
+    *generator*, whose work counts to *account*. The items *before* its own are of earlier
+    *responses* that are kept."""
+
+    generator: Generator
+    words: Vocabulary
+    owner: str
+    account: str = ""
+    responses: ResponseStore = attrs.field(factory=ResponseStore)
+    before: tuple[bytes, ...] = ()
+
+
+_REPEATED: Final = 5
+"""How often a response stands in its stream and beside it: as it begins (twice), as it ends, as it
+is kept, and what was read of it."""
+
+
+@attrs.frozen
+class ApiKind:
+    """One kind of request. *name* is also that of its job in `text_worker.JOBS`, *prompt* the field
+    of its prompt, and *limits* are those that may say how long the answer may be, the newest first.
+    *options* is the class of its fields that the node needs.
+
+    Of a request that was parsed, *choices* makes the choices that are to be filled, *shape* the
+    shape of the answer, and *held* says how many bytes of texts stay until that is over."""
+
+    name: str
+    prompt: str
+    limits: tuple[str, ...]
+    options: type[ChatOptions] | type[CompletionOptions]
+    choices: Callable[..., list[Choice]]
+    held: Callable[[ParsedRequest], int]
+    shape: Callable[..., Shape]
+
+    def limited_by(self, asked: Options) -> str:
+        """The field of *asked* that says how long the answer may be."""
+        return next((each for each in self.limits if getattr(asked, each, None)), self.limits[-1])
+
+
+def _messages(asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext) -> list[Choice]:
+    """Messages, which may think and call tools."""
+    words, fields = context.words, parsed.fields
+    form = ToolFormat.known(*words.calls)
+    plain = bool(fields["plain"])
+    tools = parsed.rest[: fields["tools"]]
+    calls = CallReader(context, tools, plain=plain)
+    return [
+        Choice(
+            index,
+            AnswerText(
+                words.think,
+                (PLAIN if plain else form) if tools else None,
+                fields["callable"],
+                reasoning=fields["reasoning"],
+                calling=fields["calling"],
+                whole=form.whole,
+            ),
+            calls.read,
+            single_call=asked.parallel_tool_calls is False,
+        )
+        for index in range(asked.n or 1)
+    ]
+
+
+def _chat_shape(
+    asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
+) -> Shape:
+    bytes_of = context.words.token_bytes
+    scores = None
+    if asked.prompt_logprobs is not None:
+        (prompt,) = parsed.prompts
+        scores = PromptScores(prompt, bytes_of, None, asked.prompt_logprobs)
+    old = bool(parsed.fields["functions"])
+    return ChatShape(about, asked, bytes_of, scores, old=old)
+
+
+def _response_held(parsed: ParsedRequest) -> int:
+    """The tools, the items, also one by one, and the fields that are repeated, in all `_REPEATED`
+    responses too."""
+    echo = int(parsed.fields["echo"])
+    items = len(parsed.rest) - int(parsed.fields["tools"]) - echo
+    return len(parsed.rest) + items + _REPEATED * echo
+
+
+def _response_shape(
+    asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
+) -> Shape:
+    """Items, kept when they are complete unless the client said no."""
+    fields = parsed.fields
+    begin, end = fields["tools"], fields["tools"] + fields["echo"]
+    inputs = tuple(parsed.rest[end:].splitlines())
+
+    def keep(response: bytes, outputs: tuple[bytes, ...]) -> None:
+        kept = Kept(response, context.before, inputs, outputs, context.account)
+        context.responses.keep(context.owner, about.id, kept)
+
+    wanted = Wanted(parsed.rest[begin:end], fields["names"], fields["summary"])
+    bytes_of = None if asked.alternatives is None else context.words.token_bytes
+    most = asked.alternatives or 0
+    return ResponseShape(about, wanted, bytes_of, keep if fields["store"] else None, most)
+
+
+def _message_shape(
+    asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
+) -> Shape:
+    streamed = bool(asked.stream)
+    return MessageShape(about, len(parsed.prompts[0]), asked.limit, streamed=streamed)
+
+
+def _continuations(
+    asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext
+) -> list[Choice]:
+    """Plain text after each prompt, in which nothing is looked for."""
+    calls = CallReader(context, b"", plain=False)
+    count = (asked.n or 1) * len(parsed.prompts)
+    return [Choice(index, AnswerText(), calls.read) for index in range(count)]
+
+
+def _text_held(parsed: ParsedRequest) -> int:
+    """The texts that are echoed, once for each choice too."""
+    choices = int(parsed.fields["options"].get("n", 1))
+    return sum(map(len, parsed.fields["texts"])) * (1 + choices)
+
+
+def _text_shape(
+    asked: CompletionOptions, parsed: ParsedRequest, context: ChoiceContext, about: About
+) -> Shape:
+    bytes_of = context.words.token_bytes
+    texts = parsed.fields["texts"] or [""] * len(parsed.prompts)
+    echoes = [text for text in texts for _ in range(asked.n or 1)]
+    scores = [
+        PromptScores(prompt, bytes_of, asked.echoed, asked.prompt_logprobs)
+        for prompt in (() if asked.scores is None else parsed.prompts)
+    ]
+    return TextShape(about, asked, echoes, bytes_of, scores)
+
+
+def _rest_held(parsed: ParsedRequest) -> int:
+    """The tools."""
+    return len(parsed.rest)
+
+
+CHAT: Final = ApiKind(
+    "chat",
+    "messages",
+    ("max_completion_tokens", "max_tokens"),
+    ChatOptions,
+    _messages,
+    _rest_held,
+    _chat_shape,
+)
+MESSAGES: Final = attrs.evolve(CHAT, name="messages", limits=("max_tokens",), shape=_message_shape)
+RESPONSES: Final = attrs.evolve(
+    CHAT,
+    name="responses",
+    prompt="input",
+    limits=("max_output_tokens",),
+    held=_response_held,
+    shape=_response_shape,
+)
+COMPLETION: Final = ApiKind(
+    "completion",
+    "prompt",
+    ("max_tokens",),
+    CompletionOptions,
+    _continuations,
+    _text_held,
+    _text_shape,
+)
+
+
+@attrs.frozen
+class CallReader:
+    """Has a text worker read tool calls; *tools* is the JSON of the tools that may be called. They
+    are *plain* JSON, or in the model's format."""
+
+    context: ChoiceContext
+    tools: bytes
+    plain: bool
+
+    async def read(self, text: str) -> list[ParsedCall]:
+        """The calls in *text*; none if it is no call, or cannot be read within its limits."""
+        about = {"tools": len(self.tools), "plain": self.plain}
+        data = self.tools + text.encode("utf-8", "replace")
+        try:
+            fields, _ = await self.context.generator.texts.run(
+                "call", about, data, self.context.account
+            )
+        except (Exceeded, Lost, TextQueueFull, Refused, OperationError) as error:
+            log.warning("a tool call of %d characters is given out as text: %s", len(text), error)
+            return []
+        return [ParsedCall(name, arguments, id) for name, arguments, id in fields["calls"]]
+
+
+_U64: Final = (1 << 64) - 1
+_OWNERS: Final = secrets.token_bytes(32)  # so that no rank knows who an owner is
+
+
+def jobs(asked: Options, parsed: ParsedRequest, vocabulary: int, caller: Caller) -> Iterator[Job]:
     """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
     scope = f"{caller.scope} salt {asked.cache_salt}" if asked.cache_salt else caller.scope
     grammar = _owned(parsed.grammar, f"{caller.owner}\n{scope}")
@@ -76,24 +275,25 @@ def jobs(
         )
     for prompt in parsed.prompts:
         for choice in range(asked.n or 1):
-            sampling = attrs.evolve(row, choice=choice)
-            scores = asked.scores is not None and choice == 0  # the prompt is the same for all
-            yield Job(
+            request = Request(
                 prompt,
                 asked.limit,
-                sampling,
-                asked.stops,
+                ends,
+                attrs.evolve(row, choice=choice),
                 caller.owner,
                 scope,
                 parsed.prediction,
-                scores=scores,
-                stop_tokens=ends,
+                scores=asked.scores is not None and choice == 0,  # the prompt is the same for all
+                min_tokens=asked.min_tokens or 0,
+                branches=parsed.branches,
+            )
+            yield Job(
+                request,
+                asked.stops,
                 stop_shown=bool(asked.include_stop_str_in_output),
                 endless=bool(asked.ignore_eos),
                 special=asked.skip_special_tokens is not True,
                 opens=parsed.opens,
-                min_tokens=asked.min_tokens or 0,
-                branches=parsed.branches,
             )
 
 
@@ -106,34 +306,33 @@ def _owned(grammar: bytes, owner: str) -> bytes:
     return b'{"owner":"%s",' % mark.encode() + grammar.removeprefix(b"{")
 
 
-def _row(asked: ChatOptions | CompletionOptions, vocabulary: int) -> Row:
+def _row(asked: Options, vocabulary: int) -> Row:
+    """How the tokens of *asked* are drawn."""
+
+    def value(name: str, default: float) -> float:
+        return default if (given := getattr(asked, name)) is None else given
+
     return Row(
         uid=0,
         seed=secrets.randbits(64) if asked.seed is None else asked.seed & _U64,
-        temperature=_or(asked.temperature, 1.0),
+        temperature=value("temperature", 1.0),
         top_p=asked.top_p or 1.0,
         # The likeliest tokens that make up no share at all are the likeliest one.
         top_k=1 if asked.top_p == 0 else max(0, asked.top_k or 0),
-        min_p=_or(asked.min_p, 0.0),
-        repetition=_or(asked.repetition_penalty, 1.0),
-        presence=_or(asked.presence_penalty, 0.0),
-        frequency=_or(asked.frequency_penalty, 0.0),
-        logprobs=_logprobs(asked),
+        min_p=value("min_p", 0.0),
+        repetition=value("repetition_penalty", 1.0),
+        presence=value("presence_penalty", 0.0),
+        frequency=value("frequency_penalty", 0.0),
+        # as many as either the answer or the prompt is given with
+        logprobs=max(
+            (each for each in (asked.alternatives, asked.scores) if each is not None),
+            default=NO_LOGPROBS,
+        ),
         bias=_bias(asked, vocabulary),
     )
 
 
-def _or(value: N | None, default: N) -> N:
-    return default if value is None else value
-
-
-def _logprobs(asked: ChatOptions | CompletionOptions) -> int:
-    """As many as either the answer or the prompt is to be told with."""
-    told = [each for each in (asked.alternatives, asked.scores) if each is not None]
-    return max(told, default=NO_LOGPROBS)
-
-
-def _bias(asked: Sampled, vocabulary: int) -> tuple[tuple[int, float], ...]:
+def _bias(asked: Options, vocabulary: int) -> tuple[tuple[int, float], ...]:
     pairs = sorted((int(token), value) for token, value in (asked.logit_bias or {}).items())
     for token, _ in pairs:
         if token >= vocabulary:
@@ -145,11 +344,7 @@ def _bias(asked: Sampled, vocabulary: int) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
-# ---------------------------------------------------------------------- generate
-
-
 Pair = tuple[Answer, Choice]
-Emit = Callable[[Delta], Awaitable[None]]
 
 
 @attrs.define
@@ -196,12 +391,12 @@ class Call:
         self.holding.grow(grown)
 
 
-class Generate(Generic[A]):
-    """The ASGI endpoint of one kind of request."""
+class Generate:
+    """The ASGI endpoint of one *kind* of request."""
 
-    def __init__(self, head: ApiHead, kind: ApiKind[A]) -> None:
+    def __init__(self, head: ApiHead, kind: ApiKind) -> None:
         self._head = head
-        self._kind: ApiKind[A] = kind
+        self._kind = kind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -233,7 +428,7 @@ class Generate(Generic[A]):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
         """Send the answer; returns how it ended, in a word."""
         head, trace = self._head, call.trace
-        body = await head.bodies.read(Request(scope, receive), call.caller.account)
+        body = await head.bodies.read(HttpRequest(scope, receive), call.caller.account)
         trace.body = trio.current_time() - trace.began
         head.check_serving()
         texts = [body]
@@ -256,9 +451,7 @@ class Generate(Generic[A]):
 
     async def _within_time(self, texts: list[bytes], call: Call) -> Response:
         """`_generate`, within the time that a request may take. Raises `ApiError`."""
-        head = self._head
-        given: list[Response | ApiError] = []
-        expired = False
+        head, given, expired = self._head, [], False
 
         async def expire(scope: trio.CancelScope) -> None:
             nonlocal expired
@@ -268,21 +461,15 @@ class Generate(Generic[A]):
             head.generator.withdraw(call.trace)
             scope.cancel()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(expire, nursery.cancel_scope)
-            try:
-                given.append(await self._generate(texts, call))
-            except ApiError as error:
-                given.append(error)
-            nursery.cancel_scope.cancel()
+        try:
+            given = await beside(partial(self._generate, texts, call), expire)
+        except ApiError as error:
+            call.refused = call.refused or error
         if expired:
             raise timed_out(head.config.timeout)
         if call.refused is not None:
             raise call.refused
-        (result,) = given
-        if isinstance(result, ApiError):
-            raise result
-        return result
+        return given[0]
 
     async def _generate(self, texts: list[bytes], call: Call) -> Response:
         """Have the ring answer the body that *texts* reads: into the stream if one is asked for, or
@@ -293,8 +480,8 @@ class Generate(Generic[A]):
             head.generator, words, call.caller.owner, call.caller.account, head.responses
         )
         parsed, context = await self._parse(texts.pop(), call, owned)
-        asked = self._kind.options(parsed.told["options"])
-        call.caller.told.update(headers_of(parsed.told))
+        asked = self._kind.options.model_validate(parsed.fields["options"])
+        call.caller.headers.update(headers_of(parsed.fields))
         choices = self._kind.choices(asked, parsed, context)
         about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
         call.shape = shape = self._kind.shape(asked, parsed, context, about)
@@ -329,21 +516,20 @@ class Generate(Generic[A]):
         """What a text worker reads in *body*, and *context* with the items that come before it.
         Raises `ApiError`."""
         parsed = await self._read(body, {}, call)
-        if "references" not in parsed.told:
+        if "references" not in parsed.fields:
             return parsed, context
-        before, referred = earlier(context.responses, context.owner, parsed.told)
+        before, items, sizes = earlier(context.responses, context.owner, parsed.fields)
         call.holding.grow(sum(map(sys.getsizeof, before)))  # they may be kept no more
-        data, sizes = with_items(body, before, referred)
-        parsed = await self._read(data, sizes, call)
+        parsed = await self._read(items + body, sizes, call)
         return parsed, attrs.evolve(context, before=before)
 
     async def _read(self, body: bytes, about: Mapping[str, Any], call: Call) -> ParsedRequest:
         """What a text worker reads in *body* with *about*. Raises `ApiError`."""
         about = {"models": self._head.models, **about}
 
-        def check(told: Mapping[str, Any]) -> None:
-            if "options" in told:
-                self._kind.options(told["options"])
+        def check(fields: Mapping[str, Any]) -> None:
+            if "options" in fields:
+                self._kind.options.model_validate(fields["options"])
 
         with text_errors(call.trace.id):
             return await self._head.generator.parse(
@@ -352,7 +538,7 @@ class Generate(Generic[A]):
 
     async def _open(
         self,
-        asked: A,
+        asked: Options,
         words: Vocabulary,
         parsed: ParsedRequest,
         call: Call,
@@ -384,7 +570,7 @@ class Generate(Generic[A]):
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
         if any(answer.fitted for answer in answers):
-            adapt(call.caller.told, self._kind.limited_by(asked))
+            adapt(call.caller.headers, self._kind.limited_by(asked))
         return answers
 
 
@@ -395,7 +581,7 @@ def _check_prompt(prompt: TokenIds, vocabulary: int) -> None:
         raise invalid(f"The prompt has token {most}; the vocabulary has {vocabulary}.", "prompt")
 
 
-async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
+async def _follow(answer: Answer, choice: Choice, emit: Callable[[Delta], Awaitable[None]]) -> None:
     """Fill *choice* with *answer*, and *emit* each delta of it. Raises `ApiError`."""
     while not isinstance(piece := await answer.next(), RequestDone):
         if (delta := await choice.take(piece)) is not None:
@@ -405,15 +591,6 @@ async def _follow(answer: Answer, choice: Choice, emit: Emit) -> None:
     if (error := from_end(piece)) is not None:
         raise error
     await emit(await choice.finish(piece, answer.stopped_by))
-
-
-def _note(delta: Delta, reasons: list[str], choices: int, trace: Trace) -> None:
-    """Add to *reasons* why *delta* ends its choice, if it does; the last of so many *choices* gives
-    *trace* its outcome."""
-    if delta.finish is not None:
-        reasons.append(delta.finish.reason)
-        if len(reasons) == choices:
-            trace.outcome = ",".join(sorted(set(reasons)))
 
 
 async def _joined(parts: Iterable[Json]) -> bytes:
@@ -430,16 +607,11 @@ async def _stream(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
     await call.stream.open()
     if opening := shape.opening():
         await call.write(opening)
-    errors: list[ApiError] = []
-    async with trio.open_nursery() as beside:
-        beside.start_soon(call.stream.keep_alive, shape.silence)
-        try:
-            await _follow_all(pairs, shape, call)
-        except ApiError as error:
-            errors.append(error)  # out of here by itself, not in a group
-        beside.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
+
+    async def keep_alive(_: trio.CancelScope) -> None:
+        await call.stream.keep_alive(shape.silence)
+
+    await beside(partial(_follow_all, pairs, shape, call), keep_alive)
 
 
 async def _follow_all(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
@@ -449,7 +621,10 @@ async def _follow_all(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
     errors: list[ApiError] = []
 
     async def emit(delta: Delta) -> None:
-        _note(delta, reasons, len(pairs), call.trace)  # a client may go when it has this
+        if delta.finish is not None:
+            reasons.append(delta.finish.reason)
+            if len(reasons) == len(pairs):  # a client may go when it has this
+                call.trace.outcome = ",".join(sorted(set(reasons)))
         await call.add(delta, shape)
 
     async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
@@ -472,3 +647,34 @@ def _timing(trace: Trace) -> dict[str, str]:
     ranks = {f"rank{rank}": spent for rank, spent in enumerate(phases.pop("compute"))}
     parts = [f"{name};dur={spent}" for name, spent in (phases | ranks).items() if spent is not None]
     return {"Server-Timing": ", ".join(parts)}
+
+
+class Tokens:
+    """The ASGI endpoint of one *job* of `text_worker.JOBS`, which writes the answer: to make tokens
+    or text, or to count the tokens of a prompt."""
+
+    def __init__(self, head: ApiHead, job: str) -> None:
+        self._head = head
+        self._job = job
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        caller: Caller = scope["state"]["visitor"]
+        try:
+            body = await self._head.bodies.read(HttpRequest(scope, receive), caller.account)
+            data = await attended(receive, partial(self._ask, body, caller))
+        except (ClientDisconnect, ClientGone):
+            return
+        await Response(data, media_type="application/json")(scope, receive, send)
+
+    async def _ask(self, body: bytes, caller: Caller) -> bytes:
+        head, run = self._head, self._head.generator.texts.run
+        info = head.generator.runtime.node.engine_info
+        about = {"models": head.models, "context": info.context if info else 0}
+        with text_errors(caller.id):
+            fields, data = await run(self._job, about, body, caller.account)
+            if "references" in fields:
+                _, items, sizes = earlier(head.responses, caller.owner, fields)
+                fields, data = await run(self._job, about | sizes, items + body, caller.account)
+        caller.headers.update(headers_of(fields))
+        return data

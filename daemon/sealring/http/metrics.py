@@ -1,15 +1,16 @@
-"""``GET /metrics``: counters, histograms and gauges for Prometheus.
+"""What is counted as requests go on: metrics for Prometheus, and the last minutes for the page.
 
-The traces feed counters and histograms as requests go on. Gauges, and counters that the node keeps
-itself, are read when Prometheus asks (`_RingCollector`). Names follow Prometheus' rules: base
-units, and ``_total`` for counters. `GenAi` has those of OpenTelemetry's names.
+The traces feed counters and histograms (`Metrics`, `GenAi`) and the samples of `History`. Gauges,
+and counters that the node keeps itself, are read when Prometheus asks (`_RingCollector`). Names
+follow Prometheus' rules: base units, and ``_total`` for counters.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -31,21 +32,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sealring.generation.status import build_info
-from sealring.generation.trace import Trace
-from sealring.http.history import count_requests, count_rows
+from sealring.generation.trace import Observer, Trace, Tracer
 
 if TYPE_CHECKING:
     from sealring.http.head import ApiHead
-
-# ---------------------------------------------------------------------- gen ai
-# OpenTelemetry's metrics of generative AI, by their names in Prometheus: dots become underscores,
-# and the unit comes last (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/).
-#
-# Dashboards that are made for any server of models find them here. Buckets and attributes are
-# those that the convention asks for. Each request is counted when it is over. A request with
-# several choices has one first token, and its time for each further token is the mean over its
-# choices.
-
 
 PROVIDER: Final = "sealring"
 
@@ -83,7 +73,13 @@ class ServedModel:
 
 
 class GenAi:
-    """The metrics of one head."""
+    """OpenTelemetry's metrics of generative AI, by their names in Prometheus: dots become
+    underscores, and the unit comes last. Dashboards that are made for any server of models find
+    them here (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-metrics/).
+
+    Buckets and attributes are those that the convention asks for. Each request is counted when it
+    is over. A request with several choices has one first token, and its time for each further token
+    is the mean over its choices."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._duration = _gen_ai(
@@ -151,9 +147,6 @@ def _gen_ai(
     return Histogram(name, about, [*_COMMON, *labels], buckets=buckets, registry=registry)
 
 
-# ---------------------------------------------------------------------- metrics
-
-
 PAGE_SECONDS: Final = 1.0
 """Time between two pages. Each takes the event loop 4 ms, and three times that or more once
 requests of all kinds have ended in many ways."""
@@ -181,8 +174,8 @@ _PATHS: Final = (
 )
 
 
-class Metrics:
-    """What is counted; an `Observer` of the traces."""
+class Metrics(Observer):
+    """What is counted."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -222,7 +215,7 @@ class Metrics:
             "Mean of the hops of a decode step: neither work, nor waiting, nor sealing.",
             _SHORT,
         )
-        # What rises with every step or token is counted in plain numbers, and told when asked.
+        # What rises with every step or token is counted in plain numbers, and collected when asked.
         self.steps = {"decode": [0, 0], "prefill": [0, 0], "none": [0, 0]}  # how many, us
         self.ranks: list[dict[str, int]] = []  # us by phase
         self.sample_us = 0
@@ -302,161 +295,254 @@ def _histogram(
     return Histogram(f"sealring_{name}", about, buckets=buckets, registry=registry)
 
 
+Values = float | Mapping[Any, float]
+"""The value of a metric, or its values by those of its labels (a tuple of texts)."""
+
+
+def _counter(name: str, about: str, values: Values, labels: Sequence[str] = ()) -> Metric:
+    return _family(CounterMetricFamily(f"sealring_{name}", about, labels=labels), values)
+
+
+def _gauge(name: str, about: str, values: Values, labels: Sequence[str] = ()) -> Metric:
+    return _family(GaugeMetricFamily(f"sealring_{name}", about, labels=labels), values)
+
+
+def _family(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
+    for key, value in (values if isinstance(values, Mapping) else {(): values}).items():
+        family.add_metric(key, value)
+    return family
+
+
 class _RingCollector(Collector):
     """What the node knows at the moment."""
 
     def __init__(self, head: ApiHead) -> None:
         self._head = head
+        self._generator = head.generator
+        self._runtime = head.generator.runtime
 
     def collect(self) -> Iterable[Metric]:
         """The families, with their values now."""
+        yield from self._lives()
         yield from self._rows()
         yield from self._steps()
         yield from self._links()
         yield from self._ranks()
-        yield from self._lives()
 
     def _lives(self) -> Iterable[Metric]:
-        node = self._head.generator.runtime.node
+        node = self._runtime.node
         if node.rank == 0:
-            yield CounterMetricFamily(
-                "sealring_epochs", "Epochs begun.", value=node.standing().epoch.counter
-            )
-        yield CounterMetricFamily(
-            "sealring_engine_restarts",
+            yield _counter("epochs", "Epochs begun.", node.standing().epoch.counter)
+        yield _counter(
+            "engine_restarts",
             "Engines of the head that ended and were replaced.",
-            value=self._head.generator.runtime.engine.restarts,
+            self._runtime.engine.restarts,
         )
         yield InfoMetricFamily("sealring_build", "What runs here.", value=build_info())
-        obstacles = GaugeMetricFamily(
-            "sealring_obstacles", "What keeps the ring from serving, by cause.", labels=["cause"]
+        causes = Counts((why["cause"],) for why in self._head.why())
+        yield _gauge("obstacles", "What keeps the ring from serving, by cause.", causes, ["cause"])
+        yield _gauge("up", "Whether the ring serves.", float(self._generator.serving))
+        yield _gauge(
+            "roster_expires_seconds",
+            "Time until the roster expires and all links end; negative after that.",
+            seconds_left(node.roster.roster, wall_ms()),
         )
-        for cause, count in Counts(why["cause"] for why in self._head.why()).items():
-            obstacles.add_metric([cause], count)
-        yield obstacles
+        if (tls := self._head.tls) is not None:
+            yield _gauge(
+                "tls_certificate_expires_seconds",
+                "Time until the API's certificate expires; negative after that.",
+                tls.seconds_left,
+            )
 
     def _rows(self) -> Iterable[Metric]:
-        rows = GaugeMetricFamily("sealring_rows", "Choices under way, by state.", labels=["state"])
-        for state, count in count_rows(self._head.generator.tracer).items():
-            rows.add_metric([state], count)
-        yield rows
-        waiting, running = count_requests(self._head.generator.tracer)
-        yield GaugeMetricFamily(
-            "sealring_requests_waiting",
-            "Requests that have come and wait, be it to be read.",
-            value=waiting,
+        rows = {(state,): count for state, count in count_rows(self._generator.tracer).items()}
+        yield _gauge("rows", "Choices under way, by state.", rows, ["state"])
+        waiting, running = count_requests(self._generator.tracer)
+        yield _gauge(
+            "requests_waiting", "Requests that have come and wait, be it to be read.", waiting
         )
-        yield GaugeMetricFamily(
-            "sealring_requests_running",
+        yield _gauge(
+            "requests_running",
             "Requests whose prompt is read in, or whose answer is made.",
-            value=running,
+            running,
         )
-        serving = self._head.generator.serving
-        roster = self._head.generator.runtime.node.roster.roster
-        yield GaugeMetricFamily(
-            "sealring_roster_expires_seconds",
-            "Time until the roster expires and all links end; negative after that.",
-            value=seconds_left(roster, wall_ms()),
-        )
-        yield GaugeMetricFamily("sealring_up", "Whether the ring serves.", value=float(serving))
 
     def _steps(self) -> Iterable[Metric]:
         counted = self._head.metrics
-        tokens = CounterMetricFamily("sealring_tokens", "Tokens generated.")
-        tokens.add_metric([], counted.generated)
-        steps = CounterMetricFamily("sealring_steps", "Steps round the ring.", labels=["work"])
-        seconds = CounterMetricFamily("sealring_step_seconds", "Time of steps.", labels=["work"])
-        for work, (count, total_us) in counted.steps.items():
-            steps.add_metric([work], count)
-            seconds.add_metric([work], total_us * _US)
-        ranks = CounterMetricFamily(
-            "sealring_rank_seconds",
-            "What each rank did with steps: compute, wait (for its device), seal.",
-            labels=["rank", "phase"],
-        )
-        for number, rank in enumerate(counted.ranks):
-            for phase, spent in rank.items():
-                ranks.add_metric([str(number), phase], spent * _US)
-        guesses = CounterMetricFamily(
-            "sealring_guessed_tokens",
+        yield _counter("tokens", "Tokens generated.", counted.generated)
+        yield _counter(
+            "guessed_tokens",
             "Tokens guessed for requests that are over, by outcome.",
-            labels=["outcome"],
+            {("accepted",): self._runtime.accepted, ("rejected",): self._runtime.rejected},
+            ["outcome"],
         )
-        runtime = self._head.generator.runtime
-        guesses.add_metric(["accepted"], runtime.accepted)
-        guesses.add_metric(["rejected"], runtime.rejected)
-        sample = CounterMetricFamily(
-            "sealring_sample_seconds", "The head's closing pass: norm, output head, sampling."
+        steps = {(work,): count for work, (count, _) in counted.steps.items()}
+        yield _counter("steps", "Steps round the ring.", steps, ["work"])
+        seconds = {(work,): us * _US for work, (_, us) in counted.steps.items()}
+        yield _counter("step_seconds", "Time of steps.", seconds, ["work"])
+        spent = {
+            (str(number), phase): us * _US
+            for number, rank in enumerate(counted.ranks)
+            for phase, us in rank.items()
+        }
+        yield _counter(
+            "rank_seconds",
+            "What each rank did with steps: compute, wait (for its device), seal.",
+            spent,
+            ["rank", "phase"],
         )
-        sample.add_metric([], counted.sample_us * _US)
-        yield from (tokens, guesses, steps, seconds, ranks, sample)
+        yield _counter(
+            "sample_seconds",
+            "The head's closing pass: norm, output head, sampling.",
+            counted.sample_us * _US,
+        )
 
     def _links(self) -> Iterable[Metric]:
-        runtime = self._head.generator.runtime
-        moved = CounterMetricFamily(
-            "sealring_link_bytes", "Bytes over the head's links.", labels=["direction"]
+        moved = {
+            ("sent",): self._runtime.bytes_sent,
+            ("received",): self._runtime.bytes_received,
+        }
+        yield _counter("link_bytes", "Bytes over the head's links.", moved, ["direction"])
+        yield _counter(
+            "key_updates",
+            "Keys that the head's links have gone through.",
+            self._head.key_updates(),
         )
-        moved.add_metric(["sent"], runtime.bytes_sent)
-        moved.add_metric(["received"], runtime.bytes_received)
-        yield moved
-        updates = CounterMetricFamily(
-            "sealring_key_updates", "Keys that the head's links have gone through."
-        )
-        updates.add_metric([], self._head.key_updates())
-        yield updates
-        rtt = GaugeMetricFamily(
-            "sealring_link_rtt_seconds", "A PING, there and back.", labels=["rank", "purpose"]
-        )
-        for rank, purpose, link in runtime.links():
-            if link.keepalive.rtt is not None:
-                rtt.add_metric([str(rank), purpose.name.lower()], link.keepalive.rtt)
-        yield rtt
-
-        if (tls := self._head.tls) is not None:
-            yield GaugeMetricFamily(
-                "sealring_tls_certificate_expires_seconds",
-                "Time until the API's certificate expires; negative after that.",
-                value=tls.seconds_left,
-            )
+        rtts = {
+            (str(rank), purpose.name.lower()): link.keepalive.rtt
+            for rank, purpose, link in self._runtime.links()
+            if link.keepalive.rtt is not None
+        }
+        yield _gauge("link_rtt_seconds", "A PING, there and back.", rtts, ["rank", "purpose"])
 
     def _ranks(self) -> Iterable[Metric]:
-        memory = GaugeMetricFamily(
-            "sealring_rank_memory_bytes", "Memory of each rank's engine.", labels=["rank", "of"]
+        known = self._runtime.facts().progress
+        shares = [
+            known[rank].cache / ready.room
+            for rank, ready in self._runtime.node.standing().ready.items()
+            if ready.room and rank in known
+        ]
+        yield _gauge(
+            "kv_cache_usage_ratio",
+            "Part of the memory for caches that is taken, on the rank with the least left; 0 to 1.",
+            min(1.0, max(shares, default=0.0)),
         )
-        fetched = GaugeMetricFamily(
-            "sealring_rank_fetch_bytes",
+        memory: dict[tuple[str, ...], float] = {}
+        fetched: dict[tuple[str, ...], float] = {}
+        for rank, progress in known.items():
+            memory |= {(str(rank), "all"): progress.memory, (str(rank), "caches"): progress.cache}
+            fetched |= {
+                (str(rank), "all"): progress.fetch_bytes,
+                (str(rank), "here"): progress.here,
+            }
+        yield _gauge("rank_memory_bytes", "Memory of each rank's engine.", memory, ["rank", "of"])
+        yield _gauge(
+            "rank_fetch_bytes",
             "Weights of each rank while it fetches some of them: all, and what is here; else 0.",
-            labels=["rank", "of"],
+            fetched,
+            ["rank", "of"],
         )
-        starved = CounterMetricFamily(
-            "sealring_rank_starved_seconds",
+        yield _counter(
+            "rank_starved_seconds",
             "Time that each rank's engine was ready to run and had no processor, or waited for "
             "memory to be read back from disk.",
-            labels=["rank"],
+            {(str(rank),): progress.starved_us * _US for rank, progress in known.items()},
+            ["rank"],
         )
-        runtime = self._head.generator.runtime
-        progresses = runtime.facts().progress
-        ready = runtime.node.standing().ready
-        shares = [
-            progresses[rank].cache / told.room
-            for rank, told in ready.items()
-            if told.room and rank in progresses
-        ]
-        yield GaugeMetricFamily(
-            "sealring_kv_cache_usage_ratio",
-            "Part of the memory for caches that is taken, on the rank with the least left; 0 to 1.",
-            value=min(1.0, max(shares, default=0.0)),
-        )
-        for rank, progress in progresses.items():
-            memory.add_metric([str(rank), "all"], progress.memory)
-            memory.add_metric([str(rank), "caches"], progress.cache)
-            fetched.add_metric([str(rank), "all"], progress.fetch_bytes)
-            fetched.add_metric([str(rank), "here"], progress.here)
-            starved.add_metric([str(rank)], progress.starved_us * _US)
-        yield from (memory, fetched, starved)
 
 
 async def metrics(request: Request) -> Response:
     """``GET /metrics``."""
     head: ApiHead = request.app.state.head
     return Response(await head.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+
+
+SAMPLES: Final = 300
+"""The number of samples that are kept, one for each second."""
+
+
+@attrs.frozen
+class Sample:
+    """One second: tokens generated and read in, requests waiting and being read in, rows that
+    decode, and the mean of a hop in microseconds (None without a step)."""
+
+    at_ms: int
+    tokens: int
+    prompt_tokens: int
+    queued: int
+    prefilling: int
+    decoding: int
+    hop_us: float | None
+
+
+class History(Observer):
+    """Takes a sample each second."""
+
+    def __init__(self, hops: int) -> None:
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES)
+        self._hops = hops
+        self._tokens = 0
+        self._prompt_tokens = 0
+        self._away: list[int] = []
+
+    def step(self, timing: StepTiming) -> None:
+        """A step went round."""
+        match timing.work:
+            case Prefill(count=count):
+                self._prompt_tokens += count
+            case Decode():
+                self._hops = len(timing.spent)  # a newer roster may have another number of ranks
+                self._away.append(timing.away_us)
+
+    def first_token(self, seconds: float) -> None:
+        """A request had its first token."""
+        self._tokens += 1
+
+    def next_token(self, seconds: float) -> None:
+        """A choice had its next token."""
+        self._tokens += 1
+
+    def sample(self, tracer: Tracer, now_ms: int) -> None:
+        """A second is over."""
+        rows = count_rows(tracer)
+        hop = None
+        if self._away and self._hops > 1:
+            hop = sum(self._away) / len(self._away) / self._hops
+        self.samples.append(
+            Sample(
+                now_ms,
+                self._tokens,
+                self._prompt_tokens,
+                rows["queued"],
+                rows["prefill"],
+                rows["decode"],
+                None if hop is None else round(hop, 1),
+            )
+        )
+        self._tokens = self._prompt_tokens = 0
+        self._away.clear()
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The samples by column, the oldest first."""
+        return columns(self.samples)
+
+
+def columns(samples: Collection[Sample]) -> dict[str, list[Any]]:
+    """*samples* by column."""
+    names = [field.name for field in attrs.fields(Sample)]
+    return {name: [getattr(sample, name) for sample in samples] for name in names}
+
+
+def count_rows(tracer: Tracer) -> dict[str, int]:
+    """How many choices wait, are read in, and decode."""
+    counts = {"queued": 0, "prefill": 0, "decode": 0}
+    for trace in tracer.live:
+        if trace.state in counts:
+            counts[trace.state] += trace.choices
+    return counts
+
+
+def count_requests(tracer: Tracer) -> tuple[int, int]:
+    """How many requests wait (to be read, or in the queue), and how many have begun."""
+    running = sum(trace.state in ("prefill", "decode") for trace in tracer.live)
+    return len(tracer.live) - running, running

@@ -1,14 +1,16 @@
 """``GET /openapi.json``: a description of the API for programs (OpenAPI 3.1).
 
-Bodies and answers are described by their pydantic models, and nothing of them is repeated here. The
-document tells nothing of this ring, so it needs no key, as the page does not.
+Bodies are described by the models that check them. Answers are made as plain objects, which costs
+the event loop less; the models here are their description: a field that is missing here, or too
+many, fails a test. The document says nothing of this ring, so it needs no key, as the page does
+not.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 import pydantic
@@ -16,8 +18,6 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sealring.dialects import answers
-from sealring.dialects import answers as shapes
 from sealring.dialects.anthropic import CountRequest, MessagesRequest
 from sealring.dialects.fields import ADAPTED_HEADER, IGNORED_HEADER, TOOLS_HEADER
 from sealring.dialects.messages import CHANGES
@@ -40,6 +40,503 @@ EVENTS: Final = "text/event-stream"
 _TEXT: Final[Schema] = {"type": "string"}
 
 
+class _Answer(pydantic.BaseModel):
+    """A part of an answer."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+
+class _OpenAnswer(_Answer):
+    """A part of an answer that has more than is described."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+
+class ErrorBody(_Answer):
+    """What went wrong. *code* is for programs, *message* for people; *param* names the field of the
+    body that is to blame."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(_Answer):
+    """An answer that is an error."""
+
+    error: ErrorBody
+
+
+class PromptDetails(_Answer):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int
+
+
+class PromptScore(_Answer):
+    """A token in a place of the prompt; *rank* 1 is the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptScores = list[dict[str, PromptScore] | None]
+"""For each token of the prompt what it and the likeliest ones have, by id; None for the first."""
+
+
+class CompletionDetails(_Answer):
+    """Of the answer's tokens: those that were guessed rightly, and guesses that were wrong."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(_Answer):
+    """The counts of tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class TokenLogprob(_Answer):
+    """A token, its log probability and its bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenLogprob(TokenLogprob):
+    """The token that was drawn, and the likeliest ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(_Answer):
+    """Log probabilities of a message."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class CalledFunction(_Answer):
+    """What is called; *arguments* is a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Answer):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AnswerMessage(_Answer):
+    """The model's message."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
+
+
+class ChatChoice(_Answer):
+    """One of the answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class _Completion(_Answer):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChatAnswer(_Completion):
+    """A whole chat completion."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptScores | None = None
+
+
+class FunctionDelta(_Answer):
+    """What is called; *arguments* are more of the JSON text that was sent before."""
+
+    name: str | None = None
+    arguments: str
+
+
+class CallDelta(_Answer):
+    """More of a call; *index* is its number among those of the message. Its id and name come
+    first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
+class MessageDelta(_Answer):
+    """What is new in a message."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
+    function_call: FunctionDelta | None = None
+
+
+class ChatChunkChoice(_Answer):
+    """What is new in one of the answers."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"] | None
+
+
+class ChatChunk(_Completion):
+    """The data of an event of a chat completion's stream; the last event's is ``[DONE]``."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class TextLogprobs(_Answer):
+    """Log probabilities in columns, one entry for each token; *text_offset* is in characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(_Answer):
+    """One of the continuations."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    prompt_logprobs: PromptScores | None = None
+
+
+class TextChunkChoice(TextChoice):
+    """What is new in one of the continuations."""
+
+    finish_reason: Literal["stop", "length"] | None  # type: ignore[assignment]
+
+
+class TextChunk(_Completion):
+    """The data of an event of a text completion's stream; the last event's is ``[DONE]``."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChunkChoice]
+    usage: Usage | None = None
+
+
+class TextAnswer(_Completion):
+    """A whole text completion."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class Card(_Answer):
+    """The model under one of its names; *root* is its own."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    context_length: int | None
+    max_model_len: int | None
+    chat_template: bool
+
+
+class Cards(_Answer):
+    """The model under each of its names."""
+
+    object: Literal["list"]
+    data: list[Card]
+
+
+class Capabilities(_Answer):
+    """What the model can. *tools* are ``in-words`` where its template has none."""
+
+    chat: bool
+    completion: bool
+    tools: Literal["template", "in-words"]
+    reasoning: bool
+    reasoning_effort: bool
+    fill_in_the_middle: bool
+    logprobs: bool
+    structured_output: bool
+    embeddings: bool
+    vision: bool
+    audio: bool
+
+
+class Sampling(_Answer):
+    """How the model's makers have its answers drawn; what they do not say is left out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+class FullCard(Card):
+    """The model, how its answers are drawn where a request does not say, and what it can; null if
+    its tokenizer cannot be read."""
+
+    sampling: Sampling
+    capabilities: Capabilities | None
+
+
+class Tokenized(_Answer):
+    """The ids of a text or of a conversation's prompt, and their number."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Detokenized(_Answer):
+    """The text of ids."""
+
+    prompt: str
+
+
+class Version(_Answer):
+    """What runs here."""
+
+    version: str
+
+
+class Health(_Answer):
+    """Whether the ring can answer now, and if not, why."""
+
+    status: Literal["ok", "unavailable"]
+    ranks: int
+    faults: list[str]
+    roster: str
+    why: list[dict[str, Any]]
+    starved: list[dict[str, Any]]
+
+
+class Alive(_Answer):
+    """That the process lives."""
+
+    status: Literal["alive"]
+
+
+class Readiness(_Answer):
+    """Whether to send requests here, and why not."""
+
+    status: Literal["ready", "unavailable"]
+    reasons: list[str]
+
+
+class Cluster(pydantic.BaseModel):
+    """The state of the ring. It has more than is described here, and changes with versions."""
+
+    version: str
+    model: str
+    healthy: bool
+    faults: list[str]
+    ranks: list[dict[str, Any]]
+    requests: list[dict[str, Any]]
+
+
+class TraceAnswer(_Answer):
+    """Where the time of one request went."""
+
+    id: str
+    request_id: str
+    trace_id: str
+    kind: str
+    owner: str
+    began_ms: int
+    state: str
+    choices: int
+    prompt_tokens: int
+    cached_tokens: int
+    read_tokens: int
+    tokens: int
+    tokens_per_s: float
+    accepted_guesses: int
+    rejected_guesses: int
+    steps: int
+    phases_ms: dict[str, Any]
+
+
+class TraceNow(TraceAnswer):
+    """The same, and in words what is done for it until its first token."""
+
+    doing: str
+
+
+class Traces(_Answer):
+    """The requests under way, then the latest that are over."""
+
+    object: Literal["list"]
+    data: list[TraceAnswer]
+
+
+class Cancelled(_Answer):
+    """A request that has been ended."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: Literal[True]
+
+
+class StreamEvent(_OpenAnswer):
+    """One event of a stream, of which each *type* has fields of its own."""
+
+    type: str
+
+
+class InputDetails(_Answer):
+    """Of the input's tokens."""
+
+    cached_tokens: int
+
+
+class OutputDetails(_Answer):
+    """Of the output's tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(_Answer):
+    """The counts of tokens."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseFault(_Answer):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class Incomplete(_Answer):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(_OpenAnswer):
+    """A response. It repeats fields of the request, too."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    error: ResponseFault | None
+    incomplete_details: Incomplete | None
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage | None
+
+
+class ResponseDeleted(_Answer):
+    """A response that is kept no longer."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(_Answer):
+    """Items of a response's input."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class MessageUsage(_OpenAnswer):
+    """The counts of tokens; what was cached is no input."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int
+
+
+class MessageAnswer(_Answer):
+    """A message of Anthropic's."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class InputTokens(_Answer):
+    """The length of a response's prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class TokenCount(_Answer):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+
+
+class MessageFault(_Answer):
+    """What went wrong, in Anthropic's words."""
+
+    type: str
+    message: str
+
+
+class MessageError(_OpenAnswer):
+    """An answer below ``/v1/messages`` that is an error."""
+
+    type: Literal["error"]
+    error: MessageFault
+
+
 @attrs.frozen
 class Operation:
     """What one endpoint *says*: its *answer* (None: a text of the *kind*), which of *bodies* it
@@ -52,71 +549,69 @@ class Operation:
     events: type[pydantic.BaseModel] | None = None
     kind: str = JSON
     also: str = ""
-    failed: type[pydantic.BaseModel] = answers.ErrorAnswer
+    failed: type[pydantic.BaseModel] = ErrorAnswer
 
 
 OPERATIONS: Final[Mapping[str, Operation]] = {
     "POST /v1/chat/completions": Operation(
         "An answer to a conversation, whole or streamed.",
-        answers.ChatAnswer,
+        ChatAnswer,
         (ChatRequest,),
-        answers.ChatChunk,
+        ChatChunk,
     ),
     "POST /v1/completions": Operation(
         "A continuation of a text, whole or streamed.",
-        answers.TextAnswer,
+        TextAnswer,
         (CompletionRequest,),
-        answers.TextChunk,
+        TextChunk,
     ),
     "POST /v1/responses": Operation(
         "An answer as OpenAI's responses have it, whole or streamed.",
-        shapes.ResponseAnswer,
+        ResponseAnswer,
         (ResponsesRequest,),
-        shapes.StreamEvent,
+        StreamEvent,
     ),
     "POST /v1/responses/input_tokens": Operation(
         "How many tokens the prompt of such a response has.",
-        shapes.InputTokens,
+        InputTokens,
         (ResponsesRequest,),
     ),
-    "GET /v1/responses/{id}": Operation("A response that is kept.", shapes.ResponseAnswer),
-    "DELETE /v1/responses/{id}": Operation("Keeps a response no longer.", shapes.ResponseDeleted),
+    "GET /v1/responses/{id}": Operation("A response that is kept.", ResponseAnswer),
+    "DELETE /v1/responses/{id}": Operation("Keeps a response no longer.", ResponseDeleted),
     "GET /v1/responses/{id}/input_items": Operation(
         "The items of its input; `limit`, `order` and `after` choose among them.",
-        shapes.InputItems,
+        InputItems,
     ),
     "POST /v1/responses/{id}/cancel": Operation(
         "Always an error: none is made in the background.", None
     ),
     "POST /v1/messages": Operation(
         "An answer as Anthropic's messages have it, whole or streamed.",
-        shapes.MessageAnswer,
+        MessageAnswer,
         (MessagesRequest,),
-        shapes.StreamEvent,
-        failed=shapes.MessageError,
+        StreamEvent,
+        failed=MessageError,
     ),
     "POST /v1/messages/count_tokens": Operation(
         "How many tokens a prompt of that form has.",
-        shapes.TokenCount,
+        TokenCount,
         (CountRequest,),
-        failed=shapes.MessageError,
+        failed=MessageError,
     ),
     "POST /tokenize": Operation(
         "The ids of a text, or of a conversation's prompt.",
-        answers.Tokenized,
+        Tokenized,
         (TokenizeText, TokenizeChat),
     ),
-    "POST /detokenize": Operation("The text of ids.", answers.Detokenized, (Detokenize,)),
+    "POST /detokenize": Operation("The text of ids.", Detokenized, (Detokenize,)),
     "GET /v1/models": Operation(
-        "The model under each of its names, and the length of its context.", answers.Cards
+        "The model under each of its names, and the length of its context.", Cards
     ),
-    "GET /v1/models/{id}": Operation(
-        "The same for one name, with what the model can.", answers.FullCard
-    ),
+    "GET /v1/models/{id}": Operation("The same for one name, with what the model can.", FullCard),
     "GET /v1/cluster": Operation(
         "The state of the ring: ranks, links, strategy, rows, what is in the way. With "
         "`?history=1` the last minutes, second by second.",
-        answers.Cluster,
+        Cluster,
     ),
     "GET /v1/cluster/events": Operation(
         "The same as a stream of server-sent events, one each second; the page listens to it.",
@@ -125,28 +620,24 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "GET /v1/requests": Operation(
         "The requests under way, then the latest that are over; never their texts.",
-        answers.Traces,
+        Traces,
     ),
-    "DELETE /v1/requests/{id}": Operation("Ends a request that is under way.", answers.Cancelled),
-    "GET /v1/requests/{id}/trace": Operation(
-        "Where the time of one request went.", answers.TraceNow
-    ),
+    "DELETE /v1/requests/{id}": Operation("Ends a request that is under way.", Cancelled),
+    "GET /v1/requests/{id}/trace": Operation("Where the time of one request went.", TraceNow),
     "GET /health": Operation(
-        "Whether the ring can answer now, and why not: 200 or 503.", answers.Health, also="503"
+        "Whether the ring can answer now, and why not: 200 or 503.", Health, also="503"
     ),
-    "GET /livez": Operation(
-        "Whether the process lives: 200 as long as it answers at all.", answers.Alive
-    ),
+    "GET /livez": Operation("Whether the process lives: 200 as long as it answers at all.", Alive),
     "GET /readyz": Operation(
         "Whether to send requests here: 200 if one would be answered now, else 503 with the "
         "reasons, also while the head drains or its queue is full.",
-        answers.Readiness,
+        Readiness,
         also="503",
     ),
     "GET /metrics": Operation(
         "Counters, histograms and gauges for Prometheus.", None, kind="text/plain"
     ),
-    "GET /version": Operation("The version that runs here.", answers.Version),
+    "GET /version": Operation("The version that runs here.", Version),
     "GET /openapi.json": Operation("A description of the API for programs (OpenAPI 3.1).", None),
     "GET /": Operation(
         "The page: a chat, and at `#ring` the ring at work.", None, kind="text/html"
@@ -172,8 +663,8 @@ def document() -> Schema:
     modes: list[tuple[type[pydantic.BaseModel], Any]] = []
     for operation in OPERATIONS.values():
         modes += [(body, "validation") for body in operation.bodies]
-        told = (operation.answer, operation.events, operation.failed)
-        modes += [(each, "serialization") for each in told if each is not None]
+        answers = (operation.answer, operation.events, operation.failed)
+        modes += [(each, "serialization") for each in answers if each is not None]
     refs, schemas = models_json_schema(
         list(dict.fromkeys(modes)), ref_template="#/components/schemas/{model}"
     )
@@ -218,7 +709,7 @@ def _described(path: str, operation: Operation, refs: Mapping[Any, Schema]) -> S
     if operation.events is not None:
         answer["headers"] = _HEADERS
     failed = {"schema": refs[operation.failed, "serialization"]}
-    told: Schema = {
+    described: Schema = {
         "summary": operation.says,
         "responses": {
             "200": answer,
@@ -227,14 +718,14 @@ def _described(path: str, operation: Operation, refs: Mapping[Any, Schema]) -> S
         },
     }
     if is_public(path):
-        told["security"] = []
+        described["security"] = []
     if "{id}" in path:
-        told["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _TEXT}]
+        described["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _TEXT}]
     if operation.bodies:
         bodies = [refs[body, "validation"] for body in operation.bodies]
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        told["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
-    return told
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+    return described
 
 
 _HEADERS: Final[Schema] = {
@@ -249,7 +740,7 @@ _HEADERS: Final[Schema] = {
         "schema": _TEXT,
     },
     TOOLS_HEADER: {
-        "description": "'in-words' if the model was told of the tools in a message, as its chat "
+        "description": "'in-words' if a message describes the tools to the model, as its chat "
         "template has none; 'as-json' if the answer is held to the JSON of a call, too.",
         "schema": _TEXT,
     },

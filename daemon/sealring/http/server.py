@@ -32,7 +32,7 @@ from starlette.types import ASGIApp
 from sealring.dialects.errors import INVALID, ApiError, unavailable
 from sealring.files.config import Config
 from sealring.generation.generation import Generator
-from sealring.http import cluster, responses
+from sealring.http import kept, state
 from sealring.http.connections import (
     MAX_CONNECTIONS,
     Connections,
@@ -41,24 +41,31 @@ from sealring.http.connections import (
     raise_limit,
     source_of,
 )
-from sealring.http.exchange import Endpoints, HttpConnection, refusal
 from sealring.http.gate import PREFIXES, Gate
-from sealring.http.generate import Generate
+from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, Generate, Tokens
 from sealring.http.head import ApiHead
-from sealring.http.health import Tokens, health, livez, model, models, readyz
-from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Http1
+from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Endpoints, Http1, HttpConnection, refusal
 from sealring.http.keys import KEY_FILE, ApiKeys
-from sealring.http.kinds import ChatKind, CompletionKind, MessagesKind, ResponsesKind
 from sealring.http.metrics import metrics
 from sealring.http.openapi import openapi
 from sealring.http.tls import Tls, TlsSocket
 
-# ---------------------------------------------------------------------- unserved
-# Paths of other servers that have nothing here: clients are told so, and what to do.
-#
-# A client that looks for an endpoint which is not there must not take the server for broken, so
-# the answer is 404 with a code of its own.
+log = logging.getLogger("sealring.api")
 
+BACKLOG: Final = 1024
+"""Connections that wait to be accepted."""
+
+CLOSE_SECONDS: Final = 1.0
+"""Time for the connections to close when the server does."""
+
+FULL_SECONDS: Final = 0.1
+"""Pause where the system has no room for one more connection."""
+
+ACCEPTS: Final = 16
+"""Connections that are accepted in one pass of the event loop."""
+
+_BROKEN: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
+_FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _TEXT: Final = "The model here generates text, and {}. Use another server for that."
 _EMBEDS: Final = _TEXT.format("gives no embeddings, scores or ranks")
@@ -98,119 +105,8 @@ UNSERVED: Final[Mapping[str, str]] = {
     "/v1/fine_tuning/{rest:path}": "Models are not trained here.",
     "/api/{rest:path}": _OLLAMA,
 }
-"""Paths, with what is said of each."""
-
-
-def routes() -> list[BaseRoute]:
-    """A route for each of `UNSERVED`."""
-    return [
-        Route(path, _refuse, methods=["GET", "POST", "PUT", "PATCH", "DELETE"], name=path)
-        for path in UNSERVED
-    ]
-
-
-async def _refuse(request: Request) -> Response:
-    says = UNSERVED[_route(request)]
-    raise ApiError(404, says, "endpoint_not_supported")
-
-
-def _route(request: Request) -> Any:
-    return request.scope["route"].path
-
-
-# ---------------------------------------------------------------------- app
-# Maps paths to endpoints.
-#
-# The page is mounted by whoever builds the app (*pages*): its files at ``/`` and
-# ``/dashboard``, which need no key.
-
-
-log = logging.getLogger("sealring.api")
-
-
-def build_app(
-    head: ApiHead, pages: Sequence[BaseRoute] = (), connections: int = MAX_CONNECTIONS
-) -> Starlette:
-    """The ASGI app of *head*, to which there may be so many *connections*."""
-    app = Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/livez", livez),
-            Route("/readyz", readyz),
-            *routes(),
-            Route("/v1/chat/completions", Generate(head, ChatKind()), methods=["POST"]),
-            Route("/v1/completions", Generate(head, CompletionKind()), methods=["POST"]),
-            Route("/v1/responses", Generate(head, ResponsesKind()), methods=["POST"]),
-            Route("/v1/responses/input_tokens", Tokens(head, "count_input"), methods=["POST"]),
-            Route("/v1/responses/{id}", responses.retrieve),
-            Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
-            Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
-            Route("/v1/responses/{id}/input_items", responses.input_items),
-            Route("/v1/messages", Generate(head, MessagesKind()), methods=["POST"]),
-            Route("/v1/messages/count_tokens", Tokens(head, "count"), methods=["POST"]),
-            Route("/v1/models", models),
-            Route("/v1/models/{id:path}", model),
-            Route("/tokenize", Tokens(head, "tokenize"), methods=["POST"]),
-            Route("/detokenize", Tokens(head, "detokenize"), methods=["POST"]),
-            Route("/v1/cluster", cluster.cluster),
-            Route("/v1/requests", cluster.LiveRequests().answer),
-            Route("/v1/requests/{id}", cluster.cancel, methods=["DELETE"]),
-            Route("/v1/requests/{id}/trace", cluster.trace),
-            Route("/metrics", metrics),
-            Route("/version", cluster.version),
-            Route("/openapi.json", openapi),
-            *pages,
-        ],
-        middleware=[Middleware(Gate, head=head, connections=connections)],
-        exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
-        },
-    )
-    app.state.head = head
-    return app
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)  # noqa: S101  the app calls it for nothing else
-    return error.response(request.url.path)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """The answer to what the router itself refuses."""
-    assert isinstance(error, HTTPException)  # noqa: S101  the app calls it for nothing else
-    path = request.url.path
-    if error.status_code == 405:
-        message = f"{path} does not take {request.method}."
-        code = "method_not_allowed"
-    else:
-        message, code = f"There is nothing at {path}.", "not_found"
-        if path.startswith("/v1/v1/messages"):
-            message += " Anthropic's clients take the base URL without /v1."
-        elif path.startswith("/v1/v1/") or f"/v1{path}" in PREFIXES:
-            message += " The base URL ends with /v1, once."
-    return ApiError(
-        error.status_code, message, code, kind=INVALID, headers=error.headers or {}
-    ).response(path)
-
-
-# ---------------------------------------------------------------------- server
-
-
-BACKLOG: Final = 1024
-"""Connections that wait to be accepted."""
-
-CLOSE_SECONDS: Final = 1.0
-"""Time for the connections to close when the server does."""
-
-FULL_SECONDS: Final = 0.1
-"""Pause where the system has no room for one more connection."""
-
-ACCEPTS: Final = 16
-"""Connections that are accepted in one pass of the event loop."""
-
-_BROKEN: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
-_FULL: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Paths of other servers that have nothing here, with what is said of each. A client that looks for
+such an endpoint must not take the server for broken: it gets 404, with a code of its own."""
 
 
 @attrs.define
@@ -242,7 +138,7 @@ class ApiServer:
                 if self.head.tls is not None:
                     nursery.start_soon(self.head.tls.watch)
                 task_status.started()
-                self._tell(*address)
+                self._log_address(*address)
                 app = build_app(self.head, self.pages, book.limit)
                 await serve_connections(app, listeners, book, self._closing, self.head.tls)
                 nursery.cancel_scope.cancel()
@@ -255,7 +151,7 @@ class ApiServer:
         with trio.move_on_after(2 * CLOSE_SECONDS):
             await self._closed.wait()
 
-    def _tell(self, host: str, port: int) -> None:
+    def _log_address(self, host: str, port: int) -> None:
         config, tls = self.head.config, self.head.tls
         scheme = "http" if tls is None else "https"
         log.info("the API is at %s://%s/v1", scheme, format_address(host, port))
@@ -436,3 +332,87 @@ def _turn_away(sock: socket.socket) -> None:
     with sock, contextlib.suppress(OSError):
         sock.send(refusal(error))
         sock.recv(MAX_HEADER)  # the kernel throws the answer away if something is left unread
+
+
+def build_app(
+    head: ApiHead, pages: Sequence[BaseRoute] = (), connections: int = MAX_CONNECTIONS
+) -> Starlette:
+    """The ASGI app of *head*, to which there may be so many *connections*. The files of the *pages*
+    need no key."""
+    app = Starlette(
+        routes=[
+            Route("/health", state.health),
+            Route("/livez", state.livez),
+            Route("/readyz", state.readyz),
+            *routes(),
+            Route("/v1/chat/completions", Generate(head, CHAT), methods=["POST"]),
+            Route("/v1/completions", Generate(head, COMPLETION), methods=["POST"]),
+            Route("/v1/responses", Generate(head, RESPONSES), methods=["POST"]),
+            Route("/v1/responses/input_tokens", Tokens(head, "count_input"), methods=["POST"]),
+            Route("/v1/responses/{id}", kept.retrieve),
+            Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
+            Route("/v1/responses/{id}/cancel", kept.cancel, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", kept.input_items),
+            Route("/v1/messages", Generate(head, MESSAGES), methods=["POST"]),
+            Route("/v1/messages/count_tokens", Tokens(head, "count"), methods=["POST"]),
+            Route("/v1/models", state.models),
+            Route("/v1/models/{id:path}", state.model),
+            Route("/tokenize", Tokens(head, "tokenize"), methods=["POST"]),
+            Route("/detokenize", Tokens(head, "detokenize"), methods=["POST"]),
+            Route("/v1/cluster", state.cluster),
+            Route("/v1/requests", state.LiveRequests().answer),
+            Route("/v1/requests/{id}", state.cancel, methods=["DELETE"]),
+            Route("/v1/requests/{id}/trace", state.trace),
+            Route("/metrics", metrics),
+            Route("/version", state.version),
+            Route("/openapi.json", openapi),
+            *pages,
+        ],
+        middleware=[Middleware(Gate, head=head, connections=connections)],
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+        },
+    )
+    app.state.head = head
+    return app
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)  # noqa: S101  the app calls it for nothing else
+    return error.response(request.url.path)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """The answer to what the router itself refuses."""
+    assert isinstance(error, HTTPException)  # noqa: S101  the app calls it for nothing else
+    path = request.url.path
+    if error.status_code == 405:
+        message = f"{path} does not take {request.method}."
+        code = "method_not_allowed"
+    else:
+        message, code = f"There is nothing at {path}.", "not_found"
+        if path.startswith("/v1/v1/messages"):
+            message += " Anthropic's clients take the base URL without /v1."
+        elif path.startswith("/v1/v1/") or f"/v1{path}" in PREFIXES:
+            message += " The base URL ends with /v1, once."
+    return ApiError(
+        error.status_code, message, code, kind=INVALID, headers=error.headers or {}
+    ).response(path)
+
+
+def routes() -> list[BaseRoute]:
+    """A route for each of `UNSERVED`."""
+    return [
+        Route(path, _refuse, methods=["GET", "POST", "PUT", "PATCH", "DELETE"], name=path)
+        for path in UNSERVED
+    ]
+
+
+async def _refuse(request: Request) -> Response:
+    says = UNSERVED[_route(request)]
+    raise ApiError(404, says, "endpoint_not_supported")
+
+
+def _route(request: Request) -> Any:
+    return request.scope["route"].path

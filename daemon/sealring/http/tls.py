@@ -12,7 +12,7 @@ wait for all that came before it. Until it is over the connection is idle in the
 After `HANDSHAKE_SECONDS` it is closed anyway.
 
 The two files are looked at every few seconds. When they have changed, connections that come from
-then on get the new pair. A pair that is wrong changes nothing, and is told once: a program that
+then on get the new pair. A pair that is wrong changes nothing, and is logged once: a program that
 renews a certificate may replace one file after the other.
 """
 
@@ -36,15 +36,24 @@ from sealring_trio.units import wall_ms
 from sealring.files.tls_files import Stamp, TlsPair, read_pair, stamp_of
 from sealring.http.connections import Place
 
-# ---------------------------------------------------------------------- tls socket
-# A client's socket behind TLS, with those methods of a non-blocking socket that `Http1` uses.
-#
-# OpenSSL on a socket of its own reads on for as long as records come that carry nothing: a client
-# that sends `KeyUpdate` after `KeyUpdate` (TLS 1.3, and no request or key is needed for it) would
-# hold the event loop in one call. So the bytes go through memory: OpenSSL sees as many as one
-# read took from the kernel, and others have their turn. A client whose bytes carry far less than
-# they are is given up.
+log = logging.getLogger("sealring.api")
 
+HANDSHAKE_SECONDS: Final = 10.0
+"""Seconds for a TLS handshake, from the connection's start on."""
+
+MAX_STEPS: Final = 2
+"""Steps of handshakes that are computed at once, each for another source; others wait."""
+
+LOOK_SECONDS: Final = 5.0
+"""Time between two looks at the files of the certificate and its key."""
+
+WARN_DAYS: Final = 14
+"""From so many days before the certificate expires, the log says so each day."""
+
+_HANDSHAKE: Final = 22  # the type of the first record of TLS, which no request of HTTP begins with
+_RECORD_HEADER: Final = 5  # bytes: type, version, and the length of what follows
+_MAX_RECORD: Final = 1 << 14
+_DAY_MS: Final = 24 * 3600 * 1000
 
 MAX_EMPTY: Final = 128 << 10
 """Bytes that may come without any content: two of the largest records, and a handshake's own."""
@@ -56,9 +65,186 @@ MAX_OVERHEAD: Final = 64
 _RECORD: Final = 16 << 10
 
 
+class _Line:
+    """The steps of one source's handshakes, one at a time. Second steps go first, for they end
+    their handshakes; of the others, the one that was asked for last."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._second: dict[trio.lowlevel.Task, None] = {}
+        self._others: dict[trio.lowlevel.Task, None] = {}
+
+    @asynccontextmanager
+    async def step(self, *, second: bool) -> AsyncIterator[None]:
+        """Wait for one's turn, which lasts as long as the block."""
+        if self._held:
+            task, waiting = trio.lowlevel.current_task(), self._second if second else self._others
+            waiting[task] = None
+
+            # One that is closed has to leave at once: else it might be called all the same.
+            def abort(_: object) -> trio.lowlevel.Abort:
+                del waiting[task]
+                return trio.lowlevel.Abort.SUCCEEDED
+
+            await trio.lowlevel.wait_task_rescheduled(abort)
+        self._held = True
+        try:
+            yield
+        finally:
+            if waiting := self._second or self._others:
+                trio.lowlevel.reschedule(waiting.popitem()[0])
+            else:
+                self._held = False
+
+
+@attrs.define
+class Tls:
+    """What the API's TLS is done with: the files, and the *pair* that they held."""
+
+    certificate: Path
+    key: Path
+    pair: TlsPair
+    _steps: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_STEPS))
+    _lines: WeakValueDictionary[str, _Line] = attrs.field(factory=WeakValueDictionary)
+    _wrong: Stamp | None = None  # of files that were no pair when they were looked at last
+    _logged_wrong: bool = False
+    _logged_days: int = WARN_DAYS
+
+    @classmethod
+    def read(cls, certificate: Path, key: Path) -> Tls:
+        """The TLS of the pair in these files. Raises `UserError`."""
+        return cls(certificate, key, read_pair(certificate, key))
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the certificate expires; negative once it has."""
+        return (self.pair.expires_ms - wall_ms()) / 1000
+
+    async def greet(self, sock: socket.socket, place: Place) -> socket.socket | TlsSocket | None:
+        """The client at *sock*, which has *place*, after the handshake: a `TlsSocket`; *sock*
+        itself if the client does not speak TLS; None if it has left, or took too long. Closes
+        *sock* if it returns neither."""
+        sock.setblocking(False)
+        done = False
+        try:
+            with trio.move_on_after(HANDSHAKE_SECONDS):
+                first = await _first_record(sock)
+                if first and first[0] != _HANDSHAKE:
+                    done = True
+                    return sock
+                if first:
+                    secure = TlsSocket(sock, self.pair.context)
+                    done = await self._shake(secure, place)
+                    return secure if done else None
+        except OSError as error:  # as all of OpenSSL's are
+            log.debug("a TLS handshake failed: %s", error)
+        finally:
+            if not done:
+                trio.lowlevel.notify_closing(sock)
+                sock.close()
+        return None
+
+    async def _shake(self, secure: TlsSocket, place: Place) -> bool:
+        """Whether the handshake came to its end, and the client did not leave. Raises `OSError`."""
+        line = self._lines.setdefault(place.source, _Line())
+        number = 0
+        while True:
+            number += 1
+            try:
+                async with line.step(second=number == 2):
+                    here = await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                await _push(secure)
+                await trio.lowlevel.wait_readable(secure)
+            except OSError:
+                with contextlib.suppress(BlockingIOError):
+                    secure.push()  # the alert that says what is wrong
+                raise
+            else:
+                await _push(secure)
+                return here
+
+    async def watch(self) -> None:
+        """Look after the files until cancelled."""
+        while True:
+            self._warn()
+            await trio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take a renewed pair up, if there is one."""
+        stamp = await trio.to_thread.run_sync(stamp_of, self.certificate, self.key)
+        if stamp == self.pair.stamp or (stamp == self._wrong and self._logged_wrong):
+            return
+        try:
+            self.pair = await trio.to_thread.run_sync(read_pair, self.certificate, self.key)
+        except UserError as error:
+            if stamp == self._wrong:  # for a whole look: nobody is in the middle of replacing it
+                self._logged_wrong = True
+                log.warning(
+                    "the API goes on with the certificate that it has: %s. %s",
+                    error.what,
+                    error.advice,
+                )
+            else:
+                self._wrong, self._logged_wrong = stamp, False
+        else:
+            self._wrong, self._logged_days = None, WARN_DAYS
+            log.info("the API has a renewed certificate, for %d days", self.seconds_left // 86_400)
+
+    def _warn(self) -> None:
+        days = (self.pair.expires_ms - wall_ms()) // _DAY_MS
+        if days < self._logged_days:
+            self._logged_days = days
+            log.warning(
+                "the API's certificate %s %s: renew it, and it is taken up at once",
+                self.certificate,
+                f"expires in {days + 1} days" if days >= 0 else "has expired",
+            )
+
+
+async def _push(secure: TlsSocket) -> None:
+    while True:
+        try:
+            return secure.push()
+        except BlockingIOError:
+            await trio.lowlevel.wait_writable(secure)
+
+
+async def _first_record(sock: socket.socket) -> bytes:
+    """What comes first at *sock*, which is left there: a whole record of TLS, or a byte of what is
+    none; nothing if the client leaves. It is less than a record if the client sends no more.
+
+    Whoever sends a record byte by byte is not looked at before it is whole, and costs no step.
+    """
+    need = 1
+    try:
+        while True:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, need)
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                seen = sock.recv(need, socket.MSG_PEEK)
+            except BlockingIOError:
+                continue
+            if len(seen) < need or need > _RECORD_HEADER or seen[0] != _HANDSHAKE:
+                return seen
+            size = int.from_bytes(seen[-2:], "big") if need == _RECORD_HEADER else 0
+            need = _RECORD_HEADER + min(size, _MAX_RECORD)
+            if need == len(seen):  # an empty record
+                return seen
+    finally:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
 class TlsSocket:
-    """TLS on *sock*, as a server with *context*. Errors are OpenSSL's, all of which are
-    `OSError`."""
+    """TLS on *sock*, as a server with *context*, with those methods of a non-blocking socket that
+    `Http1` uses. Errors are OpenSSL's, all of which are `OSError`.
+
+    OpenSSL on a socket of its own reads on for as long as records come that carry nothing: a client
+    that sends `KeyUpdate` after `KeyUpdate` (TLS 1.3, and no request or key is needed for it) would
+    hold the event loop in one call. So the bytes go through memory: OpenSSL sees as many as one
+    read took from the kernel, and others have their turn. A client whose bytes carry far less than
+    they are is given up."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._socket = sock
@@ -66,7 +252,7 @@ class TlsSocket:
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._unsent = bytearray()  # records that the kernel has not taken yet
-        self._sealed = 0  # bytes of content in them that `send` has not told of yet
+        self._sealed = 0  # bytes of content in them that `send` has not counted as sent yet
         self._came = 0
         self._content = 0
 
@@ -140,7 +326,7 @@ class TlsSocket:
         return sent
 
     def unwrap(self) -> None:
-        """Tell the client that nothing more comes; its own end is not waited for."""
+        """Say to the client that nothing more comes; its own end is not waited for."""
         with contextlib.suppress(ssl.SSLWantReadError):
             self._tls.unwrap()
         self.push()
@@ -152,197 +338,3 @@ class TlsSocket:
     def close(self) -> None:
         """As a socket's."""
         self._socket.close()
-
-
-# ---------------------------------------------------------------------- tls
-
-
-log = logging.getLogger("sealring.api")
-
-HANDSHAKE_SECONDS: Final = 10.0
-"""Seconds for a TLS handshake, from the connection's start on."""
-
-MAX_STEPS: Final = 2
-"""Steps of handshakes that are computed at once, each for another source; others wait."""
-
-LOOK_SECONDS: Final = 5.0
-"""Time between two looks at the files of the certificate and its key."""
-
-WARN_DAYS: Final = 14
-"""From so many days before the certificate expires, the log says so each day."""
-
-_HANDSHAKE: Final = 22  # the type of the first record of TLS, which no request of HTTP begins with
-_RECORD_HEADER: Final = 5  # bytes: type, version, and the length of what follows
-_MAX_RECORD: Final = 1 << 14
-_DAY_MS: Final = 24 * 3600 * 1000
-
-
-class _Line:
-    """The steps of one source's handshakes, one at a time. Second steps go first, for they end
-    their handshakes; of the others, the one that was asked for last."""
-
-    def __init__(self) -> None:
-        self._held = False
-        self._second: dict[trio.lowlevel.Task, None] = {}
-        self._others: dict[trio.lowlevel.Task, None] = {}
-
-    @asynccontextmanager
-    async def step(self, *, second: bool) -> AsyncIterator[None]:
-        """Wait for one's turn, which lasts as long as the block."""
-        if self._held:
-            task, waiting = trio.lowlevel.current_task(), self._second if second else self._others
-            waiting[task] = None
-
-            # One that is closed has to leave at once: else it might be called all the same.
-            def abort(_: object) -> trio.lowlevel.Abort:
-                del waiting[task]
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(abort)
-        self._held = True
-        try:
-            yield
-        finally:
-            if waiting := self._second or self._others:
-                trio.lowlevel.reschedule(waiting.popitem()[0])
-            else:
-                self._held = False
-
-
-@attrs.define
-class Tls:
-    """What the API's TLS is done with: the files, and the *pair* that they held."""
-
-    certificate: Path
-    key: Path
-    pair: TlsPair
-    _steps: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(MAX_STEPS))
-    _lines: WeakValueDictionary[str, _Line] = attrs.field(factory=WeakValueDictionary)
-    _wrong: Stamp | None = None  # of files that were no pair when they were looked at last
-    _told_wrong: bool = False
-    _told_days: int = WARN_DAYS
-
-    @classmethod
-    def read(cls, certificate: Path, key: Path) -> Tls:
-        """The TLS of the pair in these files. Raises `UserError`."""
-        return cls(certificate, key, read_pair(certificate, key))
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the certificate expires; negative once it has."""
-        return (self.pair.expires_ms - wall_ms()) / 1000
-
-    async def greet(self, sock: socket.socket, place: Place) -> socket.socket | TlsSocket | None:
-        """The client at *sock*, which has *place*, after the handshake: a `TlsSocket`; *sock*
-        itself if the client does not speak TLS; None if it has left, or took too long. Closes
-        *sock* if it returns neither."""
-        sock.setblocking(False)
-        done = False
-        try:
-            with trio.move_on_after(HANDSHAKE_SECONDS):
-                first = await _first_record(sock)
-                if first and first[0] != _HANDSHAKE:
-                    done = True
-                    return sock
-                if first:
-                    secure = TlsSocket(sock, self.pair.context)
-                    done = await self._shake(secure, place)
-                    return secure if done else None
-        except OSError as error:  # as all of OpenSSL's are
-            log.debug("a TLS handshake failed: %s", error)
-        finally:
-            if not done:
-                trio.lowlevel.notify_closing(sock)
-                sock.close()
-        return None
-
-    async def _shake(self, secure: TlsSocket, place: Place) -> bool:
-        """Whether the handshake came to its end, and the client did not leave. Raises `OSError`."""
-        line = self._lines.setdefault(place.source, _Line())
-        number = 0
-        while True:
-            number += 1
-            try:
-                async with line.step(second=number == 2):
-                    here = await trio.to_thread.run_sync(secure.do_handshake, limiter=self._steps)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                await _push(secure)
-                await trio.lowlevel.wait_readable(secure)
-            except OSError:
-                with contextlib.suppress(BlockingIOError):
-                    secure.push()  # the alert that says what is wrong
-                raise
-            else:
-                await _push(secure)
-                return here
-
-    async def watch(self) -> None:
-        """Look after the files until cancelled."""
-        while True:
-            self._warn()
-            await trio.sleep(LOOK_SECONDS)
-            await self.look()
-
-    async def look(self) -> None:
-        """Take a renewed pair up, if there is one."""
-        stamp = await trio.to_thread.run_sync(stamp_of, self.certificate, self.key)
-        if stamp == self.pair.stamp or (stamp == self._wrong and self._told_wrong):
-            return
-        try:
-            self.pair = await trio.to_thread.run_sync(read_pair, self.certificate, self.key)
-        except UserError as error:
-            if stamp == self._wrong:  # for a whole look: nobody is in the middle of replacing it
-                self._told_wrong = True
-                log.warning(
-                    "the API goes on with the certificate that it has: %s. %s",
-                    error.what,
-                    error.advice,
-                )
-            else:
-                self._wrong, self._told_wrong = stamp, False
-        else:
-            self._wrong, self._told_days = None, WARN_DAYS
-            log.info("the API has a renewed certificate, for %d days", self.seconds_left // 86_400)
-
-    def _warn(self) -> None:
-        days = (self.pair.expires_ms - wall_ms()) // _DAY_MS
-        if days < self._told_days:
-            self._told_days = days
-            log.warning(
-                "the API's certificate %s %s: renew it, and it is taken up at once",
-                self.certificate,
-                f"expires in {days + 1} days" if days >= 0 else "has expired",
-            )
-
-
-async def _push(secure: TlsSocket) -> None:
-    while True:
-        try:
-            return secure.push()
-        except BlockingIOError:
-            await trio.lowlevel.wait_writable(secure)
-
-
-async def _first_record(sock: socket.socket) -> bytes:
-    """What comes first at *sock*, which is left there: a whole record of TLS, or a byte of what is
-    none; nothing if the client leaves. It is less than a record if the client sends no more.
-
-    Whoever sends a record byte by byte is not looked at before it is whole, and costs no step.
-    """
-    need = 1
-    try:
-        while True:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, need)
-            await trio.lowlevel.wait_readable(sock)
-            try:
-                seen = sock.recv(need, socket.MSG_PEEK)
-            except BlockingIOError:
-                continue
-            if len(seen) < need or need > _RECORD_HEADER or seen[0] != _HANDSHAKE:
-                return seen
-            size = int.from_bytes(seen[-2:], "big") if need == _RECORD_HEADER else 0
-            need = _RECORD_HEADER + min(size, _MAX_RECORD)
-            if need == len(seen):  # an empty record
-                return seen
-    finally:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)

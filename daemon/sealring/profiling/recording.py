@@ -1,4 +1,4 @@
-"""What nodes of this machine recorded, as values. `step_recorder` says what a record is."""
+"""What nodes of this machine recorded, as values. `StepRecorder` says what a record is."""
 
 from __future__ import annotations
 

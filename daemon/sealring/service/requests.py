@@ -11,14 +11,13 @@ from typing import Annotated, Any, Final
 import pydantic
 import trio
 from sealring_protocol.codec.messages import Row
-from sealring_protocol.control.requests import FinishReason, RequestDone
+from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 
 from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.status import describe_node, describe_place
-from sealring.generation.step_recorder import StepRecorder, processor_times
-from sealring.generation.trace import Trace
+from sealring.generation.trace import StepRecorder, Trace, processor_times
 from sealring.service.control import Reply
 from sealring.service.verification import Verification, WaitNotes
 from sealring.service.verification import read_request as read_verification
@@ -228,14 +227,14 @@ class Requests:
                 min_p=drawn["min_p"],
                 repetition=drawn["repetition_penalty"],
             )
-            job = Job(
+            request = Request(
                 prompt,
                 asked.max_tokens,
-                sampling,
+                sampling=sampling,
                 scope=SCOPE,
                 guesses=asked.guesses,
-                opens=not asked.raw,
             )
+            job = Job(request, opens=not asked.raw)
             with generator.answering(words, job, trace) as answer:
                 done, tokens = await _pass_on(answer, waiting, reply)
         except LocalProtocolError as error:

@@ -20,17 +20,23 @@ from sealring_model.text.tokens import Tokenizer
 from sealring.dialects.errors import ApiError, cannot_be_held, invalid, unsupported
 from sealring.dialects.schema import Held, ResponseFormat
 
-# ---------------------------------------------------------------------- closed schema
-# Objects of a JSON schema that name their properties, and do not say whether there may be others.
-#
-# JSON Schema then lets an object have any further names. People who write such schemas do not
-# mean that, and a model that may go on with names of its own often does. So such an object has
-# its `properties` alone, as XGrammar and llama.cpp take it: every answer is still valid by the
-# schema as it was sent. ``additionalProperties: true`` asks for more.
-#
-# This is done only in a schema that is plain: where schemas are combined, a name may be allowed
-# by one and be a further name of another.
+Grammar = dict[str, Any]
+"""One grammar of the list, without its name."""
 
+BLANK: Final = r"[\x20\x0A\x0D\x09]{1,64}"
+"""Blank space between the parts of a JSON text. Without a bound, an answer may be nothing else."""
+
+_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
+_DIALECT: Final = re.compile(
+    r"http://json-schema\.org/draft-0[467]/schema#?"
+    r"|https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
+)
+_SCHEMA_PARAM: Final = "response_format.json_schema.schema"
+HARMONY: Final = "harmony"
+"""The name of gpt-oss's format."""
+
+TEXT: Final = r"/(.|\n)*/"
+"""Any text, in Lark. Special tokens are none."""
 
 NOTES: Final = frozenset(
     (
@@ -56,82 +62,6 @@ _ALONE: Final = ("$ref", "anyOf", "oneOf")
 
 _BY_NAME: Final = ("$defs", "definitions", "properties")
 _LISTS: Final = ("anyOf", "oneOf", "prefixItems")
-
-
-def closed(schema: Any) -> Any:
-    """*schema*, in which plain objects have no further names. One too deep to be walked is left."""
-    try:
-        return _close(schema) if _is_plain(schema) else schema
-    except RecursionError:
-        return schema
-
-
-def _is_plain(schema: Any) -> bool:
-    """Whether no schema within *schema* is combined with another."""
-    if not isinstance(schema, dict):
-        return isinstance(schema, bool)
-    alone = [name for name in _ALONE if name in schema]
-    allowed = NOTES | {*alone} if len(alone) == 1 else _VALUE
-    return schema.keys() <= allowed and all(map(_is_plain, _within(schema)))
-
-
-def _within(schema: dict[str, Any]) -> list[Any]:
-    """The schemas that *schema* is made of, and None for what cannot be some."""
-    found = [schema[name] for name in ("additionalProperties", "items") if name in schema]
-    for name in _BY_NAME:
-        part = schema.get(name, {})
-        found += part.values() if isinstance(part, dict) else [None]
-    for name in _LISTS:
-        part = schema.get(name, [])
-        found += part if isinstance(part, list) else [None]
-    return found
-
-
-def _close(schema: Any) -> Any:
-    if isinstance(schema, bool):
-        return schema
-    made = dict(schema)
-    for name in ("additionalProperties", "items"):
-        if name in made:
-            made[name] = _close(made[name])
-    for name in _BY_NAME:
-        if name in made:
-            made[name] = {key: _close(part) for key, part in made[name].items()}
-    for name in _LISTS:
-        if name in made:
-            made[name] = list(map(_close, made[name]))
-    if "properties" in schema and schema.keys() <= _OBJECT and _names_what_it_requires(schema):
-        made["additionalProperties"] = False
-    return made
-
-
-def _names_what_it_requires(schema: dict[str, Any]) -> bool:
-    names, required = schema["properties"], schema.get("required", [])
-    return isinstance(required, list) and all(
-        isinstance(name, str) and name in names for name in required
-    )
-
-
-# ---------------------------------------------------------------------- forms
-
-
-Grammar = dict[str, Any]
-"""One grammar of the list, without its name."""
-
-BLANK: Final = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Blank space between the parts of a JSON text. Without a bound, an answer may be nothing else."""
-
-_URI: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
-_DIALECT: Final = re.compile(
-    r"http://json-schema\.org/draft-0[467]/schema#?"
-    r"|https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
-)
-_SCHEMA_PARAM: Final = "response_format.json_schema.schema"
-HARMONY: Final = "harmony"
-"""The name of gpt-oss's format."""
-
-TEXT: Final = r"/(.|\n)*/"
-"""Any text, in Lark. Special tokens are none."""
 
 
 @attrs.frozen
@@ -372,10 +302,10 @@ def _thoughts(marks: MarkTerminals, *, reasoning: bool, most: int | None, call: 
     first, last = marks.tokenizer.think
     end, begun = marks.token(last), marks.token(call)
     before = "" if reasoning else f"{marks.name(first)} "
-    told = f"{before}thought BLANK? answer"
+    answers = f"{before}thought BLANK? answer"
     if end and begun:
         calls = f"(musing {begun} called)"
-        told = f"{before}{calls}* thought BLANK? answer | {before}{calls}+"
+        answers = f"{before}{calls}* thought BLANK? answer | {before}{calls}+"
     if end:
         bound = "" if most is None else f"[max_tokens={most}]"
         lines = [
@@ -385,7 +315,7 @@ def _thoughts(marks: MarkTerminals, *, reasoning: bool, most: int | None, call: 
         ]
     else:
         lines = [marks.up_to("thought", last)]
-    start = f"start: {told}" if reasoning else f"start: {told} | answer"
+    start = f"start: {answers}" if reasoning else f"start: {answers} | answer"
     return [start, *lines, r"BLANK: /[ \t\r\n]{1,8}/"]
 
 
@@ -393,9 +323,9 @@ def _channels(marks: MarkTerminals, *, reasoning: bool, most: int | None, call: 
     """An answer in harmony, where each message names its channel: what `answer` is comes in the
     last."""
     more = marks.literal("<|end|><|start|>assistant")
-    told = f"{marks.literal('<|channel|>final<|message|>')} answer"
+    last = f"{marks.literal('<|channel|>final<|message|>')} answer"
     if call:
-        told += f" | {marks.literal(call)} called"
+        last += f" | {marks.literal(call)} called"
     thought = f"musing {more}"
     begun = f"{marks.literal('<|channel|>analysis<|message|>')} {thought}"
     if most is None:
@@ -405,10 +335,71 @@ def _channels(marks: MarkTerminals, *, reasoning: bool, most: int | None, call: 
     if reasoning:
         begun = f"{thought} {begun}" if most is None else thought
     bound = "" if most is None else f"[max_tokens={most}]"
-    return [f"start: {begun} ({told})", f"musing{bound}: {TEXT}"]
+    return [f"start: {begun} ({last})", f"musing{bound}: {TEXT}"]
 
 
 def refusal(param: str, why: str, what: str = "") -> ApiError:
     """The error for a form that cannot be held: that of the field *param*, or *what* it is."""
     message = cannot_be_held(what or f"'{param}'", why)
     return ApiError(400, message, "unsupported_form", param=param)
+
+
+def closed(schema: Any) -> Any:
+    """*schema*, in which plain objects have no further names. One too deep to be walked is left.
+
+    JSON Schema lets an object that names its properties have any others, unless it says no. People
+    who write such schemas do not mean that, and a model that may go on with names of its own often
+    does. So such an object has its `properties` alone, as XGrammar and llama.cpp take it: every
+    answer is still valid by the schema as it was sent. ``additionalProperties: true`` asks for
+    more. This is done only in a schema that is plain: where schemas are combined, a name may be
+    allowed by one and be a further name of another."""
+    try:
+        return _close(schema) if _is_plain(schema) else schema
+    except RecursionError:
+        return schema
+
+
+def _is_plain(schema: Any) -> bool:
+    """Whether no schema within *schema* is combined with another."""
+    if not isinstance(schema, dict):
+        return isinstance(schema, bool)
+    alone = [name for name in _ALONE if name in schema]
+    allowed = NOTES | {*alone} if len(alone) == 1 else _VALUE
+    return schema.keys() <= allowed and all(map(_is_plain, _within(schema)))
+
+
+def _within(schema: dict[str, Any]) -> list[Any]:
+    """The schemas that *schema* is made of, and None for what cannot be some."""
+    found = [schema[name] for name in ("additionalProperties", "items") if name in schema]
+    for name in _BY_NAME:
+        part = schema.get(name, {})
+        found += part.values() if isinstance(part, dict) else [None]
+    for name in _LISTS:
+        part = schema.get(name, [])
+        found += part if isinstance(part, list) else [None]
+    return found
+
+
+def _close(schema: Any) -> Any:
+    if isinstance(schema, bool):
+        return schema
+    made = dict(schema)
+    for name in ("additionalProperties", "items"):
+        if name in made:
+            made[name] = _close(made[name])
+    for name in _BY_NAME:
+        if name in made:
+            made[name] = {key: _close(part) for key, part in made[name].items()}
+    for name in _LISTS:
+        if name in made:
+            made[name] = list(map(_close, made[name]))
+    if "properties" in schema and schema.keys() <= _OBJECT and _names_what_it_requires(schema):
+        made["additionalProperties"] = False
+    return made
+
+
+def _names_what_it_requires(schema: dict[str, Any]) -> bool:
+    names, required = schema["properties"], schema.get("required", [])
+    return isinstance(required, list) and all(
+        isinstance(name, str) and name in names for name in required
+    )

@@ -290,8 +290,8 @@ class _AsJson:
         """The call of function *name*, whose parameters are of *schema*."""
         literal = rules.marks.literal
         before = literal(self.before, json.dumps(name, ensure_ascii=False)[1:-1])
-        told = f"{before} {rules.json(schema)} {literal(self.after)}"
-        return f"{told} | {self.also.write(rules, name, schema)}" if self.also else told
+        call = f"{before} {rules.json(schema)} {literal(self.after)}"
+        return f"{call} | {self.also.write(rules, name, schema)}" if self.also else call
 
 
 @attrs.frozen
@@ -334,11 +334,11 @@ class _ByArgument:
         ]
         if self.between:
             return self._joined(rules, arguments)
-        told = [rule if needed else f"{rule}?" for rule, needed in arguments]
+        each = [rule if needed else f"{rule}?" for rule, needed in arguments]
         more = schema.get("additionalProperties", not properties)
         if more not in (True, False, {}):
             rules.unheld.add("additionalProperties")
-        return " ".join(told if more is False else [*told, self._any(rules)])
+        return " ".join(each if more is False else [*each, self._any(rules)])
 
     def _argument(self, rules: _Rules, name: str, schema: Schema, whole: Schema) -> str:
         values = _Values(whole, rules.lenient)
@@ -347,7 +347,7 @@ class _ByArgument:
         else:
             values.add(schema)
             values.settle()
-        told = list(self._texts(rules, values))
+        texts = list(self._texts(rules, values))
         if values.text is None or self.quote or self.types:
             end = rules.marks.literal(self.close)
             others = [f"{each} {end}" for each in self._others(rules, values)]
@@ -355,8 +355,8 @@ class _ByArgument:
             others = []  # such a value is a text, too
         rules.unheld |= values.unheld
         if not self.types:
-            return f"{self._opening(rules, name)} ({' | '.join([*told, *others])})"
-        kinds = (told, self.types[:1]), (others, self.types[1:])
+            return f"{self._opening(rules, name)} ({' | '.join([*texts, *others])})"
+        kinds = (texts, self.types[:1]), (others, self.types[1:])
         each = (
             f"{self._opening(rules, name, types)} ({' | '.join(ways)})"
             for ways, types in kinds
@@ -366,9 +366,9 @@ class _ByArgument:
 
     def _opening(self, rules: _Rules, name: str, types: Sequence[str] = ()) -> str:
         before, _, after = self.argument.partition("%")
-        told = f"({' | '.join(map(quoted, types))})" if types else ""
+        kind = f"({' | '.join(map(quoted, types))})" if types else ""
         literal = rules.marks.literal
-        return f"{literal(before, name)} {told} {literal(after, name)}"
+        return f"{literal(before, name)} {kind} {literal(after, name)}"
 
     def _texts(self, rules: _Rules, values: _Values) -> Iterator[str]:
         before, close = rules.marks.literal(self.quote), self.quote + self.close
@@ -438,7 +438,7 @@ class _Values:
             self.unheld.add("")
 
     def settle(self) -> None:
-        """Let a text be any where there is something beside it that it could not be told from, or
+        """Let a text be any where there is something beside it that it could not be known from, or
         nothing at all."""
         others = (*self.texts, *self.literals, *self.numbers, *self.schemas)
         if self.text not in (None, TEXT) and others:

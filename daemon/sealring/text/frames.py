@@ -3,6 +3,10 @@
 A frame is a JSON object and bytes: first the sizes of both as big-endian u32s, then both. Large
 values (bodies, token ids, tools) travel as the bytes: the node passes them on without looking at
 them.
+
+A worker runs templates of others. One that was taken over answers anything, so each field of an
+answer is checked here for its type, size and range (`checked`), before anything of the node takes
+it.
 """
 
 from __future__ import annotations
@@ -20,13 +24,6 @@ import pydantic
 from sealring_model.loading.foreign_json import values_in
 from sealring_protocol.control.requests import TokenIds
 from sealring_protocol.limits import MAX_BAD
-
-# ---------------------------------------------------------------------- parsed
-# What a text worker answers: the fields for the node, and a request's prompts as token ids.
-#
-# A worker runs templates of others. One that was taken over answers anything, so each field is
-# checked here for its type, size and range (`checked`), before anything of the node takes it.
-
 
 ID: Final = "I"
 """The type code of an array of token ids."""
@@ -67,7 +64,7 @@ class _Kind(pydantic.BaseModel):
     items: _Kind | None = None
 
 
-class _Told(pydantic.BaseModel):
+class _Fields(pydantic.BaseModel):
     """The fields of all jobs; `_FIELDS` says which of them a job has."""
 
     model_config = _STRICT
@@ -135,13 +132,13 @@ _FIELDS: Final[Mapping[str, tuple[Set[str], ...]]] = {
 """The fields of each job's answer; with `_MISSING` it needs earlier responses."""
 
 
-def checked(job: str, told: Mapping[str, Any], data: bytes) -> None:
-    """Raise `ValueError` unless *told* and *data* are an answer to *job*."""
-    if told.keys() not in _FIELDS[job]:
+def checked(job: str, fields: Mapping[str, Any], data: bytes) -> None:
+    """Raise `ValueError` unless *fields* and *data* are an answer to *job*."""
+    if fields.keys() not in _FIELDS[job]:
         raise ValueError("other fields than its job has")
-    _Told.model_validate(told)
-    if "lengths" in told:
-        ParsedRequest.of(told, data)
+    _Fields.model_validate(fields)
+    if "lengths" in fields:
+        ParsedRequest.of(fields, data)
 
 
 def checked_error(fields: Mapping[str, Any]) -> None:
@@ -151,13 +148,13 @@ def checked_error(fields: Mapping[str, Any]) -> None:
 
 @attrs.frozen
 class ParsedRequest:
-    """A request as a text worker has read it: the fields that it *told*, the *prompts* and the
+    """A request as a text worker has read it: its *fields* for the node, the *prompts* and the
     *prediction* (what the answer is likely to contain) as ids, the *grammar* that holds the answer,
     the *bad* token sequences, the *rest*, bytes that the node passes on unread, and the ids that
     are *ends* of this answer beside the model's own. The answer *opens* a text of its own, or goes
     on with the prompt's. *branches* are as `Request` has them."""
 
-    told: Mapping[str, Any]
+    fields: Mapping[str, Any]
     prompts: list[TokenIds]
     prediction: TokenIds
     rest: bytes
@@ -174,29 +171,29 @@ class ParsedRequest:
         return _SIZE * ids + 2 * len(self.grammar)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any], data: bytes) -> ParsedRequest:
+    def of(cls, fields: Mapping[str, Any], data: bytes) -> ParsedRequest:
         """The request in a worker's answer, whose ``lengths`` are those of the prompts, and
         ``predicted`` that of the prediction after them. Raises `KeyError`, `TypeError` or
         `ValueError` if it is none: a worker may have been taken over."""
         ids = array(ID)
-        lengths = [*map(int, told["lengths"]), int(told.get("predicted", 0))]
+        lengths = [*map(int, fields["lengths"]), int(fields.get("predicted", 0))]
         ends = list(accumulate(lengths, initial=0))
         size = ends[-1] * ids.itemsize
         if len(ends) == 2 or ends != sorted(ends) or len(data) < size:
             raise ValueError(f"{lengths} are no lengths of {len(data)} bytes of ids")
         ids.frombytes(data[:size])
         *prompts, prediction = [TokenIds(ids[start:end]) for start, end in pairwise(ends)]
-        grammar = size + int(told.get("grammar", 0))
+        grammar = size + int(fields.get("grammar", 0))
         if not size <= grammar <= len(data):
             raise ValueError("a grammar that is not there")
-        if grammar + int(told.get("tools", 0)) + int(told.get("echo", 0)) > len(data):
+        if grammar + int(fields.get("tools", 0)) + int(fields.get("echo", 0)) > len(data):
             raise ValueError("tools that are not there")
-        more = frozenset(map(int, told.get("ends", ())))
-        bad = tuple(tuple(map(int, part)) for part in told.get("bad", ()))
+        more = frozenset(map(int, fields.get("ends", ())))
+        bad = tuple(tuple(map(int, part)) for part in fields.get("bad", ()))
         held = data[size:grammar]
-        opens = bool(told.get("opens", False))
-        branches = tuple(map(int, told.get("branches", ())))[:_BRANCHES]
-        return cls(told, prompts, prediction, data[grammar:], more, held, bad, opens, branches)
+        opens = bool(fields.get("opens", False))
+        branches = tuple(map(int, fields.get("branches", ())))[:_BRANCHES]
+        return cls(fields, prompts, prediction, data[grammar:], more, held, bad, opens, branches)
 
 
 SIZES: Final = struct.Struct(">II")
@@ -266,9 +263,9 @@ class Wrong(Lost):
     """The worker answered what is no answer to its job: it may have been taken over."""
 
 
-def pack(told: Mapping[str, Any], data: bytes = b"") -> bytes:
-    """The frame of *told* and *data*."""
-    text = json.dumps(told).encode()
+def pack(fields: Mapping[str, Any], data: bytes = b"") -> bytes:
+    """The frame of *fields* and *data*."""
+    text = json.dumps(fields).encode()
     return SIZES.pack(len(text), len(data)) + text + data
 
 

@@ -1,7 +1,7 @@
 """The node's text workers: processes that render, tokenise and parse, within limits.
 
 `text_worker` is what one of them runs. `run` gives a worker a job, and returns its result. A job
-that exceeds its memory or the time of its stage is killed with its worker, and its caller is told
+that exceeds its memory or the time of its stage is killed with its worker, and its caller gets
 the stage; another worker starts. A job whose caller leaves has `GRACE` seconds to finish, so that
 not every client that leaves costs a worker. A worker that ends while it has no job is replaced, and
 no job is lost.
@@ -59,10 +59,6 @@ from sealring.text.frames import (
     is_small,
     pack,
 )
-
-# ---------------------------------------------------------------------- shared budget
-# A budget of bytes that owners share, of which each may take only a part.
-
 
 PART: Final = 0.5
 """The part of the budget that one owner may take; the rest stays for all others."""
@@ -316,19 +312,19 @@ class _Worker:
         `Unloadable`."""
         try:
             with trio.fail_after(START_SECONDS):  # of a machine that has no time for it
-                told, data = await self._frame(LOADING, float("inf"))
+                fields, data = await self._frame(LOADING, float("inf"))
         except trio.TooSlowError:
             raise Lost(f"{LOADING} took longer than {START_SECONDS:.0f} s") from None
         except Exceeded as error:
             raise Unloadable(str(error)) from None
-        if isinstance(failed := told.get("failed"), str):
+        if isinstance(failed := fields.get("failed"), str):
             raise Unloadable(clip(failed[:_SAID], _SAID))
-        if not isinstance(ready := told.get("ready"), dict):
+        if not isinstance(ready := fields.get("ready"), dict):
             raise Lost("the text worker said what is no message")
         try:
             vocabulary = Vocabulary.unpacked(ready, data)
         except ValueError as error:
-            raise Lost(f"the text worker told nothing of its tokens: {error}") from None
+            raise Lost(f"the text worker said nothing of its tokens: {error}") from None
         self.usable = True
         self.loaded = self.memory()
         return vocabulary
@@ -340,13 +336,13 @@ class _Worker:
         if self._held:
             raise Lost("the text worker said more than it was asked")
         try:
-            told, data = await self._converse(frame)
+            fields, data = await self._converse(frame)
         except trio.Cancelled:
             with trio.CancelScope(shield=True), trio.move_on_after(GRACE):
                 await self._finish_abandoned_job()
             raise
         try:
-            answer = _answer(job, told, data, check)
+            answer = _answer(job, fields, data, check)
         except (KeyError, TypeError, ValueError) as error:
             why = " ".join(str(error).split())
             log.warning("a text worker is ended: it answered what is no answer (%.300s)", why)
@@ -367,10 +363,10 @@ class _Worker:
             raise self._death(stage) from None
         limit, stages = ACCEPT_SECONDS, dict(STAGE_SECONDS)
         while True:
-            told, data = await self._frame(stage, began + limit)
-            if "stage" not in told:
-                return told, data
-            stage, began = str(told["stage"]), trio.current_time()
+            fields, data = await self._frame(stage, began + limit)
+            if "stage" not in fields:
+                return fields, data
+            stage, began = str(fields["stage"]), trio.current_time()
             if stage not in stages:
                 raise Lost("the text worker began a stage that was not next")
             limit = stages.pop(stage)  # once a job, or it would never end
@@ -378,9 +374,9 @@ class _Worker:
     async def _finish_abandoned_job(self) -> None:
         """Let the job of a caller who has left finish."""
         with contextlib.suppress(Lost, Exceeded):
-            told: dict[str, Any] = {"stage": ""}
-            while "stage" in told:
-                told, _ = await self._frame("", float("inf"))
+            fields: dict[str, Any] = {"stage": ""}
+            while "stage" in fields:
+                fields, _ = await self._frame("", float("inf"))
             self.usable = True
 
     async def _frame(self, stage: str, until: float) -> tuple[dict[str, Any], bytes]:
@@ -394,10 +390,10 @@ class _Worker:
                 if end > MAX_FRAME:
                     raise Lost("it said more than it may")
                 if len(held) >= end:
-                    told = _read(held[SIZES.size : SIZES.size + text])
+                    fields = _read(held[SIZES.size : SIZES.size + text])
                     rest = bytes(memoryview(held)[SIZES.size + text : end])
                     del held[:end]
-                    return told, rest
+                    return fields, rest
             with trio.move_on_after(LOOK) as look:
                 try:
                     part = await self.stream.receive_some(1 << 20)
@@ -449,20 +445,20 @@ class _Worker:
 def _read(text: bytearray) -> dict[str, Any]:
     """The object in *text*. Raises `Lost`: a worker that was taken over says anything."""
     try:
-        told = json.loads(text) if is_small(text) else None
+        fields = json.loads(text) if is_small(text) else None
     except (ValueError, RecursionError):
-        told = None
-    if not isinstance(told, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise Lost("the text worker said what is no message")
-    return told
+    return fields
 
 
 def _answer(
-    job: str, told: Mapping[str, Any], data: bytes, check: Check
+    job: str, fields: Mapping[str, Any], data: bytes, check: Check
 ) -> dict[str, Any] | Refused:
-    """The result of *job*. Raises `KeyError`, `TypeError` or `ValueError` if *told* and *data* are
-    none."""
-    refused, done = told.get("refused"), told.get("done")
+    """The result of *job*. Raises `KeyError`, `TypeError` or `ValueError` if *fields* and *data*
+    are none."""
+    refused, done = fields.get("refused"), fields.get("done")
     if isinstance(refused, dict):
         checked_error(refused)
         return Refused(refused)

@@ -1,13 +1,18 @@
-"""The state of the ring: ``/v1/cluster``, the running requests, and their traces.
+"""What the head says of itself: whether it serves, the ring's state, its models, and the running
+requests with their traces. Names, layers, sizes and times, and never a prompt or an answer.
 
-They hold names, layers, sizes and times, and never a prompt or an answer.
+A rank's node answers PING whatever its engine does. A link on which nothing came for longer than
+`patience` in the config (at least `PING_TIMEOUT`) is dead, so a ring that serves has heard from
+every rank within that time. The head's own engine is asked once a second, and answers between its
+steps. An answer about health is brief where the request does not name this server as its host
+(`gate`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -16,11 +21,14 @@ import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
 from sealring_protocol.security.roles import Purpose
+from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import SUITE_NAMES
+from sealring_trio.files.rosters import left
+from sealring_trio.units import wall_ms
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sealring.dialects.errors import ApiError
+from sealring.dialects.errors import ApiError, no_model
 from sealring.generation.status import (
     VERSION,
     collective_of,
@@ -29,22 +37,96 @@ from sealring.generation.status import (
     describe_fetching,
     describe_guesses,
     describe_roster,
+    describe_seals,
     describe_trouble,
     hop_quantiles,
     span,
-    told_seals,
 )
 from sealring.generation.trace import Trace, Tracer
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
-from sealring.http.health import faults
-from sealring.http.history import count_rows
+from sealring.http.metrics import count_rows
 
 _NOTHING: Final = Progress()
-_AT_ONCE: Final = 16  # traces that are told before others have their turn
+_AT_ONCE: Final = 16  # traces that are written before others have their turn
 
 MAX_LIVE: Final = 64
 """Requests under way that the state of the ring has at most."""
+
+ENGINE_SECONDS: Final = 15.0
+"""The head's own engine must have said something within this; a chunk of prefill may come first."""
+
+
+def faults(head: ApiHead, why: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The reasons that keep the ring from answering; empty if there are none. *why* are its
+    obstacles."""
+    if why:
+        return [obstacle["text"] for obstacle in why]
+    try:
+        head.check_serving()
+    except ApiError as error:
+        return [error.message]
+    runtime = head.generator.runtime
+    found = []
+    silence = trio.current_time() - runtime.engine_heard
+    if silence > ENGINE_SECONDS:
+        found.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
+        found += [each["text"] for each in head.starved() if each["rank"] is None]
+    up = {rank for rank, purpose, _ in runtime.links() if purpose is Purpose.CONTROL}
+    for rank, member in enumerate(runtime.node.roster.roster.members):
+        if rank and rank not in up:
+            found.append(f"rank {rank} ({member.name}): its control link is down")
+    return found
+
+
+async def health(request: Request) -> JSONResponse:
+    """``GET /health``."""
+    head: ApiHead = request.app.state.head
+    why = head.why()
+    found = faults(head, why)
+    body: dict[str, Any] = {"status": "unavailable" if found else "ok"}
+    if not request.state.brief:
+        node = head.generator.runtime.node
+        body |= {
+            "ranks": node.world,
+            "faults": found,
+            "roster": left(node.roster.roster, wall_ms()),
+            "why": why,
+            "starved": head.starved(),
+        }
+    if found:
+        return JSONResponse(body, 503, {"Retry-After": "1"})
+    return JSONResponse(body)
+
+
+def not_ready(head: ApiHead) -> list[str]:
+    """Why a request that came now would not be answered; empty if it would be."""
+    found = faults(head, head.why())
+    if head.generator.draining:
+        found.append(head.generator.refusal.replace("this node", "the head"))
+    try:
+        head.keys_needed  # noqa: B018  reads the file
+    except UserError as error:
+        found.append(error.what)
+    waiting = count_rows(head.generator.tracer)["queued"]
+    if waiting >= head.config.queue:
+        found.append(f"the queue is full: {waiting} choices wait")
+    return found
+
+
+async def readyz(request: Request) -> JSONResponse:
+    """``GET /readyz``: whether to send requests here."""
+    found = not_ready(request.app.state.head)
+    if found:
+        body = {"status": "unavailable", "reasons": [] if request.state.brief else found}
+        return JSONResponse(body, 503, {"Retry-After": "1"})
+    return JSONResponse({"status": "ready", "reasons": []})
+
+
+async def livez(request: Request) -> JSONResponse:
+    """``GET /livez``: whether to let this process live. It does while its event loop answers: what
+    keeps a ring from serving is seldom cured by another process."""
+    return JSONResponse({"status": "alive"})
 
 
 def describe(head: ApiHead) -> dict[str, Any]:
@@ -60,12 +142,12 @@ def describe(head: ApiHead) -> dict[str, Any]:
     known = node.engine_info
     latest = head.history.samples[-1] if head.history.samples else None
     why = head.why()
-    told = faults(head, why)
+    found = faults(head, why)
     strategy = plan.strategy.value if plan else ""
     return {
         "version": VERSION,
         **describe_roster(roster),
-        "activations": told_seals(roster.inner_seal, strategy, collective_of(standing)),
+        "activations": describe_seals(roster.inner_seal, strategy, collective_of(standing)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": head.model,
         "model_digest": known.model.hex() if known else "",
@@ -75,8 +157,8 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "strategy": strategy,
         "reason": plan.reason if plan else "",
         "collective": describe_collective(standing),
-        "healthy": not told,
-        "faults": told,
+        "healthy": not found,
+        "faults": found,
         "why": why,
         "starved": head.starved(),
         "draining": head.generator.draining,
@@ -109,12 +191,12 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     summing = collective_of(standing)
     facts, now = head.generator.runtime.facts(), trio.current_time()
     tunnelled = summing is not None and not summing.trusted
-    told = []
+    ranks = []
     for rank, member in enumerate(node.roster.roster.members):
         control = links.get((rank, Purpose.CONTROL))
         done = facts.progress.get(rank, _NOTHING)
         near = rank in (1, world - 1)
-        told.append(
+        ranks.append(
             {
                 "rank": rank,
                 "name": member.name,
@@ -143,7 +225,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "rtt_us": _us(control.keepalive.rtt) if control is not None else None,
             }
         )
-    return told
+    return ranks
 
 
 def _us(seconds: float | None) -> float | None:
@@ -157,6 +239,59 @@ async def cluster(request: Request) -> JSONResponse:
     if request.query_params.get("history", "") not in ("", "0"):
         body["history"] = head.history.columns()
     return JSONResponse(body)
+
+
+def _card(head: ApiHead, name: str) -> dict[str, Any]:
+    info = head.generator.runtime.node.engine_info
+    context = info.context if info and info.context != NO_LIMIT else None
+    return {
+        "id": name,
+        "object": "model",
+        "created": head.began,
+        "owned_by": "sealring",
+        "root": head.model,
+        "context_length": context,
+        "max_model_len": context,  # what clients of vLLM look for
+        "chat_template": head.has_chat_template,
+    }
+
+
+async def models(request: Request) -> JSONResponse:
+    """``GET /v1/models``."""
+    head: ApiHead = request.app.state.head
+    return JSONResponse({"object": "list", "data": [_card(head, name) for name in head.models]})
+
+
+async def model(request: Request) -> JSONResponse:
+    """``GET /v1/models/{id}``, with what the model can, null if its tokenizer cannot be read; and
+    how answers are drawn where a request does not say."""
+    head: ApiHead = request.app.state.head
+    name = request.path_params["id"]
+    if name not in head.models:
+        raise no_model(name, head.models)
+    more = {"sampling": head.generator.sampling, "capabilities": await _capabilities(head)}
+    return JSONResponse(_card(head, name) | more)
+
+
+async def _capabilities(head: ApiHead) -> dict[str, Any] | None:
+    try:
+        words = await head.generator.vocabulary()
+    except OperationError:
+        return None
+    return {
+        "chat": True,
+        "completion": True,
+        # in-words: the template has none, and the model may not keep to their description
+        "tools": "in-words" if words.in_words else "template",
+        "reasoning": bool(words.think[0]),
+        "reasoning_effort": words.efforts,
+        "fill_in_the_middle": words.fills,
+        "logprobs": True,
+        "structured_output": True,
+        "embeddings": False,
+        "vision": False,
+        "audio": False,
+    }
 
 
 async def version(request: Request) -> JSONResponse:
@@ -186,12 +321,12 @@ class LiveRequests:
 
 async def _listed(tracer: Tracer) -> bytes:
     """All requests of *tracer* as JSON; others have their turn after some."""
-    told = []
+    written = []
     for number, each in enumerate([*tracer.live, *tracer.latest]):
         if number % _AT_ONCE == 0:
             await trio.lowlevel.checkpoint()
-        told.append(json.dumps(each.describe()).encode())
-    return b'{"object":"list","data":[' + b",".join(told) + b"]}"
+        written.append(json.dumps(each.describe()).encode())
+    return b'{"object":"list","data":[' + b",".join(written) + b"]}"
 
 
 async def trace(request: Request) -> JSONResponse:
@@ -208,7 +343,7 @@ async def cancel(request: Request) -> Response:
         raise ApiError(
             409,
             f"Several requests under way are called '{found.asked}': name the one to be cancelled "
-            "by the id of its answer, which /v1/requests tells.",
+            "by the id of its answer, which /v1/requests has.",
             "request_ambiguous",
         )
     if found.ended is not None:
