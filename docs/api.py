@@ -161,7 +161,7 @@ def _note(call: ast.Call, name: str, found: dict[str, set[int]]) -> None:
     if not isinstance(code, ast.Constant):
         return  # passed on by a function whose callers name it
     status: int | None = {"invalid": 400, "unavailable": 503}.get(name)
-    if name == "ApiError" and isinstance(call.args[0], ast.Constant):
+    if name == "ApiError" and call.args and isinstance(call.args[0], ast.Constant):
         status = cast(int, call.args[0].value)
     found.setdefault(str(code.value), set()).update([] if status is None else [status])
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Final, Literal
 
+import attrs
 import pydantic
 from pydantic_core import from_json
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
@@ -275,14 +276,14 @@ def _talk(asked: CountRequest) -> _Talk:
     return talk
 
 
+@attrs.define(eq=False)
 class _Talk:
     """Makes messages of turns. The texts of a message are in lists until it is whole. Of what is no
     text in earlier turns, the places are in *left_out*."""
 
-    def __init__(self) -> None:
-        self._messages: list[dict[str, Any]] = []
-        self._out: set[str] = set()  # texts for the blocks that were left out right before
-        self.left_out: list[str] = []
+    left_out: list[str] = attrs.field(factory=list)
+    _messages: list[dict[str, Any]] = attrs.field(factory=list)
+    _out: set[str] = attrs.field(factory=set)  # texts for blocks that were left out right before
 
     @property
     def goes_on(self) -> bool:
@@ -444,24 +445,24 @@ _UNSIGNED: Final = "unsigned"
 _REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
+@attrs.define(eq=False)
 class MessageShape(Shape):
     """One message, after a prompt of so many tokens, of *limit* tokens at most: one that is shorter
     and yet cut off was bounded by the model's context. One that is *streamed* keeps nothing of what
     it has sent."""
 
-    def __init__(self, about: About, prompt: int, limit: int | None, *, streamed: bool) -> None:
-        self._about = about
-        self._prompt = prompt
-        self._limit = limit
-        self._streamed = streamed
-        self._begun = 0
-        self._blocks: list[Fields] = []
-        self._open = ""  # the field of the last block that is being filled
-        self._block: Fields = {}  # as it began
-        self._text = bytearray()  # what it has
-        self._sent = False  # whether the arguments of a call are sent as they come
-        self._finish = Finish("stop")
-        self.silence = event({"type": "ping"})
+    silence = event({"type": "ping"})
+    _about: About
+    _prompt: int
+    _limit: int | None
+    _streamed: bool = attrs.field(kw_only=True)
+    _begun: int = 0
+    _blocks: list[Fields] = attrs.field(factory=list)
+    _open: str = ""  # the field of the last block that is being filled
+    _block: Fields = attrs.field(factory=dict)  # as it began
+    _text: bytearray = attrs.field(factory=bytearray)  # what it has
+    _sent: bool = False  # whether the arguments of a call are sent as they come
+    _finish: Finish = attrs.field(factory=lambda: Finish("stop"))
 
     def opening(self) -> bytes:
         """The message before it has anything."""

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
@@ -42,17 +42,21 @@ from sealring.generation.trace import Trace
 _DONE: Final = b"data: [DONE]\n\n"
 
 
+@attrs.define(eq=False)
 class ChunkShape(Shape):
     """The answer to *asked*, of choices in chunks. One that is streamed *keeps* nothing of what it
     has sent. The fields around the choices are the same in every chunk, but for the counts."""
 
-    kind: str
-    chunk_kind: str
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
-    def __init__(self, about: About, asked: Sampled) -> None:
-        self._about = about
-        self._asked = asked
-        self.keeps: Final = not asked.stream
+    _about: About
+    _asked: Sampled
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what it gives out is kept, too."""
+        return not self._asked.stream
 
     @abstractmethod
     def _opening_choices(self) -> list[dict[str, Any]]:

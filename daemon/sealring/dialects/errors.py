@@ -65,6 +65,9 @@ def is_anthropic(path: str) -> bool:
     return path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
 
 
+_FIELDS: Final = ("status", "message", "code", "kind", "param", "headers")
+
+
 class ApiError(Exception):
     """An error answer: its *status*, and the fields of its body."""
 
@@ -123,20 +126,8 @@ class ApiError(Exception):
         return "".join(char if char.isprintable() else " " for char in where + said)
 
     def fields(self) -> dict[str, Any]:
-        """All of the error, for `from_fields` in another process."""
-        return {
-            "status": self.status,
-            "message": self.message,
-            "code": self.code,
-            "kind": self.kind,
-            "param": self.param,
-            "headers": self.headers,
-        }
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> ApiError:
-        """The error that has *fields*."""
-        return cls(**fields)
+        """All of the error, from which another process makes it again."""
+        return {name: getattr(self, name) for name in _FIELDS}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
@@ -223,11 +214,11 @@ def _cancelled() -> ApiError:
     return ApiError(499, "The request was cancelled.", "request_cancelled", kind="cancelled")
 
 
-def from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
+def _from_text(error: TextQueueFull | Exceeded | Lost | Refused) -> ApiError:
     """The error for a text that a worker did not finish."""
     match error:
         case Refused():
-            return ApiError.from_fields(error.fields)
+            return ApiError(**error.fields)
         case Exceeded():
             # Not a 5xx, which clients send again: it would take as long the next time.
             return ApiError(422, f"This request was given up: {error}.", "text_limit_exceeded")
@@ -248,7 +239,7 @@ def text_errors(name: str) -> Iterator[None]:
     except (TextQueueFull, Exceeded, Lost, Refused) as error:
         if isinstance(error, Exceeded):
             log.warning("%s: %s", name, error)
-        raise from_text(error) from None
+        raise _from_text(error) from None
     except OperationError as error:
         raise unavailable(f"The text cannot be read: {error.what}.", "no_worker") from None
 

@@ -308,21 +308,19 @@ class Delta:
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
+@attrs.define(eq=False)
 class Choice:
     """Choice *index* on its way, whose *text* has tool calls that *read_call* reads. With
     *single_call* it ends after its first tool call."""
 
-    def __init__(
-        self, index: int, text: AnswerText, read_call: ReadCall, *, single_call: bool = False
-    ) -> None:
-        self._index = index
-        self._text = text
-        self._read_call = read_call
-        self._single_call = single_call
-        self._held: list[TokenOut] = []  # tokens of text that is still held back
-        self._thought = 0  # of them
-        self._calls = 0
-        self._more = False  # has come after the one call that there may be
+    _index: int
+    _text: AnswerText
+    _read_call: ReadCall
+    _single_call: bool = attrs.field(default=False, kw_only=True)
+    _held: list[TokenOut] = attrs.field(factory=list)  # tokens of text that is still held back
+    _thought: int = 0  # of them
+    _calls: int = 0
+    _more: bool = False  # has come after the one call that there may be
 
     @property
     def complete(self) -> bool:
@@ -526,15 +524,15 @@ _UNREAD: Final = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
 """The rest of a JSON string that ends."""
 
 
+@attrs.define(eq=False)
 class CallArguments:
     """The arguments of a call as they are streamed. Those of a *custom* tool hold a text, which is
     what it is given."""
 
-    def __init__(self, *, custom: bool) -> None:
-        self.custom = custom
-        self._sent: list[str] = []
-        self._rest = ""  # of a custom tool's arguments
-        self._within = False  # the text
+    custom: bool = attrs.field(kw_only=True)
+    _sent: list[str] = attrs.field(factory=list)
+    _rest: str = ""  # of a custom tool's arguments
+    _within: bool = False  # the text
 
     def add(self, text: str) -> str:
         """What is to be sent of more *text*."""

@@ -509,16 +509,16 @@ def _free_text(tool: ResponseTool) -> dict[str, Any]:
     }
 
 
+@attrs.define(eq=False)
 class _Talk:
     """Makes messages of items, of which the first *before* are of earlier responses. Of what is no
     text in earlier turns, the places are in *left_out*."""
 
-    def __init__(self, tools: _Tools, before: int) -> None:
-        self._tools = tools
-        self._before = before
-        self._history = 0
-        self._messages: list[dict[str, Any]] = []
-        self.left_out: list[str] = []
+    _tools: _Tools
+    _before: int
+    left_out: list[str] = attrs.field(factory=list)
+    _history: int = 0
+    _messages: list[dict[str, Any]] = attrs.field(factory=list)
 
     def of(self, instructions: str | None, items: Sequence[Item]) -> list[dict[str, Any]]:
         """The messages of *items*, after the *instructions*. Raises `ApiError`."""
@@ -714,28 +714,21 @@ class _Made:
     json: bytes
 
 
+@attrs.define(eq=False)
 class ResponseShape(Shape):
     """One response. Log probabilities are of its text, with *bytes_of* each token, when that is
     given, and of *most* others in its place. *keep* gets it when it is complete."""
 
-    def __init__(
-        self,
-        about: About,
-        wanted: Wanted,
-        bytes_of: TokenBytes | None,
-        keep: Keep | None,
-        most: int = 0,
-    ) -> None:
-        self._about = about
-        self._wanted = wanted
-        self._bytes_of = bytes_of
-        self._most = most
-        self._keep = keep
-        self._number = 0
-        self._done: list[bytes] = []  # items, as JSON
-        self._open: _Open | None = None
-        self._finish = Finish("stop")
-        self._thought = 0
+    _about: About
+    _wanted: Wanted
+    _bytes_of: TokenBytes | None
+    _keep: Keep | None
+    _most: int = 0
+    _number: int = 0
+    _done: list[bytes] = attrs.field(factory=list)  # items, as JSON
+    _open: _Open | None = None
+    _finish: Finish = attrs.field(factory=lambda: Finish("stop"))
+    _thought: int = 0
 
     def opening(self) -> bytes:
         """The response before it has anything."""

@@ -94,30 +94,22 @@ def _requests(number: int) -> str:
     return f"{number} request{'' if number == 1 else 's'}"
 
 
+@attrs.define(eq=False)
 class Answer:
     """The answer to one job, made by `Generator.answering`."""
 
-    def __init__(
-        self,
-        uid: int,
-        stream: Stream,
-        finish: Callable[[], None],
-        words: Detokenizer,
-        stop: StopText,
-        notes: tuple[Tracer, Trace],
-        *,
-        fitted: bool,
-    ) -> None:
-        self.uid = uid
-        self.fitted = fitted
-        """Whether it has less room than was asked for."""
-        self._stream = stream
-        self._finish = finish
-        self._words = words
-        self._stop = stop
-        self._tracer, self._trace = notes
-        self._last: float | None = None
-        self._done: RequestDone | None = None
+    uid: int
+    _stream: Stream
+    _finish: Callable[[], None]
+    _words: Detokenizer
+    _stop: StopText
+    _tracer: Tracer
+    _trace: Trace
+    fitted: bool
+    """Whether it has less room than was asked for."""
+
+    _last: float | None = None
+    _done: RequestDone | None = None
 
     @property
     def stopped_by(self) -> str:
@@ -212,7 +204,7 @@ class Generator:
         trace: Trace,
         check: Check = lambda _: None,
     ) -> ParsedRequest:
-        """Have a text worker read *body* by *job* (`api.texts.JOBS`) with *about*, for *owner*.
+        """Have a text worker read *body* by *job* (`text_worker.JOBS`) with *about*, for *owner*.
         What it says has to pass *check*. *trace* gets the times and the number of tokens.
 
         Raises `Refused`, `Exceeded`, `TextQueueFull`, `Lost`, or `OperationError` if no worker
@@ -280,8 +272,9 @@ class Generator:
                     lambda: runtime.finish(uid),
                     words.stream(None if job.opens else request.prompt, special=job.special),
                     StopText(job.stop, shown=job.stop_shown),
-                    (tracer, trace),
-                    fitted=fitted,
+                    tracer,
+                    trace,
+                    fitted,
                 )
             finally:
                 runtime.forget(uid)

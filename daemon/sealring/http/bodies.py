@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
+import attrs
 import trio
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Send
@@ -159,14 +160,14 @@ async def attended(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     return given[0]
 
 
+@attrs.define(eq=False)
 class EventStream:
     """A response of server-sent events; several tasks may write."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._writing = trio.Lock()
-        self._last = trio.current_time()
-        self.opened = False
+    _send: Send
+    opened: bool = False
+    _writing: trio.Lock = attrs.field(factory=trio.Lock)
+    _last: float = attrs.field(factory=trio.current_time)
 
     async def open(self) -> None:
         """Send the headers of success. From here on an error is an event."""
@@ -183,11 +184,9 @@ class EventStream:
         """No more events."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def keep_alive(
-        self, events: bytes = KEEPALIVE, seconds: float = KEEPALIVE_SECONDS
-    ) -> None:
-        """Break every silence of *seconds* by *events*, until cancelled."""
+    async def keep_alive(self, events: bytes = KEEPALIVE) -> None:
+        """Break every silence of `KEEPALIVE_SECONDS` by *events*, until cancelled."""
         while True:
-            await trio.sleep_until(self._last + seconds)
-            if trio.current_time() >= self._last + seconds:
+            await trio.sleep_until(self._last + KEEPALIVE_SECONDS)
+            if trio.current_time() >= self._last + KEEPALIVE_SECONDS:
                 await self.write(events)

@@ -151,22 +151,22 @@ class Turns:
                 self._taken = False
 
 
+@attrs.define(eq=False)
 class Place:
     """One connection's place. Its *number* is never used again in this process; *scope* is
     cancelled when the connection has to close. What is on its way to the server can be seen at
     *sock*, if it is given."""
 
-    def __init__(self, book: Connections, source: str, sock: socket.socket | None = None) -> None:
-        self.number = next(_numbers)
-        self.source = source
-        self.scope = trio.CancelScope()
-        self.waited = 0.0  # seconds that its request has waited for the client before
-        self.since = 0.0  # when it began to wait (trio's clock)
-        self.new = True  # no request of it has come
-        self.over = False  # none will be answered any more
-        self.waiting = False  # for its turn
-        self._book = book
-        self._sock = sock
+    _book: Connections
+    source: str
+    _sock: socket.socket | None = None
+    number: int = attrs.field(factory=lambda: next(_numbers))
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    waited: float = 0.0  # seconds that its request has waited for the client before
+    since: float = 0.0  # when it began to wait (trio's clock)
+    new: bool = True  # no request of it has come
+    over: bool = False  # none will be answered any more
+    waiting: bool = False  # for its turn
 
     @property
     def spoke(self) -> bool:

@@ -391,12 +391,12 @@ class Call:
         self.holding.grow(grown)
 
 
+@attrs.frozen(eq=False)
 class Generate:
     """The ASGI endpoint of one *kind* of request."""
 
-    def __init__(self, head: ApiHead, kind: ApiKind) -> None:
-        self._head = head
-        self._kind = kind
+    _head: ApiHead
+    _kind: ApiKind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -649,13 +649,13 @@ def _timing(trace: Trace) -> dict[str, str]:
     return {"Server-Timing": ", ".join(parts)}
 
 
+@attrs.frozen(eq=False)
 class Tokens:
     """The ASGI endpoint of one *job* of `text_worker.JOBS`, which writes the answer: to make tokens
     or text, or to count the tokens of a prompt."""
 
-    def __init__(self, head: ApiHead, job: str) -> None:
-        self._head = head
-        self._job = job
+    _head: ApiHead
+    _job: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

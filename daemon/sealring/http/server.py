@@ -1,6 +1,6 @@
 """Listening for HTTP, in the event loop of the node, and ending in good order.
 
-The node's event loop serves the app, so that an answer costs no change of threads; `exchange` has
+The node's event loop serves the app, so that an answer costs no change of threads; `http1` has
 what each client gets. Neither a client nor a lack of descriptors ends the listening: connections
 that wait for their clients are closed first (`connections`). The generator closes the server once
 the requests under way have finished.

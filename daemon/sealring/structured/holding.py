@@ -40,7 +40,7 @@ it, too, one after the other, and no other row but those with grammars waits for
 
 
 _MOST_BYTES: Final = MAX_GRAMMAR - 64
-"""Bytes of a grammar; whose it is will be added (`sampling`)."""
+"""Bytes of a grammar; whose it is will be added (`http.generate.jobs`)."""
 
 
 @attrs.frozen

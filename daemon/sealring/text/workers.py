@@ -27,10 +27,10 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import attrs
 import psutil  # type: ignore[import-untyped]
@@ -144,8 +144,7 @@ class TextWorkers:
         self._changed = trio.Event()
         self._places = trio.Semaphore(WORKERS)
         self._large = trio.Semaphore(WORKERS - 1)
-        self._turns: dict[str, trio.Lock] = {}
-        self._queued: Counter[str] = Counter()
+        self._turns: WeakValueDictionary[str, trio.Lock] = WeakValueDictionary()
         self._waiting = SharedBudget(MAX_WAITING)
         self._ended: list[subprocess.Popen[bytes]] = []
 
@@ -189,9 +188,10 @@ class TextWorkers:
         no worker starts."""
         if not self._waiting.take(owner, len(data)):
             raise TextQueueFull
+        turn = self._turns.setdefault(owner, trio.Lock())  # which lasts while a job waits for it
         large = self._large if len(data) >= LARGE else contextlib.nullcontext()
         try:
-            async with self._turn(owner), large, self._places:
+            async with turn, large, self._places:
                 worker = await self._take()
                 try:
                     return await worker.ask(job, pack({"job": job, **about}, data), check)
@@ -199,17 +199,6 @@ class TextWorkers:
                     self._give_back(worker, len(data))
         finally:
             self._waiting.give_back(owner, len(data))
-
-    @asynccontextmanager
-    async def _turn(self, owner: str) -> AsyncIterator[None]:
-        self._queued[owner] += 1
-        try:
-            async with self._turns.setdefault(owner, trio.Lock()):
-                yield
-        finally:
-            self._queued[owner] -= 1
-            if not self._queued[owner]:
-                del self._queued[owner], self._turns[owner]
 
     async def _take(self) -> _Worker:
         """An idle worker. Raises `OperationError`. A start costs seconds of a core, so no second
