@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 import attrs
 import pydantic
 import sealring
-from sealring.dashboard import events, pages
+from sealring.dashboard import pages
 from sealring.dialects import anthropic, fields, messages, replies, responses, schema
 from sealring.files import config
 from sealring.http import bodies, connections, gate, head, http1, kept, server, state, tls
@@ -191,7 +191,7 @@ def _limits() -> str:
 _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
-        *(bodies, config, connections, events, gate, head, http1, kept, replies, responses),
+        *(bodies, config, connections, gate, head, http1, kept, pages, replies, responses),
         *(schema, state, tls, workers),
     )
 }

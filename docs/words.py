@@ -249,8 +249,8 @@ LIMITS: Final = {
     "gate.PART_OF_ONE": "How many requests with one key are answered at once, as a part of them.",
     "head.MAX_HELD": "Bytes of large texts and prompts that requests under way have for their "
     "answers, and of large answers that wait for their clients; one caller has half at most.",
-    "events.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
-    "events.MAX_LISTENERS_OF_ONE": "Those of one caller.",
+    "pages.MAX_LISTENERS": "Listeners to `/v1/cluster/events`.",
+    "pages.MAX_LISTENERS_OF_ONE": "Those of one caller.",
     "state.MAX_LIVE": "Requests under way in `/v1/cluster` and its events.",
     "schema.MAX_CHOICES": "Choices of one request, over all its prompts.",
     "schema.MAX_MESSAGES": "Messages of a conversation.",

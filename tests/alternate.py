@@ -36,9 +36,9 @@ options = {"strategy": strategy, "collectives": "sealed"}
 pool = ThreadPoolExecutor(rows)
 with local_ring(ranks, find_model(TINY), options=options) as nodes:
     def answer(tokens):
-        request = {"do": "generate", "prompt": DEFAULT_PROMPT, "max_tokens": tokens}
+        request = {"prompt": DEFAULT_PROMPT, "max_tokens": tokens}
         times = []
-        for event in nodes[0].ask(request):
+        for event in nodes[0].ask("generate", request):
             if event["event"] == "text":
                 times += [time.perf_counter()] * event["count"]
         return times

@@ -57,7 +57,7 @@ def ask(folder: Path) -> None:
 def gaps(head: LocalNode) -> Iterator[float]:
     """Milliseconds between the tokens of one answer."""
     last = None
-    for event in head.ask({"do": "generate", "prompt": "Once", "max_tokens": TOKENS}):
+    for event in head.ask("generate", {"prompt": "Once", "max_tokens": TOKENS}):
         if event["event"] == "text":
             now = time.perf_counter()
             if last is not None:

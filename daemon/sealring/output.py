@@ -35,38 +35,38 @@ def visible(text: str) -> str:
     return text.translate(_UNSEEN)
 
 
-def tell_error(error: UserError) -> None:
+def print_error(error: UserError) -> None:
     """Say on standard error what was wrong and what to do."""
     print(f"sealring: {visible(error.what)}\n{visible(error.advice)}", file=sys.stderr)
 
 
-def tell_note(text: str) -> None:
+def print_note(text: str) -> None:
     """Say on standard error what a person may want to know."""
     print(f"sealring: {visible(text)}", file=sys.stderr, flush=True)
 
 
-def tell_cut_off(most: int) -> None:
+def note_cut_off(most: int) -> None:
     """Say on standard error that an answer ended at its limit of *most* tokens."""
-    tell_note(f"the answer is cut off at max_tokens ({most})")
+    print_note(f"the answer is cut off at max_tokens ({most})")
 
 
-def teller() -> Callable[[str], None]:
+def reporter() -> Callable[[str], None]:
     """A function that says on standard error what is being waited for, each thing once: for how
     long, and how often, is no other thing."""
     seen: set[str] = set()
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         lasting = re.sub(r" \((?:for|\d+ times in) [^()]*\)", "", text)
         if lasting not in seen:
             seen.add(lasting)
             print(f"sealring: {visible(text)} ...", file=sys.stderr, flush=True)
 
-    return tell
+    return report
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
-    """A function that tells what is waited for: in one moving line to a person, each thing once to
+    """A function that says what is waited for: in one moving line to a person, each thing once to
     a file."""
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - as below
@@ -77,7 +77,7 @@ def progress() -> Iterator[Callable[[str], None]]:
                 Text(f"{visible(text[:1].upper() + text[1:])} ...", style="dim")
             )
         return
-    yield teller()
+    yield reporter()
 
 
 class JsonOutput:
@@ -120,21 +120,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
         print(f"{name:<{width}}  {visible(value)}")
 
 
-def told_costs(guess_ms: Mapping[str, float]) -> str:
-    """How long a token takes without guesses; empty if that is not known. What else there is, is
-    for programs (``--json``)."""
-    return f"{guess_ms['plain']} ms without guesses" if "plain" in guess_ms else ""
-
-
-def told_draft(draft: Mapping[str, Any] | None) -> str:
-    """Which draft model there is, and how it is; empty if there is none."""
-    if draft is None:
-        return ""
-    fault = f" ({draft['fault']})" if draft["fault"] else ""
-    return f"{draft['model']}, {draft['state']}{fault}"
-
-
-def told_guesses(guesses: Mapping[str, int]) -> str:
+def guesses_text(guesses: Mapping[str, int]) -> str:
     """What came of the tokens that the head guessed; empty if there were none."""
     right, made = guesses["accepted"], sum(guesses.values())
     return f"{right} of {made} tokens right ({right / made:.0%})" if made else ""

@@ -16,7 +16,7 @@ COUNT = "Count to twenty."
 
 
 def test_the_answer_is_the_ring_s(ring: Served) -> None:
-    events = list(ring.head.ask({"do": "generate", "prompt": STORY, "max_tokens": 24}))
+    events = list(ring.head.ask("generate", {"prompt": STORY, "max_tokens": 24}))
     text = "".join(event.get("text", "") for event in events)
     answer = ring.openai.chat.completions.create(**ring.chat(STORY, max_completion_tokens=24))
     assert answer.choices[0].message.content == text
@@ -136,7 +136,7 @@ def test_log_probabilities_of_the_chosen_alone(ring: Served) -> None:
 def test_a_bias_and_penalties_change_what_is_drawn(ring: Served) -> None:
     body = ring.chat(COUNT, max_tokens=32)  # the tiny model is very sure how to
     plain = ring.openai.chat.completions.create(**body).choices[0].message.content
-    told = ring.head.ask({"do": "generate", "prompt": COUNT, "max_tokens": 1})
+    told = ring.head.ask("generate", {"prompt": COUNT, "max_tokens": 1})
     (first,) = list(told)[-1]["token_ids"]
     changes: list[dict[str, Any]] = [
         {"logit_bias": {str(first): -100}},

@@ -19,8 +19,8 @@ def tokenizer() -> Tokenizer:
 
 
 def test_text_goes_on(ring: Served) -> None:
-    request = {"do": "generate", "prompt": PROMPT, "raw": True, "max_tokens": 16}
-    text = "".join(event.get("text", "") for event in ring.head.ask(request))
+    request = {"prompt": PROMPT, "raw": True, "max_tokens": 16}
+    text = "".join(event.get("text", "") for event in ring.head.ask("generate", request))
     answer = ring.openai.completions.create(model="tiny", prompt=PROMPT, temperature=0)
     assert answer.choices[0].text == text  # 16 tokens, where nothing is said
     assert answer.object == "text_completion"

@@ -17,7 +17,7 @@ import attrs
 import pytest
 import trio
 from sealring.dashboard import pages
-from sealring.dashboard.events import MAX_LISTENERS_OF_ONE, News, Seen
+from sealring.dashboard.pages import MAX_LISTENERS_OF_ONE, News, Seen
 from sealring.dialects.anthropic import MessageShape
 from sealring.dialects.chat import ChatShape, TextShape
 from sealring.dialects.errors import ApiError

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring.dialects.chat import TextScores
 from sealring.dialects.errors import ApiError
-from sealring.dialects.replies import scored
+from sealring.dialects.replies import KEEPALIVE, scored
 from sealring.dialects.schema import ChatRequest, CompletionRequest, read
 from sealring.generation.trace import StepParts, Trace
 from sealring.http import bodies, gate
@@ -59,7 +59,7 @@ async def test_a_silent_stream_is_kept_alive(autojump_clock: MockClock) -> None:
 
     stream = EventStream(send)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(stream.keep_alive)
+        nursery.start_soon(stream.keep_alive, KEEPALIVE)
         await trio.sleep(0.7 * KEEPALIVE_SECONDS)
         await stream.write(b"data: 1\n\n")
         await trio.sleep(2.5 * KEEPALIVE_SECONDS)

@@ -94,7 +94,14 @@ def test_keys_are_asked_for_on_loopback_from_the_first_on(
     assert http.get("/v1/models", headers={**bearer, **PROXIED}).status_code == 200
     for path in ("/health", "/", "/dashboard/main.js"):
         assert http.get(path).status_code in (200, 503)  # it may still be loading
-    # The local commands have the control socket, and chat is told what it lacks.
+    # The node's owner needs none at its Unix socket, whatever it says there.
+    uds = httpx2.HTTPTransport(uds=str(node.control))
+    with httpx2.Client(transport=uds, base_url="http://localhost") as own:
+        assert statuses(own) == {200}
+        assert statuses(own, authorization="Bearer sk-sealring-wrong") == {200}
+        with own.stream("GET", "/v1/cluster/events", timeout=PATIENCE) as news:
+            assert len(list(islice(news.iter_lines(), 10))) == 10
+    # The local commands go there, and chat reports what it lacks.
     assert sealring("status", "--config", config, "--json").json()["name"] == "rank0"
     done = sealring("chat", "--url", str(http.base_url))
     assert done.code == 1

@@ -104,7 +104,7 @@ def test_another_user_gets_into_no_collective(
         attacked() as stop,
         local_ring(ranks, tiny.path(), options=options) as nodes,
     ):
-        *_, done = nodes[0].ask({"do": "generate", "prompt": "Once", "max_tokens": 4})
+        *_, done = nodes[0].ask("generate", {"prompt": "Once", "max_tokens": 4})
         states = [node.status() for node in nodes]
         ports = stop()
         logs = "\n".join(node.log.read_text()[-2000:] for node in nodes)

@@ -1,63 +1,95 @@
-"""Hostile requests on the control socket: each is its client's mistake, and nothing else."""
+"""Hostile requests at a node's Unix socket: each is its client's mistake, and nothing else."""
 
 from __future__ import annotations
 
+import json
 import math
-import socket
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import pydantic
 import pytest
 import trio
-from sealring.local.control_client import ask
-from sealring.service import control
-from sealring.service.control import Reply, serve_control
-from sealring.service.requests import read_request
+from sealring.http import bodies
+from sealring.http.http1 import HEADER_SECONDS
+from sealring.local import node_socket
+from sealring.local.node_socket import ask
+from sealring.service.owner_api import OwnerApi
+from sealring.service.requests import GenerateFields, read_fields
+from sealring.service.verification import Reply
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 
+from tests.io_trio.test_control import connected, posted, serving
 
-async def echo(request: dict[str, Any], reply: Reply) -> None:
-    await reply({"event": "done", "keys": len(request)})
+
+class AnyFields(pydantic.BaseModel):
+    """Whatever there is."""
+
+
+async def echo(name: str, body: bytes, reply: Reply) -> None:
+    if name == "fail":
+        raise LocalProtocolError("what nobody thought of")
+    read_fields(AnyFields, body, "status")
+    await reply({"event": "done", "bytes": len(body)})
+
+
+ECHO = OwnerApi(echo, lambda: None)
 
 
 async def raw(path: Path, data: bytes) -> bytes:
     """What the socket at *path* answers to *data*, up to its end."""
-    with trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-        await client.connect(str(path))
+    with await connected(path) as client:
         stream = trio.SocketStream(client)
         try:
             await stream.send_all(data)
+            await stream.send_eof()
             return b"".join([chunk async for chunk in stream])
         except trio.BrokenResourceError:
             return b""
 
 
+async def lives(path: Path) -> None:
+    """The next client is answered."""
+    with await connected(path) as client:
+        await client.send(posted("x"))
+        assert b'"bytes": 2' in await client.recv(1000)
+
+
 HOSTILE = {
-    "deep lists": b"[" * 200_000 + b"\n",
-    "deep objects": b'{"a":' * 200_000 + b"\n",
-    "deep within a request": b'{"do":"status","x":' + b"[" * 200_000 + b"\n",
-    "a huge number": b'{"do":' + b"1" * 100_000 + b"}\n",
-    "no UTF-8": b'{"do":"\xff\xfe"}\n',
+    "deep lists": b"[" * 200_000,
+    "deep objects": b'{"a":' * 200_000,
+    "deep within a request": b'{"x":' + b"[" * 200_000,
+    "a huge number": b'{"x":' + b"1" * 100_000 + b"}x",
+    "no UTF-8": b'{"x":"\xff\xfe"}',
     "no JSON": b"GET / HTTP/1.1\r\n",
-    "no object": b"[1, 2]\n",
-    "nothing": b"\n",
+    "no object": b"[1, 2]",
+    "nothing": b"",
 }
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
+    async with serving(path, ECHO):
         with trio.fail_after(20):
-            answer = await raw(path, data)
-            assert b'"mistake": true' in answer
+            with await connected(path) as client:
+                await trio.SocketStream(client).send_all(posted("x", data))
+                answer = await client.recv(10_000)
+            assert answer.startswith(b"HTTP/1.1 400 ")
             assert b"the request cannot be read" in answer
-            assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')  # it lives
-        nursery.cancel_scope.cancel()
+            await lives(path)
+
+
+async def test_what_is_no_http_is_that_clients_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with serving(path, ECHO):
+        with trio.fail_after(20):
+            with await connected(path) as client:
+                await client.send(b'{"do": "status"}\r\n\r\n')
+                assert (await client.recv(1000)).startswith(b"HTTP/1.1 400 ")
+            await lives(path)
 
 
 @pytest.mark.parametrize(
@@ -70,68 +102,90 @@ async def test_what_is_no_request_is_that_clients_mistake(tmp_path: Path, data: 
         ("top_p", math.nan),
         ("min_p", math.nan),
         ("min_p", 2),
-        ("prompt", "\ud800"),
+        ("prompt", 1),
     ],
 )
 def test_a_number_that_no_row_may_have_is_that_clients_mistake(name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
-        read_request({"do": "generate", "prompt": "x", name: value})
+        read_fields(GenerateFields, json.dumps({"prompt": "x", name: value}).encode(), "generate")
 
 
 async def test_a_fault_in_answering_ends_that_connection_alone(tmp_path: Path) -> None:
-    async def fail(request: dict[str, Any], reply: Reply) -> None:
-        if "fail" in request:
-            raise LocalProtocolError("what nobody thought of")
-        await echo(request, reply)
-
     path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, fail)
+    async with serving(path, ECHO):
         with trio.fail_after(20):
-            assert await raw(path, b'{"fail": 1}\n') == b""
-            assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')
-        nursery.cancel_scope.cancel()
+            with await connected(path) as client:
+                await client.send(posted("fail"))
+                assert (await client.recv(1000)).startswith(b"HTTP/1.1 500 ")
+            await lives(path)
 
 
-async def test_a_request_that_is_too_long_is_told(tmp_path: Path) -> None:
+async def test_a_client_that_sends_no_more_is_one_that_left(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    request = {"do": "generate", "prompt": "a" * (2 * control.MAX_LINE)}
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        with trio.fail_after(20), pytest.raises(UserError, match="is longer than 4 MiB"):
-            await trio.to_thread.run_sync(partial(list, ask(path, request)))
-        nursery.cancel_scope.cancel()
+    async with serving(path, ECHO):
+        with trio.fail_after(20):
+            assert b'"bytes"' in await raw(path, posted("x"))
+            assert await raw(path, posted("x")[:20]) == b""
+            await lives(path)
 
 
-async def test_a_client_beyond_the_last_place_is_told(tmp_path: Path) -> None:
+async def test_a_request_that_is_too_long_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        with ExitStack() as idle:
-            for _ in range(control.MAX_CLIENTS):
-                client = idle.enter_context(trio.socket.socket(socket.AF_UNIX))
-                await client.connect(str(path))
+    fields = {"prompt": "a" * (2 * bodies.MAX_BODY)}
+    async with serving(path, ECHO):
+        with trio.fail_after(20), pytest.raises(UserError, match="is larger than 8 MiB"):
+            await trio.to_thread.run_sync(partial(list, ask(path, "generate", fields)))
+
+
+async def test_a_client_beyond_the_last_place_is_refused(tmp_path: Path) -> None:
+    async def wait(name: str, body: bytes, reply: Reply) -> None:
+        await trio.sleep_forever()
+
+    path = tmp_path / "s"
+    async with serving(path, OwnerApi(wait, lambda: None)):
+        with ExitStack() as busy:
+            for _ in range(node_socket.MAX_CLIENTS):
+                client = busy.enter_context(await connected(path))
+                await client.send(posted("x"))
+            await trio.testing.wait_all_tasks_blocked(0.01)
             with pytest.raises(OperationError, match="64 clients already"):
-                await trio.to_thread.run_sync(partial(list, ask(path, {"do": "x"})))
-        nursery.cancel_scope.cancel()
+                await trio.to_thread.run_sync(partial(list, ask(path, "x")))
 
 
-async def test_clients_that_say_nothing_are_few_and_not_for_ever(
+async def test_clients_that_say_nothing_take_no_place_from_others(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    async with serving(path, ECHO):
+        with ExitStack() as idle:
+            for _ in range(2 * node_socket.MAX_CLIENTS):
+                idle.enter_context(await connected(path))
+                await lives(path)
+
+
+async def test_clients_that_say_nothing_are_not_kept_for_ever(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
     path = tmp_path / "s"
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, path, echo)
-        idle = [trio.socket.socket(socket.AF_UNIX) for _ in range(control.MAX_CLIENTS + 20)]
-        for client in idle:
-            await client.connect(str(path))
-        for refused in idle[control.MAX_CLIENTS :]:
-            assert b"has 64 clients already" in await refused.recv(1000)
-        for client in idle[: control.MAX_CLIENTS]:
-            assert await client.recv(1) == b""
-        assert trio.current_time() < 2 * control.REQUEST_SECONDS
-        await trio.testing.wait_all_tasks_blocked()  # their places are free
-        assert b'"keys": 1' in await raw(path, b'{"do": "x"}\n')
-        for client in idle:
-            client.close()
-        nursery.cancel_scope.cancel()
+    async with serving(path, ECHO):
+        with ExitStack() as idle:
+            clients = [
+                idle.enter_context(await connected(path)) for _ in range(node_socket.MAX_CLIENTS)
+            ]
+            for client in clients:
+                assert await client.recv(1) == b""
+            assert trio.current_time() < 2 * HEADER_SECONDS
+            await lives(path)
+
+
+async def test_a_client_that_sends_its_request_slowly_is_cut_off(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    path = tmp_path / "s"
+    async with serving(path, ECHO):
+        with await connected(path) as client:
+            for byte in posted("x", b" " * 100 + b"{}"):
+                try:
+                    await client.send(bytes([byte]))
+                except BrokenPipeError:
+                    break
+                await trio.sleep(1)
+            assert (await client.recv(1000)).startswith(b"HTTP/1.1 408 ")

@@ -13,7 +13,6 @@ import pytest
 import trio
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_node
-from sealring.service.control import serve_control
 from sealring_model import tiny
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.handshake import TrafficSecrets
@@ -25,8 +24,9 @@ from sealring_trio.files.key_files import KeyLog
 from sealring_trio.net.connecting import dial
 from sealring_trio.node.runtime import Runtime
 
-from tests.attacks.test_control_socket import echo, raw
+from tests.attacks.test_control_socket import ECHO, lives
 from tests.attacks.test_floods import two
+from tests.io_trio.test_control import serving
 from tests.io_trio.test_engine_supervisor import FAKE
 from tests.sim.rosters import COORDINATOR, signer
 
@@ -119,10 +119,8 @@ async def test_the_control_socket_opens_without_a_thread(
 ) -> None:
     refuse(monkeypatch, REFUSALS["thread"])
     with trio.fail_after(20):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(serve_control, tmp_path / "s", echo)
-            assert b'"keys": 1' in await raw(tmp_path / "s", b'{"do": "x"}\n')
-            nursery.cancel_scope.cancel()
+        async with serving(tmp_path / "s", ECHO):
+            await lives(tmp_path / "s")
 
 
 async def test_the_status_needs_no_descriptor(no_descriptor: Callable[[], None]) -> None:

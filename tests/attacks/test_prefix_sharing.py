@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 from sealring.http import gate
+from sealring.http.connections import OWNER
 from sealring.http.keys import KEY_FILE, ApiKeys, new_key, revoke_key
-from sealring.service import requests
 from sealring_protocol.control.requests import Request
 
 SHARING = ["connection", "off", "everyone"]
@@ -84,6 +84,6 @@ async def test_the_control_socket_shares_with_no_caller_of_the_api(
 ) -> None:
     door = Door(tmp_path, sharing)
     key = new_key(tmp_path / KEY_FILE, "alice")
-    own = Request((1,), scope=requests.SCOPE).sharer
-    for guess in (key, "", requests.SCOPE):
-        assert await door.sharer(guess, requests.SCOPE) != own
+    own = Request((1,), scope=OWNER).sharer
+    for guess in (key, "", OWNER):
+        assert await door.sharer(guess, OWNER) != own

@@ -135,7 +135,7 @@ def test_a_trio_head_generates_with_the_asyncio_peer(cluster: list[Path]) -> Non
         port_of(serving)
         with running_node(head) as node:
             wait_until_up(node)
-            *_, done = node.ask({"do": "generate", "prompt": "Hello.", "max_tokens": 5})
+            *_, done = node.ask("generate", {"prompt": "Hello.", "max_tokens": 5})
             assert 0 < len(done["token_ids"]) <= 5
 
 

@@ -36,7 +36,7 @@ from tests.io_trio.helpers import sealring
 PATIENCE = 90.0
 PROMPT = "Once upon a time"
 SPLIT = [2, 3, 2]
-ASKED = {"do": "generate", "prompt": PROMPT, "max_tokens": 12}
+ASKED = {"prompt": PROMPT, "max_tokens": 12}
 
 
 class Ring:
@@ -88,7 +88,7 @@ class Ring:
 
 def tokens(head: LocalNode) -> list[int]:
     found = []
-    for event in head.ask(ASKED):
+    for event in head.ask("generate", ASKED):
         assert event["event"] in ("waiting", "text", "done"), json.dumps(event)
         found += event.get("token_ids", [])
     return found
@@ -174,7 +174,9 @@ def test_every_rank_that_fetches_is_told_of_everywhere(
         told = r"rank 1 \(rank1\): \d+\.\d of \d+\.\d MB; rank 2 \(rank2\): \d+\.\d of \d+\.\d MB"
         for node in (head, one, two):
             assert re.search(f"layers are still being fetched; {told}", why(node, "; rank 2 "))
-        assert re.search(told, next(e for e in head.ask(ASKED) if e["event"] == "waiting")["text"])
+        assert re.search(
+            told, next(e for e in head.ask("generate", ASKED) if e["event"] == "waiting")["text"]
+        )
         shown = sealring("status", "--config", ring.configs[0]).out
         assert re.search(rf"fetching +{told}\n", shown)
         assert re.search(

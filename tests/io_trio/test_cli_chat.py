@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from sealring.local import answering, client
+from sealring.local import client
 from sealring.local import client as head_client
 from sealring.local.chat_session import ChatSession, load
 from sealring.local.client import HeadClient
@@ -200,7 +200,7 @@ def test_no_answer_reaches_the_terminal_as_a_command(tmp_path: Path, look: dict[
 def test_a_head_that_is_silent_is_told_of_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(head_client, "LOOK_SECONDS", 0.2)
-    monkeypatch.setattr(answering, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(client, "ASK_SECONDS", 0.01)
     told: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"

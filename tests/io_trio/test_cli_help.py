@@ -13,8 +13,7 @@ from itertools import groupby, pairwise
 
 import pytest
 from rich.console import Console
-from sealring.cli import COMMANDS, GROUPS, build_app
-from sealring.cli.help_pages import MOST_COLUMNS
+from sealring.cli import COMMANDS, GROUPS, MOST_COLUMNS, build_app
 
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 ENTRY = re.compile(r"│ (?:\*| )? *(?:\S.*?) {2,}(?=\S)")

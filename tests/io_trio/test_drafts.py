@@ -15,8 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring.local.api import LocalApi, local_api
-from sealring.local.ring import LocalNode, local_ring
+from sealring.local.ring import LocalApi, LocalNode, local_api, local_ring
 from sealring_model import tiny
 from sealring_trio.errors import UserError
 from sealring_trio.node import drafts
@@ -28,7 +27,6 @@ PATIENCE = 90.0
 """Seconds after which what should have happened has not."""
 
 STORY = {
-    "do": "generate",
     "prompt": "Tell me a story about a fox named Pip.",
     "max_tokens": 48,
     "temperature": 1.2,
@@ -55,7 +53,7 @@ def head(api: LocalApi) -> LocalNode:
 
 
 def ask(node: LocalNode) -> dict[str, Any]:
-    *_, done = node.ask(STORY)
+    *_, done = node.ask("generate", STORY)
     return done
 
 

@@ -293,10 +293,10 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
 
 @pytest.mark.long
 def test_two_stages_of_two_say_what_two_ranks_say(ring: Ring) -> None:
-    request = {"do": "generate", "prompt": "Tell me a story about a fox.", "max_tokens": 12}
-    *_, expected = ring.nodes[0].ask(request)
+    request = {"prompt": "Tell me a story about a fox.", "max_tokens": 12}
+    *_, expected = ring.nodes[0].ask("generate", request)
     with local_ring(2, tiny.path(), options={"tp": 2}) as nodes:
-        *_, done = nodes[0].ask(request)
+        *_, done = nodes[0].ask("generate", request)
         states = [node.status() for node in nodes]
     assert done["token_ids"] == expected["token_ids"]
     for state in states:

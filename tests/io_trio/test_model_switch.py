@@ -26,8 +26,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(node: LocalNode, count: int = 8) -> list[int]:
-    asked = {"do": "generate", "prompt": "Once upon a time", "max_tokens": count}
-    return next(e["token_ids"] for e in node.ask(asked) if e["event"] == "done")
+    asked = {"prompt": "Once upon a time", "max_tokens": count}
+    return next(e["token_ids"] for e in node.ask("generate", asked) if e["event"] == "done")
 
 
 def use(node: LocalNode, model: Path | str, *more: str) -> Outcome:
@@ -66,8 +66,8 @@ def test_requests_that_run_are_finished(tmp_path, other):
         began, found = threading.Event(), []
 
         def ask() -> None:
-            asked: dict[str, Any] = {"do": "generate", "prompt": "Once", "max_tokens": 400}
-            for event in node.ask(asked):
+            asked: dict[str, Any] = {"prompt": "Once", "max_tokens": 400}
+            for event in node.ask("generate", asked):
                 began.set()
                 found.append(event)
 
@@ -178,11 +178,11 @@ def test_a_node_that_is_stopped_while_it_asks_a_slow_hub_stops(tmp_path, monkeyp
     with hostile(answer) as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         with running_node(config) as node:
-            request = {"do": "use", "model": "someone/model-1", "seconds": 60}
+            request = {"model": "someone/model-1", "seconds": 60}
 
             def ask() -> None:
                 with contextlib.suppress(Exception):  # the node is gone
-                    list(node.ask(request))
+                    list(node.ask("use", request))
 
             thread = threading.Thread(target=ask)
             try:

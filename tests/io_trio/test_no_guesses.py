@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring.local.api import LocalApi, local_api
+from sealring.local.ring import LocalApi, local_api
 from sealring_model import tiny
 
 from tests.io_trio.helpers import sealring
 from tests.serving import PATIENCE, serving
 
 PASSAGE = "Say the following again: the cat sat on the mat and the dog sat on the log."
-TOLD = {"do": "generate", "prompt": PASSAGE, "max_tokens": 96}
+TOLD = {"prompt": PASSAGE, "max_tokens": 96}
 NONE = {"accepted": 0, "rejected": 0}
 
 
@@ -38,7 +38,7 @@ def details(usage: dict[str, Any]) -> dict[str, int]:
 
 
 def test_none_is_taken_of_a_request(api: LocalApi) -> None:
-    *_, first = api.nodes[0].ask(TOLD)
+    *_, first = api.nodes[0].ask("generate", TOLD)
     *_, again = api.nodes[0].ask({**TOLD, "guesses": first["token_ids"]})
     assert again["token_ids"] == first["token_ids"]
     assert (again["guesses"] != NONE) == guessing(api)

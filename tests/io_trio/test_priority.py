@@ -75,7 +75,7 @@ def test_what_comes_last_does_so_in_either_case(how: str) -> None:
 
 @slices
 def test_in_a_ring_nodes_have_short_slices_and_engines_are_no_nicer(ring: Ring) -> None:
-    list(ring.nodes[0].ask({"do": "generate", "prompt": "Hello.", "max_tokens": 1}))  # all run
+    list(ring.nodes[0].ask("generate", {"prompt": "Hello.", "max_tokens": 1}))  # all run
     for node in ring.nodes:
         (engine,) = node.status()["engine_pids"]
         assert slice_ns(node.process.pid) == SHORT_NS

@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring.local.control_client import ask
-from sealring.profiling.recording import Recording, events, gather
-from sealring.profiling.shown import RankParts, balance_of, parts_of, slow_links_of
+from sealring.local.node_socket import ask
+from sealring.profiling import (
+    RankParts,
+    Recording,
+    balance_of,
+    events,
+    gather,
+    parts_of,
+    slow_links_of,
+)
 from sealring_trio.errors import OperationError
 
 from tests.io_trio.conftest import Ring
@@ -100,7 +107,7 @@ def test_another_rank_watches_what_runs(ring: Ring) -> None:
 
     def keep_asking() -> None:
         while not ended.is_set():
-            list(ring.nodes[0].ask({"do": "generate", "prompt": "Count.", "max_tokens": 8}))
+            list(ring.nodes[0].ask("generate", {"prompt": "Count.", "max_tokens": 8}))
 
     asking = threading.Thread(target=keep_asking)
     asking.start()
@@ -133,7 +140,7 @@ def test_one_profile_at_a_time_and_another_after_it(ring: Ring) -> None:
 
     def work(_: list[Recording]) -> None:
         with pytest.raises(OperationError, match="being profiled already"):
-            next(ask(socket, {"do": "profile"}))
+            next(ask(socket, "profile"))
         refused.append("yes")
 
     gather([socket], work)

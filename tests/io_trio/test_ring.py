@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import re
 import signal
@@ -20,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import attrs
+import httpx2
 import psutil
 import pytest
 from sealring.local.reference import one_process
@@ -42,7 +42,7 @@ TINY = describe(tiny.path())
 def ask(node: LocalNode, prompt: str = PROMPT, **options: object) -> dict[str, object]:
     """The summary of one request, with its text."""
     text = ""
-    for event in node.ask({"do": "generate", "prompt": prompt, "max_tokens": TOKENS, **options}):
+    for event in node.ask("generate", {"prompt": prompt, "max_tokens": TOKENS, **options}):
         text += event.get("text", "") if event["event"] == "text" else ""
     return {**event, "text": text}
 
@@ -126,7 +126,7 @@ def test_raw_leaves_the_template_out(ring: Ring) -> None:
 
 def test_a_client_that_goes_away_withdraws_its_request(ring: Ring) -> None:
     head = ring.nodes[0]
-    answer = head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": 1500})
+    answer = head.ask("generate", {"prompt": PROMPT, "max_tokens": 1500})
     assert next(event for event in answer if event["event"] == "text")
     answer.close()  # type: ignore[attr-defined]
     status_with(head, "requests", 0)
@@ -143,9 +143,11 @@ REFUSED: dict[str, tuple[dict[str, object], type[Exception], str]] = {
     "unknown field": ({"colour": 1}, UserError, "colour: "),
     "wrong type": ({"max_tokens": "many"}, UserError, "max_tokens: "),
     "out of range": ({"top_p": 2}, UserError, "top_p: "),
-    "no text": ({"prompt": "\ud800"}, UserError, "prompt: "),
-    "no reason to end": ({"do": "end"}, UserError, "does not say why"),
-    "unknown request": ({"do": "dance"}, UserError, "does not know 'dance'"),
+    "no text": (
+        {"prompt": "\ud800"},
+        UserError,
+        "request cannot be read",
+    ),
 }
 
 
@@ -155,6 +157,15 @@ def test_refused_requests(
 ) -> None:
     with pytest.raises(kind, match=what):
         ask(ring.nodes[0], **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    {"end": "why: Field required", "roster": "roster: ", "dance": "does not know 'dance'"}.items(),
+)
+def test_other_requests_that_are_refused(ring: Ring, name: str, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        next(ring.nodes[0].ask(name))
 
 
 def test_a_long_prompt_through_the_command(ring: Ring) -> None:
@@ -195,13 +206,12 @@ def test_the_control_socket_is_the_owners(ring: Ring) -> None:
     control = ring.nodes[0].control
     assert control.stat().st_mode & 0o777 == 0o600
     assert control.parent.stat().st_mode & 0o777 == 0o700
-    for line in (b"\n", b"[]\n", b"{\n"):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(control))
-            client.sendall(line)
-            client.shutdown(socket.SHUT_WR)
-            told = b"".join(iter(lambda client=client: client.recv(1000), b""))
-            assert json.loads(told)["event"] == "error"
+    transport = httpx2.HTTPTransport(uds=str(control))
+    with httpx2.Client(transport=transport, base_url="http://localhost") as http:
+        for body in ("", "[]", "{"):
+            headers = {"content-type": "application/json"}
+            answer = http.post("/node/generate", content=body, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["exit_code"]) == (400, 2)
 
 
 # --------------------------------------------------------------- what others see
@@ -292,7 +302,7 @@ def test_an_engine_killed_in_the_middle_of_an_answer(ring: Ring) -> None:
     whole = ask(ring.nodes[0], max_tokens=60)
     tokens: list[int] = []
     struck = False
-    for event in ring.nodes[0].ask({"do": "generate", "prompt": PROMPT, "max_tokens": 60}):
+    for event in ring.nodes[0].ask("generate", {"prompt": PROMPT, "max_tokens": 60}):
         if event["event"] == "text" and not struck:
             struck = True
             psutil.Process(ring.nodes[1].status()["engine_pid"]).kill()
@@ -308,7 +318,7 @@ def test_a_stopped_rank_stops_the_tokens_and_they_go_on_with_it(ring: Ring) -> N
     begun, waits = threading.Event(), threading.Event()
 
     def listen() -> None:
-        for event in head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": 200}):
+        for event in head.ask("generate", {"prompt": PROMPT, "max_tokens": 200}):
             events.append(event)
             if event["event"] == "text":
                 begun.set()
@@ -362,7 +372,7 @@ def test_a_killed_rank_is_reported_and_welcome_back(
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive  # no orphan: the kernel ends the engine with its daemon
     status_with(head, "missing", [1])
-    answer = head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS})
+    answer = head.ask("generate", {"prompt": PROMPT, "max_tokens": TOKENS})
     waiting = next(answer)
     assert waiting["event"] == "waiting"
     assert "rank 1 (rank1)" in waiting["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ async def test_requests_finish_before_another_member_becomes_the_head() -> None:
         generator.tracer.begin(trace)
         roster = head.roster.roster
         turned = attrs.evolve(roster, serial=2, members=roster.members[::-1])
-        asked = {"do": "roster", "roster": sign_roster(turned, COORDINATOR).encode().hex()}
+        asked = json.dumps({"roster": sign_roster(turned, COORDINATOR).encode().hex()}).encode()
         told: list[dict[str, Any]] = []
         waits = trio.Event()
 
@@ -48,7 +49,7 @@ async def test_requests_finish_before_another_member_becomes_the_head() -> None:
             told.append(event)
             waits.set()
 
-        nursery.start_soon(Requests(generator).answer, asked, reply)
+        nursery.start_soon(Requests(generator).answer, "roster", asked, reply)
         await waits.wait()
         name = turned.members[0].name
         why = f"roster 2 makes {name} the head; ask there"
@@ -57,7 +58,7 @@ async def test_requests_finish_before_another_member_becomes_the_head() -> None:
         assert generator.draining
         assert generator.obstacles()[0].cause is Cause.DRAINING
         with pytest.raises(OperationError, match=why):
-            await Requests(generator).answer({"do": "generate", "prompt": "x"}, reply)
+            await Requests(generator).answer("generate", b'{"prompt": "x"}', reply)
         generator.tracer.end(trace, "stop")
         while told[-1]["event"] != "done":
             await trio.testing.wait_all_tasks_blocked(0.01)

@@ -60,7 +60,7 @@ def starved(node: LocalNode) -> str:
 
 
 def summary(ring: Ring, prompt: str) -> dict[str, object]:
-    *_, last = ring.nodes[0].ask({"do": "generate", "prompt": prompt, "max_tokens": 8})
+    *_, last = ring.nodes[0].ask("generate", {"prompt": prompt, "max_tokens": 8})
     return last
 
 

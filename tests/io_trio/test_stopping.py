@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -77,8 +78,8 @@ async def test_a_reason_is_one_line_and_no_longer_than_one_reads(
     async def reply(event: dict[str, Any]) -> None:
         replies.append(event)
 
-    asked = {"do": "end", "why": "\x1b[31mred\r\nand more" + "!" * 5000}
-    await Requests(generator).answer(asked, reply)
+    asked = json.dumps({"why": "\x1b[31mred\r\nand more" + "!" * 5000}).encode()
+    await Requests(generator).answer("end", asked, reply)
     assert trace.given_up.startswith(" [31mred  and more!")
     assert len(trace.given_up) == 1000
-    assert replies == [{"event": "done"}]
+    assert not replies

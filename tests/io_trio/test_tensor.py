@@ -9,9 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 from sealring.generation.status import collective_link, describe_seals
-from sealring.local.api import LocalApi, local_api
 from sealring.local.reference import one_process
-from sealring.local.ring import LocalNode
+from sealring.local.ring import LocalApi, LocalNode, local_api
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.plan import Partition, Plan, Strategy
@@ -24,7 +23,7 @@ IN_DAEMONS = "sums sealed from node to node; in the clear inside each node's pro
 PROMPT = "Tell me a story about a fox named Pip."
 TOKENS = 24
 SEALED = "sealed between the nodes, not inside them: ring goes through the tunnel link"
-ASKED = {"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS}
+ASKED = {"prompt": PROMPT, "max_tokens": TOKENS}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def api() -> Iterator[LocalApi]:
 
 
 def ask(node: LocalNode) -> dict[str, Any]:
-    *_, done = node.ask(ASKED)
+    *_, done = node.ask("generate", ASKED)
     return done
 
 

@@ -12,7 +12,7 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 from sealring_protocol.codec.tensor import DType
 
-QUESTION = {"do": "generate", "prompt": "Count to fifty.", "max_tokens": 32}
+QUESTION = {"prompt": "Count to fifty.", "max_tokens": 32}
 
 
 def logits(info, cut):
@@ -49,7 +49,7 @@ def answers():
     found = []
     for options in ({}, {"hop_dtype": "bf16"}):
         with local_ring(2, tiny.path(), options=options) as nodes:
-            *_, done = nodes[0].ask(QUESTION)
+            *_, done = nodes[0].ask("generate", QUESTION)
             found.append(done["token_ids"])
     return found
 

@@ -160,8 +160,8 @@ def test_the_api_follows_the_head() -> None:
         expected_stream = whole(desk, 600)
         stream = Stream(desk, 600)
         assert stream.begun.wait(60)
-        asked = {"do": "roster", "roster": roster.read_bytes().hex()}
-        installing = desk.node.ask(asked)
+        asked = {"roster": roster.read_bytes().hex()}
+        installing = desk.node.ask("roster", asked)
         why = "roster 2 makes shelf the head; ask there"
         assert next(installing)["text"].startswith(f"{why}: it finishes 1 request")
         answer = desk.ask("Hello.", max_tokens=4)

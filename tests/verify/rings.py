@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
-from sealring.verify.report import Options, Verified, verify
+from sealring.verify.judge import Options, Verified, verify
 from sealring_model import tiny
 
 from tests.families.checkpoints import write

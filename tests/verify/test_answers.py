@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sealring.verify.answers import PlannedRow, run_rows
+from sealring.service.verification import AskedRow
+from sealring.verify.answers import run_rows
 
 
 def numbers(n: int, rank: int, given: bool) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def run(bounds: list[int], given: dict[tuple[int, int], bool]) -> dict[int, int]
     """Who is silent when step 1 reads a prompt and step 2 draws, and *given* says by step and rank
     whose fingerprints come, and whether they are of anything."""
 
-    def ask(_: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def ask(_: str, __: dict[str, Any]) -> Iterator[dict[str, Any]]:
         names = ["ann", "ben"]
         about = {"names": names, "strategy": "pp", "bounds": bounds, "windows": [], "model": ""}
         yield {"event": "ring", **about}
@@ -36,7 +37,7 @@ def run(bounds: list[int], given: dict[tuple[int, int], bool]) -> dict[int, int]
             yield numbers(n, rank, full)
         yield {"event": "token", "row": 0, "token": 3, "chosen": 0.0, "ids": [], "values": []}
 
-    rows = [PlannedRow((1, 2), tokens=1)]
+    rows = [AskedRow(prompt=[1, 2], tokens=1)]
     return run_rows(ask, rows, checked=True, waiting=lambda _: None).silent
 
 

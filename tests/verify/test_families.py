@@ -6,7 +6,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from sealring.verify.report import Verified, as_json
+from sealring.verify.judge import Verified, as_json
 
 from tests.verify.rings import family, verified
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sealring.verify.report import Options, difference_text, verify
+from sealring.verify.judge import Options, difference_text, verify
 from sealring_model import tiny
 
 from tests.verify.rings import family, ring, verified
@@ -83,14 +83,14 @@ def test_a_guess_that_stays_in_the_caches_is_told() -> None:
 def test_an_engine_that_is_killed_meanwhile_is_no_fault() -> None:
     """The epoch breaks, the next one is checked too, and rows are read in again."""
     with ring(tiny.path()) as nodes:
-        told = 0
+        numbers = 0
 
-        def ask(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-            nonlocal told
-            for event in nodes[0].ask(request):
-                told += event["event"] == "numbers"
-                if told == 40:
-                    told += 1
+        def ask(name: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            nonlocal numbers
+            for event in nodes[0].ask(name, fields):
+                numbers += event["event"] == "numbers"
+                if numbers == 40:
+                    numbers += 1
                     os.kill(nodes[1].status()["engine_pid"], signal.SIGKILL)
                 yield event
 

@@ -14,10 +14,10 @@ from sealring.verify.judge import (
     Score,
     Tolerance,
     deviation,
+    difference_text,
     judge,
     tolerance_of,
 )
-from sealring.verify.report import difference_text
 from sealring_protocol.codec.tensor import DType
 
 PROMPT, COUNT = tuple(range(10)), 6

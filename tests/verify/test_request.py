@@ -30,7 +30,7 @@ def nodes() -> Iterator[list[LocalNode]]:
 
 
 def events(node: LocalNode, rows: list[Any], *, checked: bool = True) -> list[dict[str, Any]]:
-    return list(node.ask({"do": "verify", "rows": rows, "checked": checked}))
+    return list(node.ask("verify", {"rows": rows, "checked": checked}))
 
 
 def kinds(found: list[dict[str, Any]]) -> set[str]:
@@ -57,7 +57,7 @@ def test_the_ring_alone_is_told_where_there_are_no_rows(nodes: list[LocalNode]) 
     told = next(event for event in found if event["event"] == "ring")
     assert told["names"] == ["rank0", "rank1"]
     assert (told["strategy"], told["bounds"], told["windows"]) == ("pp", [0, 4, 8], [])
-    assert kinds(found) == {"ring", "done"}
+    assert kinds(found) == {"ring"}
 
 
 def test_rows_begin_after_others_follow_others_and_leave(nodes: list[LocalNode]) -> None:
@@ -68,7 +68,7 @@ def test_rows_begin_after_others_follow_others_and_leave(nodes: list[LocalNode])
         {"prompt": [30, 31], "tokens": 4, "continues": 0},
     ]
     found = events(nodes[0], rows, checked=False)
-    assert kinds(found) == {"ring", "row", "cached", "token", "left", "done"}
+    assert kinds(found) == {"ring", "row", "cached", "token", "left"}
     tokens = [
         [event["token"] for event in found if event["event"] == "token" and event["row"] == row]
         for row in range(3)
@@ -96,7 +96,7 @@ def test_only_a_checked_epoch_tells_numbers_and_it_ends(nodes: list[LocalNode]) 
 
 def test_it_ends_when_the_client_leaves(nodes: list[LocalNode]) -> None:
     before = epochs(nodes[0])
-    with contextlib.closing(nodes[0].ask({"do": "verify", "rows": LONG, "checked": True})) as lines:
+    with contextlib.closing(nodes[0].ask("verify", {"rows": LONG, "checked": True})) as lines:
         assert any(event["event"] == "numbers" for event in lines)
     found = unchecked(nodes[0])
     assert not {"step", "numbers"} & kinds(found)
@@ -107,8 +107,8 @@ def test_requests_of_others_go_on_and_are_not_told(nodes: list[LocalNode]) -> No
     done: list[dict[str, Any]] = []
 
     def generate() -> None:
-        asked = {"do": "generate", "prompt": "Count to twenty.", "max_tokens": 120}
-        done.extend(event for event in nodes[0].ask(asked) if event["event"] == "done")
+        asked = {"prompt": "Count to twenty.", "max_tokens": 120}
+        done.extend(event for event in nodes[0].ask("generate", asked) if event["event"] == "done")
 
     generate()
     alone = done.pop()["token_ids"]
@@ -123,7 +123,7 @@ def test_requests_of_others_go_on_and_are_not_told(nodes: list[LocalNode]) -> No
 
 
 def test_one_verification_runs_at_a_time(nodes: list[LocalNode]) -> None:
-    with contextlib.closing(nodes[0].ask({"do": "verify", "rows": LONG, "checked": True})) as lines:
+    with contextlib.closing(nodes[0].ask("verify", {"rows": LONG, "checked": True})) as lines:
         assert any(event["event"] == "token" for event in lines)
         with pytest.raises(OperationError, match="runs already"):
             events(nodes[0], SHORT)
@@ -136,7 +136,9 @@ def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> Non
     # Each is told its whole prompt: more than a socket holds, and little to compute.
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(str(nodes[0].control))
-        client.sendall(json.dumps({"do": "verify", "rows": rows, "checked": True}).encode() + b"\n")
+        body = json.dumps({"rows": rows, "checked": True})
+        header = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        client.sendall(f"POST /node/verify HTTP/1.1\r\n{header}\r\n\r\n{body}".encode())
         assert client.recv(1)
         assert not {"step", "numbers"} & kinds(unchecked(nodes[0]))
 
@@ -144,8 +146,8 @@ def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> Non
 @pytest.mark.slow
 def test_why_rows_wait_is_told() -> None:
     with ring(tiny.path()) as own:
-        asked = {"do": "verify", "rows": LONG, "checked": True}
-        with contextlib.closing(own[0].ask(asked)) as lines:
+        asked = {"rows": LONG, "checked": True}
+        with contextlib.closing(own[0].ask("verify", asked)) as lines:
             assert any(event["event"] == "token" for event in lines)
             own[1].process.kill()
             told = next(event["text"] for event in lines if event["event"] == "waiting")
@@ -173,4 +175,4 @@ def test_a_follower_runs_none(nodes: list[LocalNode]) -> None:
 def test_a_mistake_is_told(nodes: list[LocalNode], rows: list[Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         events(nodes[0], rows)
-    assert kinds(events(nodes[0], SHORT, checked=False)) >= {"token", "done"}
+    assert kinds(events(nodes[0], SHORT, checked=False)) >= {"token"}

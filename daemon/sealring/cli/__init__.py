@@ -1,4 +1,4 @@
-"""The `sealring` command: what a person types, and how it ends.
+"""The `sealring` command: what a person types, how its help looks, and how it ends.
 
 Commands live in modules of their own that are imported when they run, so that ``--help`` is quick
 and a command that needs no model loads none. Exit codes: 0 it worked; 1 it was tried and failed; 2
@@ -13,22 +13,45 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.util import find_spec
-from itertools import takewhile
-from typing import Final
+from itertools import groupby, takewhile
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, Final
 
 import cyclopts
+from attrs import evolve
 from cyclopts.config import Env
+from cyclopts.help import HelpPanel
+from cyclopts.help.formatters import DefaultFormatter
 from sealring_trio.errors import OperationError, UserError
 
-from sealring.cli.help_pages import HelpPages
-from sealring.output import JsonOutput, print_json, tell_error
+from sealring.output import JsonOutput, print_error, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+
 
 ENVIRONMENT: Final = "SEALRING_"
 """How the environment variables begin that stand for options: its command and its name follow, as
 in SEALRING_SERVE_PORT. The command line goes before them."""
+
+MOST_COLUMNS: Final = 100
+"""Columns of a page in a wider terminal. Longer lines are hard to read."""
+
+_UNSAID: Final = ("False", "()", '""')
+"""Defaults that say no more than that an option is left out."""
+
+_COMMAND: Final = "    sealring "
+_WORDS: Final = re.compile(r'(?:"[^"]*"|\S)+')
+
+_WITHOUT: Final = {"generate --config": ". Without one: sealring run tiny PROMPT"}
+"""What else a person may want who has not what an option of a command needs."""
+
+_SENTENCE: Final = re.compile(r"[.;](?:\s|$)")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -68,11 +91,11 @@ GROUPS: Final = {
         "keygen": ("keys:keygen", "Make a key pair for a node, or for the coordinator."),
         "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
         "up": ("up:up", "Run one node of a ring."),
-        "generate": ("generate:generate", "Ask a running ring, and stream the answer."),
+        "generate": ("run:generate", "Ask a running ring, and stream the answer."),
         "status": ("status:status", "Show how a ring is, or what one of its nodes knows."),
         "apikey": ("keys:app", "Say who may use the head's HTTP API."),
         "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
-        "model": ("model:app", "Give a running node another model."),
+        "model": ("models:app", "Give a running node another model."),
         "digest": (
             "models:digest",
             "Hash a model's files, so that every rank can prove it has them.",
@@ -168,11 +191,9 @@ def run(arguments: Sequence[str]) -> int:
         )
         sys.stdout.flush()
     except cyclopts.CycloptsError as error:
-        from sealring.cli.help_pages import told  # noqa: PLC0415 - for mistakes alone
-
-        return _tell(told(error), arguments)
+        return _end_with(_mistake(error), arguments)
     except UserError as error:
-        return _tell(error, arguments)
+        return _end_with(error, arguments)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -182,7 +203,7 @@ def run(arguments: Sequence[str]) -> int:
         if error.errno not in _FULL or error.filename is not None:
             raise
         _give_up_output()
-        return _tell(OperationError(f"cannot write the output: {error.strerror}", "Make room."))
+        return _end_with(OperationError(f"cannot write the output: {error.strerror}", "Make room."))
     return code if isinstance(code, int) else 0
 
 
@@ -202,13 +223,149 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(error: UserError, arguments: Sequence[str] = ()) -> int:
+def _end_with(error: UserError, arguments: Sequence[str] = ()) -> int:
     """Say what *error* is; as JSON too, if *arguments* ask for that. Its exit code."""
-    tell_error(error)
+    print_error(error)
     asked = "--json" in takewhile(lambda argument: argument != "--", arguments)
     if asked and not JsonOutput.done:
-        told = {"what": error.what, "advice": error.advice, "exit_code": error.exit_code}
+        known = {"what": error.what, "advice": error.advice, "exit_code": error.exit_code}
         with contextlib.suppress(OSError):  # nobody reads it
-            print_json({"error": told})
+            print_json({"error": known})
             sys.stdout.flush()
     return error.exit_code
+
+
+def _is_example(line: str) -> bool:
+    return line.startswith(" ")
+
+
+def _filled(text: str, width: int) -> Iterator[str]:
+    """The lines of *text* for *width* columns. An example that cannot be folded keeps its own."""
+    for block in text.strip("\n").split("\n\n"):
+        for example, lines in groupby(block.splitlines(), _is_example):
+            if example:
+                yield from (_folded(line, width) for line in lines)
+            else:
+                yield fill(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+        yield ""
+
+
+def _folded(line: str, width: int) -> str:
+    """The example *line*, which goes on after a backslash if it is a command and too long."""
+    if len(line) <= width or not line.startswith(_COMMAND):
+        return line
+    folded = [" " * 3]
+    for word in _WORDS.findall(line):
+        if len(f"{folded[-1]} {word} \\") > width:
+            folded.append(" " * 7)
+        folded[-1] += f" {word}"
+    return " \\\n".join(folded)
+
+
+class HelpPages(DefaultFormatter):
+    """Prints a page of help: paragraphs fill the width, whatever it is, and examples stay as they
+    are.
+
+    Help is written in docstrings: paragraphs with line ends for the editor, and indented examples.
+    The line ends of a paragraph mean nothing. An example that is too long for the terminal goes on
+    in the next line as a shell takes it, so that it can be copied.
+    """
+
+    def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
+        """How the command is called, which comes first."""
+        console.width = min(console.width, MOST_COLUMNS)
+        super().render_usage(console, options, usage)
+
+    def render_description(
+        self, console: Console, options: ConsoleOptions, description: Any
+    ) -> None:
+        """What it does, and examples."""
+        from rich.text import Text  # noqa: PLC0415 - a tenth of a second, for pages of help alone
+
+        text = "\n".join(_filled(description.primary_renderable.plain, console.width))
+        console.print(Text(text), no_wrap=True, overflow="ignore", crop=False)
+
+    def __call__(self, console: Console, options: ConsoleOptions, panel: HelpPanel) -> None:
+        """Its options, or the commands below it."""
+        for entry in panel.entries:
+            text = entry.description.primary_renderable
+            text.plain = " ".join(text.plain.split())
+        panel.entries = [
+            evolve(entry, default=None) if entry.default in _UNSAID else entry
+            for entry in panel.entries
+        ]
+        super().__call__(console, options, panel)
+
+
+def _mistake(error: cyclopts.CycloptsError) -> UserError:
+    """What *error* says, and what to do."""
+    see = f"See: {' '.join(['sealring', *(error.command_chain or ()), '--help'])}"
+    match error:
+        case cyclopts.MissingArgumentError(argument=cyclopts.Argument() as argument) if (
+            not error.tokens_so_far
+        ):
+            return _missing(error, argument, see)
+        case cyclopts.UnusedCliTokensError():
+            return _unused(error, see)
+        case cyclopts.ValidationError(argument=cyclopts.Argument() as argument):
+            # A prompt may begin with a hyphen, so what is meant as an option comes as one.
+            meant = str(argument.value).partition("=")[0]
+            if meant[:2] == "--" and (near := _nearest(meant, error)):
+                return UserError(f"Unknown option: {meant}. Did you mean {near}?", see)
+        case cyclopts.UnknownOptionError(token=token) if token.source == "cli":
+            meant = (token.keyword or token.value).partition("=")[0]
+            if near := _nearest(meant, error):
+                return UserError(f"Unknown option: {meant}. Did you mean {near}?", see)
+    return UserError(str(error), see)
+
+
+def _nearest(meant: str, error: cyclopts.CycloptsError) -> str:
+    """The option that *meant* is the beginning of, or else like; empty for none."""
+    options = _options(error)
+    begun = [name for name in options if meant[:2] == "--" and name.startswith(meant)]
+    return next(iter(sorted(begun, key=len) or get_close_matches(meant, options, n=1)), "")
+
+
+def _options(error: cyclopts.CycloptsError) -> Mapping[str, cyclopts.Argument]:
+    """What the command takes that *error* is about, by name."""
+    if error.app is None or error.target is None:
+        return {}
+    taken = error.app.assemble_argument_collection(parse_docstring=True)
+    return {name: argument for argument in taken for name in argument.names}
+
+
+def _missing(
+    error: cyclopts.MissingArgumentError, argument: cyclopts.Argument, see: str
+) -> UserError:
+    """For an argument, an option or the value of an option that is not there."""
+    name, unused = argument.name, error.unused_tokens or []
+    shown = name if argument.index is None else name.lstrip("-").upper()
+    meaning = _meaning(error, name)
+    if error.keyword is not None:
+        return UserError(f"{shown} is given without a value{meaning}", see)
+    see += _WITHOUT.get(" ".join([*(error.command_chain or ()), name]), "")
+    if wrong := get_close_matches(name, unused, n=1):
+        see = f"Did you mean {name} instead of {wrong[0]}? {see}"
+    elif name == "--model" and len(unused) == 1:
+        see = f"Did you mean {name} {unused[0]}? {see}"
+    return UserError(f"{shown} is needed{meaning}", see)
+
+
+def _meaning(error: cyclopts.CycloptsError, name: str) -> str:
+    """What the option *name* is, as the first sentence of its help says after a colon."""
+    said = _options(error)[name].parameter.help or ""
+    first = _SENTENCE.split(" ".join(said.split()))[0]
+    return first and f": {first[0].lower()}{first[1:]}"
+
+
+def _unused(error: cyclopts.UnusedCliTokensError, see: str) -> UserError:
+    """For words that are no value of an option, and no argument."""
+    options, words = _options(error), error.unused_tokens or []
+    if any(argument.index is not None for argument in options.values()):
+        why = "no option comes before it, and no argument is left"
+    else:
+        why = f"{' '.join(error.command_chain or ())} takes no argument"
+    option = "--config" if words[-1].endswith(".toml") else "--model"
+    meant = option in options and option not in (error.root_input_tokens or ()) and len(words) == 1
+    guess = f"Did you mean {option} {words[0]}? " if meant else ""
+    return UserError(f"'{' '.join(words)}' is too much: {why}", f"{guess}{see}")

@@ -1,9 +1,12 @@
-"""`sealring chat`."""
+"""`sealring chat`: a conversation with a person, or with lines of standard input.
+
+Ctrl-C stops an answer. At the prompt it empties the line; twice in a row in an empty one leaves.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from json import loads
 from pathlib import Path
 from typing import Final
@@ -11,25 +14,82 @@ from typing import Final
 import attrs
 from sealring_trio.errors import OperationError, UserError
 
-from sealring.cli.blocks import QUOTES, joined, unquoted
 from sealring.cli.options import NO_KEY, Access, Positive, Temperature, head_at
 from sealring.cli.speaking import speaker
-from sealring.local.answering import machines
-from sealring.local.chat_session import ChatSession
-from sealring.output import tell_error, visible
+from sealring.files.models import NO_TEMPLATE
+from sealring.local import client
+from sealring.local.chat_session import SETTINGS, ChatSession, checked, load, save, settings_of
+from sealring.local.client import machines
+from sealring.output import print_error, visible
 
-# ---------------------------------------------------------------------- chatting
-# A conversation with a person, or with lines of standard input: answers, and commands.
-#
-# Ctrl-C stops an answer. At the prompt it empties the line; twice in a row in an empty one
-# leaves.
-
+QUOTES: Final = '"""'
+"""Around a text of several lines."""
 
 KEYS: Final = f"""\
 Alt-Enter goes on with another line; {QUOTES} does so until the next {QUOTES}. Ctrl-R
 searches what you have typed. Ctrl-C stops an answer, Ctrl-D leaves."""
 
 _LEAVING: Final = ("/quit", "/exit", "/bye")
+
+
+def chat(
+    *,
+    url: str | None = None,
+    access: Access = NO_KEY,
+    model: str | None = None,
+    system: str = "",
+    temperature: Temperature | None = None,
+    max_tokens: Positive | None = None,
+    plain: bool = False,
+    no_history: bool = False,
+) -> int:
+    """Talk to a model that is served, in the terminal.
+
+    The conversation so far goes with each question, and the ring reads in
+    only what is new of it. Answers are streamed, and their Markdown is laid
+    out; Ctrl-C stops one. Lines that begin with / are commands: /help shows
+    them. What you type is kept for the next time, in a file that only you
+    can read; Ctrl-R searches it.
+
+        sealring chat
+        sealring chat --url http://desk:7480 --system "Be brief."
+
+    Without a terminal each line of standard input is a question, and so is
+    what stands between lines of triple quotes:
+
+        printf 'Hello.\\nAnd again.\\n' | sealring chat
+
+    Next: the same model from any client of OpenAI's, with URL/v1 as its base.
+    For one question without a conversation: sealring run
+
+    Parameters
+    ----------
+    url
+        The head's address; http://127.0.0.1:7480 if left out.
+    model
+        Which model, where several are served; the only one if left out.
+    system
+        The system prompt: what the model reads first.
+    temperature
+        0 always takes the likeliest token; higher is more varied.
+    max_tokens
+        The most tokens of an answer.
+    plain
+        Show answers as they are written, without colours. NO_COLOR of the
+        environment does the same.
+    no_history
+        Keep nothing of what you type.
+    """
+    base = head_at(url)
+    chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
+    settings = {name: value for name, value in chosen.items() if value is not None}
+    with access.client(base) as http:
+        card = client.model_at(http, base, model or "")
+        if card.get("chat_template") is False:
+            print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
+        talk = ChatSession(http, base, card["id"], settings, system)
+        begin(Chat(talk, plain), keep=not no_history)
+    return 0
 
 
 @attrs.define
@@ -68,7 +128,7 @@ class Chat:
         try:
             for kind, piece in pieces:
                 out.say(kind, piece)
-            note = self.talk.answer.told(machines(self.talk.http)) if sys.stdout.isatty() else ""
+            note = self.talk.answer.summary(machines(self.talk.http)) if sys.stdout.isatty() else ""
             self.answers += 1
         except KeyboardInterrupt:
             note = "stopped"
@@ -117,17 +177,11 @@ class Chat:
 
     def set(self, text: str) -> None:
         """Change a setting, or show them."""
-        from sealring.local.chat_session import (  # noqa: PLC0415 - it takes 0.2 s to import
-            SETTINGS,
-            checked,
-            told_settings,
-        )
-
         name, _, value = text.partition(" ")
         if not name:
-            told = told_settings(self.talk)
+            settings = settings_of(self.talk)
             for each in SETTINGS:
-                print(f"{each:<20}{visible(str(told.get(each, '-')))}")
+                print(f"{each:<20}{visible(str(settings.get(each, '-')))}")
             print("(-: what the head takes by itself; /set NAME alone goes back to that)")
             return
         if not value.strip():
@@ -147,19 +201,15 @@ class Chat:
         self._save(text, replace=True)
 
     def _save(self, text: str, *, replace: bool) -> None:
-        from sealring.local import chat_session as saved_chat  # noqa: PLC0415 - as above
-
         path = _path(text)
-        saved_chat.save(self.talk, path, replace=replace or path in self._own)
+        save(self.talk, path, replace=replace or path in self._own)
         self._own.add(path)
         print(f"(saved: {visible(str(path))})")
 
     def load(self, text: str) -> None:
         """Go on from a file."""
-        from sealring.local import chat_session as saved_chat  # noqa: PLC0415 - as above
-
         path = _path(text)
-        model = saved_chat.load(self.talk, path)
+        model = load(self.talk, path)
         other = f"; it was with {model}" if model not in ("", self.talk.model) else ""
         print(f"({len(self.talk.history)} messages{visible(other)})")
 
@@ -265,7 +315,7 @@ def _converse(chat: Chat, history: Path | None) -> None:
     kept, fault = (InMemoryHistory(), "") if history is None else open_history(history)
     if fault:
         print(f"sealring: what you type is not kept: {visible(fault)}", file=sys.stderr)
-    editor = LineEditor(kept, [*COMMANDS, *_LEAVING])
+    editor = LineEditor(kept, [*COMMANDS, *_LEAVING], is_open)
     print(
         f"{visible(chat.talk.model)} at {chat.talk.url}. /help shows the commands, Ctrl-D leaves."
     )
@@ -285,69 +335,30 @@ def _converse(chat: Chat, history: Path | None) -> None:
             asked = True
             print("(Ctrl-C again, Ctrl-D or /quit leaves)")
         except UserError as error:
-            tell_error(error)
+            print_error(error)
 
 
-def chat(
-    *,
-    url: str | None = None,
-    access: Access = NO_KEY,
-    model: str | None = None,
-    system: str = "",
-    temperature: Temperature | None = None,
-    max_tokens: Positive | None = None,
-    plain: bool = False,
-    no_history: bool = False,
-) -> int:
-    """Talk to a model that is served, in the terminal.
+def is_open(text: str) -> bool:
+    """Whether *text* begins a block that has not ended."""
+    begun = text.lstrip()
+    return begun.startswith(QUOTES) and not begun[len(QUOTES) :].rstrip().endswith(QUOTES)
 
-    The conversation so far goes with each question, and the ring reads in
-    only what is new of it. Answers are streamed, and their Markdown is laid
-    out; Ctrl-C stops one. Lines that begin with / are commands: /help shows
-    them. What you type is kept for the next time, in a file that only you
-    can read; Ctrl-R searches it.
 
-        sealring chat
-        sealring chat --url http://desk:7480 --system "Be brief."
+def unquoted(text: str) -> tuple[str, bool]:
+    """*text* without space around it, or what is in it if it is a block, and whether it is one."""
+    text = text.strip()
+    if text.startswith(QUOTES) and not is_open(text):
+        return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"), True
+    return text, False
 
-    Without a terminal each line of standard input is a question, and so is
-    what stands between lines of triple quotes:
 
-        printf 'Hello.\\nAnd again.\\n' | sealring chat
-
-    Next: the same model from any client of OpenAI's, with URL/v1 as its base.
-    For one question without a conversation: sealring run
-
-    Parameters
-    ----------
-    url
-        The head's address; http://127.0.0.1:7480 if left out.
-    model
-        Which model, where several are served; the only one if left out.
-    system
-        What the model is told before the conversation begins.
-    temperature
-        0 always takes the likeliest token; higher is more varied.
-    max_tokens
-        The most tokens of an answer.
-    plain
-        Show answers as they are written, without colours. NO_COLOR of the
-        environment does the same.
-    no_history
-        Keep nothing of what you type.
-    """
-    # A tenth of a second, which a mistake need not wait for.
-    from sealring.files.models import NO_TEMPLATE  # noqa: PLC0415
-    from sealring.local import client  # noqa: PLC0415
-    from sealring.local.chat_session import ChatSession  # noqa: PLC0415
-
-    base = head_at(url)
-    chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
-    settings = {name: value for name, value in chosen.items() if value is not None}
-    with access.client(base) as http:
-        card = client.model_at(http, base, model or "")
-        if card.get("chat_template") is False:
-            print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
-        talk = ChatSession(http, base, card["id"], settings, system)
-        begin(Chat(talk, plain), keep=not no_history)
-    return 0
+def joined(lines: Iterable[str]) -> Iterator[str]:
+    """*lines*, of which those of a block are one. A block that never ends is what came of it."""
+    begun = ""
+    for line in lines:
+        begun += line
+        if not is_open(begun):
+            yield begun
+            begun = ""
+    if begun:
+        yield f"{begun.rstrip()}\n{QUOTES}"

@@ -35,12 +35,12 @@ from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process, pace
 from sealring.local.ring import LocalNode, Setting, guess_options, local_ring
 from sealring.output import (
+    guesses_text,
+    note_cut_off,
     print_facts,
     print_json,
     print_table,
     progress,
-    tell_cut_off,
-    told_guesses,
     visible,
 )
 
@@ -231,13 +231,13 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
     tokens: list[int] = []
     text, reason, times = "", "", []
     with contextlib.ExitStack() as waiting:
-        tell = _unsaid if json else waiting.enter_context(progress())
-        tell(
+        report = _unsaid if json else waiting.enter_context(progress())
+        report(
             "waiting for the first token: the engines start, load their layers and read the prompt"
         )
-        for event in head.ask({"do": "generate", "prompt": prompt, "max_tokens": max_tokens}):
+        for event in head.ask("generate", {"prompt": prompt, "max_tokens": max_tokens}):
             if event["event"] == "waiting":
-                tell(event["text"])
+                report(event["text"])
             elif event["event"] == "text":
                 waiting.close()
                 times += [time.perf_counter()] * event["count"]
@@ -248,7 +248,7 @@ def _ask(head: LocalNode, prompt: str, max_tokens: int, json: bool) -> RingAnswe
                 tokens, reason = event["token_ids"], event["reason"]
     _say(json, "")
     if reason == "length" and not json:
-        tell_cut_off(max_tokens)
+        note_cut_off(max_tokens)
     return RingAnswer(tuple(tokens), text, pace(times))
 
 
@@ -260,10 +260,10 @@ def _wait_for_draft(head: LocalNode) -> None:
     """Wait until the draft model guesses, so that the answer shows what it brings. Raises
     `OperationError` if it does not."""
     end = time.monotonic() + DRAFT_SECONDS
-    while (told := head.status()["draft"])["state"] != "guessing":
-        if told["state"] == "given up" or time.monotonic() > end:
+    while (draft := head.status()["draft"])["state"] != "guessing":
+        if draft["state"] == "given up" or time.monotonic() > end:
             raise OperationError(
-                f"the draft model does not guess: {told['fault'] or 'it has not been loaded'}",
+                f"the draft model does not guess: {draft['fault'] or 'it has not been loaded'}",
                 "Try another, or none.",
             )
         time.sleep(LOOK_SECONDS)
@@ -349,11 +349,11 @@ def _show(report: dict[str, Any]) -> None:
         ("strategy", f"{report['strategy']}: {report['reason']}"),
         ("activations", report["activations"]),
         *(
-            [("guesses", told_guesses(report["guesses"]))]
+            [("guesses", guesses_text(report["guesses"]))]
             if any(report["guesses"].values())
             else []
         ),
-        *(("sums", told) for told in report["collectives"]),
+        *(("sums", text) for text in report["collectives"]),
     ]
     if hop:
         facts += [

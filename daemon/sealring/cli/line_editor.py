@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +22,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from sealring_trio.files.key_files import READABLE, WRITABLE, others_may, replace_file
 
-from sealring.cli.blocks import is_open
-from sealring.local.answering import encodable
+from sealring.local.client import encodable
 
 MAX_HISTORY: Final = 1 << 20
 """Bytes of the history beyond which its older half is dropped when a chat begins."""
@@ -72,9 +71,13 @@ class _KeptHistory(FileHistory):
 
 
 class LineEditor:
-    """Asks for a line at a time. *words* are completed with Tab."""
+    """Asks for a line at a time, or for several while what was typed *goes_on*. *words* are
+    completed with Tab."""
 
-    def __init__(self, history: History, words: Iterable[str]) -> None:
+    def __init__(
+        self, history: History, words: Iterable[str], goes_on: Callable[[str], bool]
+    ) -> None:
+        self._goes_on: Final = goes_on
         self._session: Final[PromptSession[str]] = PromptSession(
             "> ",
             history=history,
@@ -91,7 +94,7 @@ class LineEditor:
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
 
-        # Enter ends what is typed, unless a block is open. While Ctrl-R searches it ends that.
+        # Enter ends what is typed, unless it goes on. While Ctrl-R searches it ends that.
         @Condition
         def typing() -> bool:
             return not self._session.app.layout.is_searching
@@ -99,7 +102,7 @@ class LineEditor:
         @keys.add("enter", filter=typing)
         def _(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
-            if is_open(buffer.text):
+            if self._goes_on(buffer.text):
                 buffer.insert_text("\n")
             else:
                 buffer.validate_and_handle()

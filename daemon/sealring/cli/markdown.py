@@ -146,8 +146,8 @@ class ShownMarkdown:
 
     def status(self, text: str) -> None:
         """Show *text* below what is printed, until more comes."""
-        told = lines_of(self._console, Text(text, style=_DIM))
-        self._draw([*(self._unprinted() if self._coming else []), *told])
+        status = lines_of(self._console, Text(text, style=_DIM))
+        self._draw([*(self._unprinted() if self._coming else []), *status])
 
     def _unprinted(self) -> list[Line]:
         """What is not printed yet, laid out."""
@@ -214,13 +214,13 @@ class ShownMarkdown:
             return []
         before = len(code.lines)
         code.lines += lines
-        told = Text("\n".join(lines))
+        shown = Text("\n".join(lines))
         text = "\n".join(code.lines)
         if len(text) <= MAX_COLOURED and max(map(len, code.lines)) <= MAX_LINE:
             syntax = Syntax(text, code.language or "text", theme=_THEME)
             coloured = syntax.highlight(text).split("\n", allow_blank=True)
-            told = Text("\n").join(coloured[before : before + len(lines)])
-        return lines_of(self._console, told)
+            shown = Text("\n").join(coloured[before : before + len(lines)])
+        return lines_of(self._console, shown)
 
     def _spaced(self, block: MarkdownBlock | None) -> bool:
         """Whether *block* has an empty line before it."""
@@ -234,9 +234,9 @@ class ShownMarkdown:
         self._last = block
 
     def _print_lines(self, lines: Iterable[Line]) -> None:
-        told = [each for line in lines for each in (*line, Segment.line())]
-        if told:
-            self._console.print(Segments(told), end="", crop=False)
+        segments = [each for line in lines for each in (*line, Segment.line())]
+        if segments:
+            self._console.print(Segments(segments), end="", crop=False)
 
     def _draw(self, lines: list[Line]) -> None:
         shown = lines[-max(1, self._console.height - 2) :]

@@ -1,13 +1,15 @@
-"""`sealring models`."""
+"""`sealring models`, `pull`, `digest` and `model`: the models of this machine, and of its nodes."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import attrs
+import cyclopts
 from sealring_model import tiny
 from sealring_model.errors import LoadError
 from sealring_model.loading import model_store
@@ -21,12 +23,10 @@ from sealring_trio.fetching.source import FetchFault
 from sealring_trio.files.models import describe_model, fetch_now, find_whole_model
 from sealring_trio.units import format_size
 
-from sealring.files.models import newest_hub_model
-from sealring.output import print_facts, print_json, print_table, visible
-
-# ---------------------------------------------------------------------- inventory
-# Which models are on this machine: in the store, in the hub's cache, and the one that ships.
-
+from sealring.files.config import load_config
+from sealring.files.models import find_for_command, newest_hub_model, structure
+from sealring.local.node_socket import ask
+from sealring.output import print_facts, print_json, print_table, reporter, visible
 
 Place = Literal["store", "hub cache", "shipped"]
 
@@ -191,10 +191,6 @@ def _described(model: FoundModel) -> dict[str, object]:
     }
 
 
-# ---------------------------------------------------------------------- pull
-# `sealring pull`.
-
-
 def pull(model: str, *, layers: str = "", json: bool = False) -> None:
     """Fetch MODEL from the hub, all of it or some layers, for nodes to use later.
 
@@ -278,10 +274,6 @@ def _span(text: str, count: int) -> tuple[int, int]:
     )
 
 
-# ---------------------------------------------------------------------- digest
-# `sealring digest`.
-
-
 def digest(model: str, *, json: bool = False) -> None:
     """Hash every tensor of MODEL into a manifest, and print the model's digest.
 
@@ -322,3 +314,74 @@ def digest(model: str, *, json: bool = False) -> None:
         print_json(facts)
         return
     print_facts((name, str(value)) for name, value in facts.items())
+
+
+app = cyclopts.App(
+    name="model",
+    help="""Give a running node another model.
+
+    The old one serves until the new one has been described and built, and
+    comes back if the new one cannot be served.
+
+        sealring model use models/qwen3-8b --config desk.toml
+
+    Next: sealring models, for what is here; sealring pull, to fetch another.
+    """,
+)
+
+Seconds = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0))]
+
+
+@app.command
+def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) -> int:
+    """Have a running node serve MODEL in place of the one it has.
+
+    The model is described first; one that cannot be served is refused, and
+    the old one goes on serving. Then running requests finish (within the
+    config's 'drain'), the model is loaded, and it answers a first request.
+    If that fails, the node returns to the old one, and this command ends once
+    that serves again.
+
+        sealring pull mlx-community/Qwen3-8B-4bit
+        sealring model use mlx-community/Qwen3-8B-4bit --config desk.toml
+
+    In a ring of several ranks, run this on each machine, on the head first:
+    it lets requests finish. The ring serves once all have the model; until
+    then each says whom it waits for.
+
+    Next: write the model into the config too, for a node that is started
+    again reads it there.
+
+    Parameters
+    ----------
+    model
+        Folder of the model, its hub id, or 'tiny'.
+    config
+        The config of the node, as given to 'sealring up'.
+    wait
+        Seconds that it may take until it serves. After that a ring of one
+        returns to the old model.
+    json
+        Print one JSON object.
+    """
+    settings = load_config(config)
+    named = str(Path(model).resolve()) if Path(model).is_dir() else model
+    if settings.fetch == "hub":
+        structure(describe_model(find_for_command(settings, named)))
+    done = {}
+    report = reporter()
+    for event in ask(settings.control_socket, "use", {"model": named, "seconds": wait}):
+        if event["event"] == "waiting":
+            report(event["text"])
+        else:
+            done = {key: value for key, value in event.items() if key != "event"}
+    if json:
+        print_json(done)
+    elif done["serving"]:
+        print(f"{visible(done['model'])} is served; write it into {config} too")
+    else:
+        print(f"this node has {visible(done['model'])} now; the ring does not serve yet:")
+        for text in done["why"]:
+            print(f"    {visible(text)}")
+        sys.stdout.flush()
+    return 0 if done["serving"] else 1

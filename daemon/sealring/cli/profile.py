@@ -14,13 +14,13 @@ import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
+from sealring.cli.options import Positive
 from sealring.files.config import load_config
-from sealring.local.control_client import ask
+from sealring.local.node_socket import ask
 from sealring.local.ring import local_ring
-from sealring.output import print_json, teller
-from sealring.profiling.recording import Recording, gather
+from sealring.output import print_json, reporter
+from sealring.profiling import Recording, describe, gather, show, write_trace
 
-Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Seconds = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gt=0))]
 
 WARM_UP: Final = 8
@@ -33,10 +33,10 @@ def profile(
     *,
     config: tuple[Path, ...] = (),
     seconds: Seconds | None = None,
-    tokens: Count = 128,
-    rows: Count = 1,
+    tokens: Positive = 128,
+    rows: Positive = 1,
     prompt: str = PROMPT,
-    ranks: Count = 2,
+    ranks: Positive = 2,
     model: str = TINY,
     trace: Path | None = None,
     json: bool = False,
@@ -80,9 +80,6 @@ def profile(
     json
         Print one JSON object.
     """
-    from sealring.profiling.recording import write_trace  # noqa: PLC0415
-    from sealring.profiling.shown import describe, show  # noqa: PLC0415 - the table's imports
-
     took = 0.0
 
     def work(recordings: list[Recording]) -> None:
@@ -103,28 +100,27 @@ def profile(
         raise OperationError(what, "Ask the ring something, or leave out --seconds.")
     if trace is not None:
         write_trace(recordings, trace)
-    told = describe(recordings, took)
+    profiled = describe(recordings, took)
     if json:
-        print_json(told)
+        print_json(profiled)
     else:
-        show(told)
+        show(profiled)
 
 
 @contextlib.contextmanager
 def _nodes(config: Sequence[Path], ranks: int, model: str) -> Iterator[list[Path]]:
-    """The control sockets of the nodes to profile."""
+    """The sockets of the nodes to profile."""
     if config:
         yield [load_config(each).control_socket for each in config]
         return
-    tell = teller()
-    tell(f"starting {ranks} nodes")
+    reporter()(f"starting {ranks} nodes")
     with local_ring(ranks, find_whole_model(model)) as nodes:
         _ask(nodes[0].control, PROMPT, 1, WARM_UP)
         yield [node.control for node in nodes]
 
 
 def _head(sockets: Sequence[Path], recordings: Sequence[Recording]) -> Path:
-    """The control socket of the head. Raises `UserError` if it is not among them."""
+    """The socket of the head. Raises `UserError` if it is not among them."""
     for socket, recording in zip(sockets, recordings, strict=True):
         if recording.rank == 0:
             return socket
@@ -144,5 +140,5 @@ def _ask(head: Path, prompt: str, rows: int, tokens: int) -> None:
 
 
 def _answer(head: Path, tokens: int, prompt: str) -> None:
-    for _ in ask(head, {"do": "generate", "prompt": prompt, "max_tokens": tokens}):
+    for _ in ask(head, "generate", {"prompt": prompt, "max_tokens": tokens}):
         pass

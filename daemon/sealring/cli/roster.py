@@ -26,7 +26,7 @@ from sealring.files.cluster import (
     write_draft,
 )
 from sealring.files.config import load_config
-from sealring.local.control_client import ANSWER_SECONDS, ask
+from sealring.local.node_socket import ANSWER_SECONDS, ask
 from sealring.output import print_facts, print_json, print_table, progress
 
 # ---------------------------------------------------------------------- roster output
@@ -375,10 +375,10 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     data = read_roster(roster).encode()
     socket = load_config(config).control_socket
     done: dict[str, Any] = {}
-    with progress() as tell:
-        for done in ask(socket, {"do": "roster", "roster": data.hex()}, ANSWER_SECONDS):
+    with progress() as report:
+        for done in ask(socket, "roster", {"roster": data.hex()}, ANSWER_SECONDS):
             if done["event"] == "waiting":
-                tell(done["text"])
+                report(done["text"])
     if json:
         print_json({"serial": done["serial"]})
         return
@@ -386,7 +386,7 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
 
 
 def _write(path: Path, roster: Roster, signer: Signer, *, json: bool) -> None:
-    """Sign *roster*, write it to *path*, and tell of it. Raises `UserError`."""
+    """Sign *roster*, write it to *path*, and print what it is. Raises `UserError`."""
     try:
         replace_file(path, sign_roster(roster, signer).encode())
     except OSError as error:

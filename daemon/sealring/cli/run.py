@@ -1,4 +1,4 @@
-"""`sealring run`."""
+"""`sealring run` and `sealring generate`: one question, and its answer as it comes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,23 @@ from sealring.cli.options import (
     read_prompt,
 )
 from sealring.cli.speaking import Silent, speaker
-from sealring.output import print_json, progress, tell_note
+from sealring.output import print_json, print_note, progress
 
 if TYPE_CHECKING:
-    from sealring.local.answering import StreamedAnswer
-    from sealring.local.api import LocalApi
-    from sealring.local.client import HeadClient
+    from sealring.local.client import HeadClient, StreamedAnswer
+    from sealring.local.ring import LocalApi
+from pathlib import Path
+
+from sealring.cli.options import (
+    STDIN,
+    Count,
+    Fraction,
+    FromZero,
+)
+from sealring.cli.speaking import PlainSpeaker, Speaker
+from sealring.files.config import load_config
+from sealring.local.node_socket import ask
+from sealring.output import note_cut_off
 
 RAW_TOKENS: Final = 256
 """Tokens of a continuation that is given no limit, as in 'generate'."""
@@ -60,7 +71,7 @@ def run(
 
     A ring that runs on this machine answers if it serves the model. Else a
     ring of one is started for it, and ends with the answer. Standard output
-    has the answer and nothing else; what is going on is told on standard
+    has the answer and nothing else; what is going on is reported on standard
     error. Without a prompt, in a terminal, this is a chat with the model.
 
         sealring run tiny "Tell me a story."
@@ -84,7 +95,7 @@ def run(
     prompt
         What to ask; - reads it from standard input.
     system
-        The system prompt: what the model is told first.
+        The system prompt: what the model reads first.
     max_tokens
         The most tokens of the answer; as many as the context has room for if
         left out, and 256 with --raw.
@@ -169,9 +180,8 @@ def _head(
 
     from sealring.files.models import NO_TEMPLATE, check_text  # noqa: PLC0415
     from sealring.local import client  # noqa: PLC0415
-    from sealring.local.api import local_api  # noqa: PLC0415
     from sealring.local.client import HeadClient  # noqa: PLC0415
-    from sealring.local.ring import guess_options  # noqa: PLC0415
+    from sealring.local.ring import guess_options, local_api  # noqa: PLC0415
 
     base = client.base_url(url or client.DEFAULT_URL)
     with contextlib.ExitStack() as stack:
@@ -181,7 +191,7 @@ def _head(
         template = card.get("chat_template") is not False
         if served and (served == model or served == _name(model, sure=url is None)):
             head = _Head(http, base, served)
-            tell_note(f"the ring at {base} answers")
+            print_note(f"the ring at {base} answers")
         elif url is not None:
             raise UserError(
                 f"the head at {base} serves {served}, and not {model}",
@@ -192,14 +202,14 @@ def _head(
             check_text(folder)
             template = has_chat_template(folder)
             why = "a ring without guesses" if no_guesses else f"no ring here serves {model}: one"
-            tell_note(f"{why} is started, and ends with the answer")
+            print_note(f"{why} is started, and ends with the answer")
             options = guess_options(None, folder, no_guesses=no_guesses)
-            with progress() as tell:
-                own = stack.enter_context(local_api(1, folder, options=options, tell=tell))
+            with progress() as report:
+                own = stack.enter_context(local_api(1, folder, options=options, report=report))
             http = stack.enter_context(HeadClient(own.url))
             head = _Head(http, own.url, own.model, own)
         if not template and not raw:
-            tell_note(NO_TEMPLATE)
+            print_note(NO_TEMPLATE)
         yield head
 
 
@@ -217,13 +227,13 @@ def _name(model: str, *, sure: bool) -> str:
 
 
 def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
-    """What the head at *base* tells of its model. Unless it is *sure* to be the one to ask, nothing
+    """What the head at *base* says of its model. Unless it is *sure* to be the one to ask, nothing
     where none can be asked."""
     from sealring.local import client  # noqa: PLC0415 - as above
     from sealring.local.client import stranger  # noqa: PLC0415
 
     if not sure and (why := stranger(base)):
-        tell_note(why)
+        print_note(why)
         return {}
     try:
         return client.model_at(http, base)
@@ -233,7 +243,7 @@ def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
     except OperationError as error:
         if sure:
             raise
-        tell_note(f"the head at {base} cannot be asked: {error.what}")
+        print_note(f"the head at {base} cannot be asked: {error.what}")
     return {}
 
 
@@ -248,7 +258,7 @@ def _answer(
     plain: bool,
 ) -> StreamedAnswer:
     """Have *text* answered, and print the answer as it comes."""
-    from sealring.local.answering import COMPLETION, StreamedAnswer, stream  # noqa: PLC0415 - as above
+    from sealring.local.client import COMPLETION, StreamedAnswer, stream  # noqa: PLC0415 - as above
 
     out = Silent() if json else speaker(plain)
     if raw:
@@ -274,13 +284,13 @@ def _answer(
 
 def _report(head: _Head, answer: StreamedAnswer, began: float, *, json: bool) -> None:
     """Print *answer* as JSON, or how it came, for a person."""
-    from sealring.local.answering import machines  # noqa: PLC0415 - as above
+    from sealring.local.client import machines  # noqa: PLC0415 - as above
 
     if not json:
         if sys.stderr.isatty():
-            tell_note(answer.told(machines(head.http)))
+            print_note(answer.summary(machines(head.http)))
         elif answer.cut_off:
-            tell_note(f"the answer is {answer.cut_off}")
+            print_note(f"the answer is {answer.cut_off}")
         return
     print_json(
         {
@@ -302,3 +312,89 @@ def _report(head: _Head, answer: StreamedAnswer, began: float, *, json: bool) ->
             },
         }
     )
+
+
+def generate(
+    *,
+    config: Path,
+    prompt: Prompt,
+    max_tokens: Positive = 256,
+    temperature: FromZero | None = None,
+    top_p: TopP | None = None,
+    top_k: Count | None = None,
+    min_p: Fraction | None = None,
+    seed: Seed | None = None,
+    raw: bool = False,
+    json: bool = False,
+) -> None:
+    """Ask the ring whose head runs on this machine, and stream the answer.
+
+    Talks to the running head over its Unix socket, which only you can open.
+    If a rank is missing, it waits until the ring is complete, and says what
+    it waits for. Ctrl-C withdraws the request from every rank.
+
+        sealring generate --config desk.toml --prompt "Why is the sky blue?"
+
+        sealring generate --config desk.toml --prompt - < question.txt
+
+    Next: sealring status --config desk.toml shows what it cost. Without a
+    config, by its API or with a ring of its own: sealring run
+
+    Parameters
+    ----------
+    config
+        The config of the head, as given to 'sealring up'.
+    prompt
+        What to ask; - reads it from standard input. The model's chat template
+        is put around it.
+    max_tokens
+        The most tokens to give. 'run' has no such limit if it is left out.
+    temperature
+        0 always takes the likeliest token; higher is more varied. If left
+        out, what the model's generation_config.json says, or else 0, where
+        'run' and the API take 1. The next three come from there, too.
+    top_p
+        Choose among the likeliest tokens that together have this probability.
+    top_k
+        Choose among this many likeliest tokens; 0 for all.
+    min_p
+        Leave out tokens that are less likely than this fraction of the likeliest.
+    seed
+        The same seed, settings and prompt give the same text; random if left
+        out.
+    raw
+        Continue the prompt as it stands, without the chat template.
+    json
+        Print one JSON object at the end, instead of streaming.
+    """
+    socket = load_config(config).control_socket
+    fields = {
+        "prompt": read_prompt(prompt) if prompt == STDIN else prompt,
+        "raw": raw,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": None,
+        "seed": seed,
+    }
+    text = ""
+    speaker: Speaker = Silent() if json else PlainSpeaker()
+    facts = {}
+    try:
+        for event in ask(socket, "generate", fields, notice=speaker.wait):
+            match event["event"]:
+                case "waiting":
+                    speaker.wait(event["text"])
+                case "text":
+                    text += event["text"]
+                    speaker.say("content", event["text"])
+                case "done":
+                    facts = {key: value for key, value in event.items() if key != "event"}
+    finally:
+        speaker.end()
+    if json:
+        print_json({"text": text, **facts})
+    elif facts.get("reason") == "length":
+        note_cut_off(max_tokens)

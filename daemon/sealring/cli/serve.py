@@ -28,8 +28,7 @@ from sealring.local.ring import guess_options
 from sealring.output import print_facts, print_json, progress, visible
 
 if TYPE_CHECKING:
-    from sealring.local.api import LocalApi
-    from sealring.local.ring import Setting
+    from sealring.local.ring import LocalApi, Setting
 
 LOOK_SECONDS: Final = 0.25
 """Seconds between looks at the head's log, which is passed on."""
@@ -124,7 +123,7 @@ def serve(
     json
         Print one JSON object once it serves.
     """
-    from sealring.local.api import local_api  # noqa: PLC0415 - see `up`
+    from sealring.local.ring import local_api  # noqa: PLC0415 - see `up`
 
     folder = find_whole_model(model)
     check_text(folder)
@@ -146,7 +145,7 @@ def serve(
     flags = ["--log", log, *(["--trace"] if trace else [])]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
-        with progress() as tell:
+        with progress() as report:
             api = stack.enter_context(
                 local_api(
                     ranks,
@@ -157,7 +156,7 @@ def serve(
                     flags=flags,
                     api_key=key,
                     certificate=tls_certificate,
-                    tell=tell,
+                    report=report,
                 )
             )
         _announce(

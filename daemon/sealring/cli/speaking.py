@@ -1,7 +1,7 @@
 """Prints an answer while it comes: laid out in a terminal, plain elsewhere.
 
 Only the answer goes to standard output, unless that is a terminal: then the model's reasoning goes
-there too, dimmed. What is waited for is told on standard error.
+there too, dimmed. What is waited for is reported on standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol
 
-from sealring.output import teller, visible
+from sealring.output import reporter, visible
 
 if TYPE_CHECKING:
     from sealring.cli.markdown import ShownMarkdown
@@ -24,7 +24,7 @@ class Speaker(Protocol):
     """Prints one answer."""
 
     def say(self, kind: str, piece: str) -> None:
-        """A piece of it; see `answering.Pieces`."""
+        """A piece of it; see `client.Pieces`."""
 
     def wait(self, text: str) -> None:
         """*text* says what is waited for."""
@@ -78,7 +78,7 @@ class Silent:
     """Prints nothing of the answer, for JSON that has it in one piece."""
 
     def __init__(self) -> None:
-        self._wait = teller()
+        self._wait = reporter()
 
     def say(self, kind: str, piece: str) -> None:
         """See `Speaker`."""
@@ -96,7 +96,7 @@ class PlainSpeaker:
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
-        self._wait = teller()
+        self._wait = reporter()
         self._said = ""
 
     def say(self, kind: str, piece: str) -> None:
@@ -114,7 +114,7 @@ class PlainSpeaker:
     def wait(self, text: str) -> None:
         """See `Speaker`."""
         if self._said and self._terminal:
-            print(flush=True)  # what is told gets a line of its own
+            print(flush=True)  # what is reported gets a line of its own
             self._said = ""
         self._wait(text)
 

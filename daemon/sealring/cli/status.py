@@ -1,7 +1,8 @@
-"""`sealring status`."""
+"""`sealring status`: how a ring is, by the API of its head, or what a node knows, by its socket."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,105 +12,8 @@ from sealring_trio.units import format_size
 
 from sealring.cli.options import NO_KEY, Access, head_at
 from sealring.files.config import load_config
-from sealring.local.control_client import ANSWER_SECONDS, ask
-from sealring.output import (
-    print_facts,
-    print_json,
-    print_table,
-    told_costs,
-    told_draft,
-    told_guesses,
-    visible,
-)
-
-# ---------------------------------------------------------------------- ring status
-# `sealring status` without a config: how a ring is, as the API of its head tells it.
-
-
-def show_ring(url: str | None, access: Access, *, json: bool) -> None:
-    """Show the ring whose head is at *url*, or at the usual address. Raises `UserError`."""
-    from sealring.local import client  # noqa: PLC0415 - a tenth of a second, for this alone
-
-    base = head_at(url)
-    with access.client(base) as http:
-        try:
-            told = client.cluster_at(http, base)
-        except client.HeadUnreachable as error:
-            raise OperationError(
-                error.what, f"{error.advice} For a node of 'sealring up': --config CONFIG."
-            ) from None
-    if json:
-        print_json(told)
-        return
-    try:
-        _show(base, told)
-    except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError):
-        raise client.no_api(base) from None
-
-
-def _show(url: str, told: dict[str, Any]) -> None:
-    rows, guesses = told["rows"], told["guesses"]
-    facts = [
-        ("head", url),
-        ("version", told["version"]),
-        ("state", _state(told)),
-        ("cluster", told["cluster"]),
-        ("roster", told["roster_left"]),
-        ("model", told["model"]),
-        ("strategy", f"{told['strategy']}: {told['reason']}" if told["reason"] else ""),
-        ("epoch", str(told["epoch"])),
-        ("activations", told["activations"]),
-        (
-            "choices",
-            f"{rows['decode']} decode, {rows['prefill']} are read in, {rows['queued']} wait",
-        ),
-        ("pace", f"{told['tokens_per_s']} tokens/s, {told['prompt_tokens_per_s']} of prompts"),
-        ("guesses", told_guesses(guesses)),
-        ("a token takes", told_costs(told.get("guess_ms", {}))),  # a head may be older
-        ("draft model", told_draft(told.get("draft"))),
-    ]
-    print_facts([(name, value) for name, value in facts if value])
-    whys = told["why"] or [{"text": fault, "advice": ""} for fault in told["faults"]]
-    for why in whys:
-        print_obstacle("not serving", why)
-    for engine in [] if whys else told["starved"]:
-        print_obstacle("slow", engine)
-    print()
-    print_table(
-        "ranks",
-        ["rank", "name", "layers", "state", "memory", "caches", "rows"],
-        [_rank(rank) for rank in told["ranks"]],
-        numbers_from=4,
-    )
-
-
-def _state(told: dict[str, Any]) -> str:
-    """How the ring is. Its state may be "serving" while something else is missing, which is told
-    below: the tokenizer, say."""
-    if told["healthy"]:
-        return "serving"
-    return "not serving" + ("" if told["state"] == "serving" else f" ({told['state']})")
-
-
-def _rank(rank: dict[str, Any]) -> tuple[str, ...]:
-    layers = rank["layers"]
-    state = "ready" if rank["ready"] else "loads" if rank["present"] else "away"
-    return (
-        str(rank["rank"]),
-        rank["name"],
-        f"{layers[0]} to {layers[1] - 1}" if layers else "-",
-        state,
-        format_size(rank["memory"]),
-        format_size(rank["cache"]),
-        str(rank["rows"]),
-    )
-
-
-def print_obstacle(kind: str, told: dict[str, Any]) -> None:
-    """What is in the way, and what to do."""
-    print(f"\n{kind}: {visible(str(told['text']))}")
-    if told["advice"]:
-        print(f"    {visible(str(told['advice']))}")
+from sealring.local.node_socket import ANSWER_SECONDS, ask
+from sealring.output import guesses_text, print_facts, print_json, print_table, visible
 
 
 def status(
@@ -119,7 +23,7 @@ def status(
     access: Access = NO_KEY,
     json: bool = False,
 ) -> None:
-    """Show how a ring is: what its head tells of it, or what one of its nodes knows.
+    """Show how a ring is: what its head says of it, or what one of its nodes knows.
 
     Without a config it asks the head's API, as that of 'sealring serve'. With
     one it asks the node of this machine that has it: its part, its peers, its
@@ -139,23 +43,18 @@ def status(
         Print one JSON object.
     """
     if config is None:
-        show_ring(url, access, json=json)
+        _show_ring(url, access, json=json)
         return
     if url is not None:
         raise UserError(
             "a config names a node of this machine, and a URL a head", "Give one of the two."
         )
-    facts = next(iter(ask(load_config(config).control_socket, {"do": "status"}, ANSWER_SECONDS)))
-    facts.pop("event")
+    facts = next(ask(load_config(config).control_socket, "status", seconds=ANSWER_SECONDS))
     if json:
         print_json(facts)
         return
     print_facts([(name, value) for name, value in _facts(facts) if value])
-    for obstacle in facts["why"]:
-        print_obstacle("not serving", obstacle)
-    for engine in [] if facts["why"] else facts["starved"]:
-        print_obstacle("slow", engine)
-    print()
+    _print_obstacles(facts["why"], facts["starved"])
     print_table(
         "peers",
         ["rank", "name", "control link", "step link", "tunnel link"],
@@ -169,10 +68,10 @@ def status(
         ],
         numbers_from=9,
     )
-    told = {obstacle["what"] for obstacle in facts["why"]}
+    shown = {obstacle["what"] for obstacle in facts["why"]}
     for peer in facts["peers"]:
         for trouble in peer["trouble"]:
-            if trouble["what"] not in told:
+            if trouble["what"] not in shown:
                 print(f"\n{trouble['link']} link: {trouble['text']}")
     if facts["strangers"]:
         print("\nconnections that this node refused, of whoever was there:")
@@ -180,6 +79,91 @@ def status(
             when = ago(stranger["last_s"])
             times = "" if stranger["tries"] == 1 else f", {stranger['tries']} times"
             print(f"    {stranger['source']}: {stranger['reason']} ({when}{times})")
+
+
+def _show_ring(url: str | None, access: Access, *, json: bool) -> None:
+    """Show the ring whose head is at *url*, or at the usual address. Raises `UserError`."""
+    from sealring.local import client  # noqa: PLC0415 - a tenth of a second, for this alone
+
+    base = head_at(url)
+    with access.client(base) as http:
+        try:
+            ring = client.cluster_at(http, base)
+        except client.HeadUnreachable as error:
+            raise OperationError(
+                error.what, f"{error.advice} For a node of 'sealring up': --config CONFIG."
+            ) from None
+    if json:
+        print_json(ring)
+        return
+    try:
+        _show(base, ring)
+    except (ArithmeticError, LookupError, TypeError, AttributeError, ValueError):
+        raise client.no_api(base) from None
+
+
+def _show(url: str, ring: dict[str, Any]) -> None:
+    rows, guesses = ring["rows"], ring["guesses"]
+    facts = [
+        ("head", url),
+        ("version", ring["version"]),
+        ("state", _state(ring)),
+        ("cluster", ring["cluster"]),
+        ("roster", ring["roster_left"]),
+        ("model", ring["model"]),
+        ("strategy", f"{ring['strategy']}: {ring['reason']}" if ring["reason"] else ""),
+        ("epoch", str(ring["epoch"])),
+        ("activations", ring["activations"]),
+        (
+            "choices",
+            f"{rows['decode']} decode, {rows['prefill']} are read in, {rows['queued']} wait",
+        ),
+        ("pace", f"{ring['tokens_per_s']} tokens/s, {ring['prompt_tokens_per_s']} of prompts"),
+        ("guesses", guesses_text(guesses)),
+        ("a token takes", _costs(ring.get("guess_ms", {}))),  # a head may be older
+        ("draft model", _draft(ring.get("draft"))),
+    ]
+    print_facts([(name, value) for name, value in facts if value])
+    whys = ring["why"] or [{"text": fault, "advice": ""} for fault in ring["faults"]]
+    _print_obstacles(whys, ring["starved"])
+    print_table(
+        "ranks",
+        ["rank", "name", "layers", "state", "memory", "caches", "rows"],
+        [_rank(rank) for rank in ring["ranks"]],
+        numbers_from=4,
+    )
+
+
+def _state(ring: dict[str, Any]) -> str:
+    """How the ring is. Its state may be "serving" while something else is missing, which is shown
+    below: the tokenizer, say."""
+    if ring["healthy"]:
+        return "serving"
+    return "not serving" + ("" if ring["state"] == "serving" else f" ({ring['state']})")
+
+
+def _rank(rank: dict[str, Any]) -> tuple[str, ...]:
+    layers = rank["layers"]
+    state = "ready" if rank["ready"] else "loads" if rank["present"] else "away"
+    return (
+        str(rank["rank"]),
+        rank["name"],
+        f"{layers[0]} to {layers[1] - 1}" if layers else "-",
+        state,
+        format_size(rank["memory"]),
+        format_size(rank["cache"]),
+        str(rank["rows"]),
+    )
+
+
+def _print_obstacles(whys: list[dict[str, Any]], starved: list[dict[str, Any]]) -> None:
+    """What is in the way, and what to do; or else which engines are slow."""
+    kind = "not serving" if whys else "slow"
+    for obstacle in whys or starved:
+        print(f"\n{kind}: {visible(str(obstacle['text']))}")
+        if obstacle["advice"]:
+            print(f"    {visible(str(obstacle['advice']))}")
+    print()
 
 
 def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
@@ -204,9 +188,9 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("activations", facts["activations"]),
         ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
         ("links", facts["slow_links"]),
-        ("guesses", told_guesses(facts["guesses"])),
-        ("a token takes", told_costs(facts["guess_ms"])),
-        ("draft model", told_draft(facts["draft"])),
+        ("guesses", guesses_text(facts["guesses"])),
+        ("a token takes", _costs(facts["guess_ms"])),
+        ("draft model", _draft(facts["draft"])),
         ("engine", _engine(facts)),
         ("its processes", _members(facts["members"])),
         *(
@@ -261,3 +245,17 @@ def _node_state(facts: dict[str, Any]) -> str:
 
 def _link(up: bool) -> str:
     return "up" if up else "-"
+
+
+def _costs(guess_ms: Mapping[str, float]) -> str:
+    """How long a token takes without guesses; empty if that is not known. What else there is, is
+    for programs (``--json``)."""
+    return f"{guess_ms['plain']} ms without guesses" if "plain" in guess_ms else ""
+
+
+def _draft(draft: Mapping[str, Any] | None) -> str:
+    """Which draft model there is, and how it is; empty if there is none."""
+    if draft is None:
+        return ""
+    fault = f" ({draft['fault']})" if draft["fault"] else ""
+    return f"{draft['model']}, {draft['state']}{fault}"

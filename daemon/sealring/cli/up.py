@@ -16,7 +16,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 
 from sealring.files.config import Config, load_config
-from sealring.local.control_client import claimed
+from sealring.local.node_socket import claimed
 
 
 def up(
@@ -94,8 +94,8 @@ def _run(settings: Config, lifeline: int | None) -> None:
     # These take half a second to import, which a mistake in the config need not wait for.
     import trio  # noqa: PLC0415
 
+    from sealring.service.head_api import prepare  # noqa: PLC0415
     from sealring.service.service import serve  # noqa: PLC0415
-    from sealring.service.setup import prepare  # noqa: PLC0415
 
     prepared = prepare(settings, partial(_pause, lifeline))
     try:
@@ -106,9 +106,9 @@ def _run(settings: Config, lifeline: int | None) -> None:
             if isinstance(fault, UserError | KeyboardInterrupt):
                 raise fault from None
         logging.getLogger("sealring").critical("this node has a fault, and ends", exc_info=error)
-        told = "; ".join(dict.fromkeys(f"{type(fault).__name__}: {fault}" for fault in faults))
+        text = "; ".join(dict.fromkeys(f"{type(fault).__name__}: {fault}" for fault in faults))
         raise OperationError(
-            f"the node failed: {told}",
+            f"the node failed: {text}",
             "That is a fault of sealring's. Please report it, with the traceback in the log.",
         ) from None
 

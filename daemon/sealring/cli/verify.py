@@ -6,32 +6,28 @@ import contextlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import cyclopts
 from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, find_whole_model
 
+from sealring.cli.options import Count, Positive
 from sealring.files.config import load_config
 from sealring.files.models import find_whole_for_command
-from sealring.local.control_client import ask
+from sealring.local.node_socket import ask
 from sealring.local.ring import local_ring
-from sealring.output import print_json, print_table, teller
+from sealring.output import print_json, print_table, reporter
 from sealring.verify.answers import Ask
-from sealring.verify.report import (
+from sealring.verify.judge import (
     Options,
     Verified,
     as_json,
     difference_text,
     place_text,
 )
-from sealring.verify.report import (
+from sealring.verify.judge import (
     verify as verify_ring,
 )
-
-Positive = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
-Seed = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lt=1 << 32))]
 
 
 def verify(
@@ -44,7 +40,7 @@ def verify(
     collectives: CollectivesName = "sealed",
     thorough: bool = False,
     by_stage: bool = False,
-    seed: Seed | None = None,
+    seed: Count | None = None,
     json: bool = False,
 ) -> int:
     """Check that a ring answers rightly, or find the rank that first goes wrong.
@@ -57,7 +53,7 @@ def verify(
     beyond the longest row is.
     One mlx-lm process on this machine then computes the same. It compares
     every token with its log probabilities and, in an epoch that is begun for
-    it, numbers that every rank tells of what it computed at each position,
+    it, numbers that every rank sends of what it computed at each position,
     and names the first rank, layers, step, row and position that differ. Exit
     code 0 if the ring is right, 1 if not.
 
@@ -106,7 +102,7 @@ def verify(
     """
     with _ring(config, model, ranks, layers, (strategy, collectives)) as (asks, folder, adapter):
         options = Options(thorough, by_stage, seed, adapter)
-        verified = verify_ring(asks, folder, options, teller())
+        verified = verify_ring(asks, folder, options, reporter())
     if json:
         print_json(as_json(verified))
     else:
@@ -170,7 +166,7 @@ def _show(verified: Verified) -> None:
         print(f"right: {verdict.tokens} tokens and all numbers{rounding}")
         return
     for rank, steps in verdict.silent.items():
-        print(f"\nrank {rank} ({answers.names[rank]}) told no numbers of {steps} steps")
+        print(f"\nrank {rank} ({answers.names[rank]}) sent no numbers of {steps} steps")
     if verdict.first is not None:
         print(f"\nWRONG, first at {difference_text(verdict.first, answers)}")
     elif verified.served is not None:

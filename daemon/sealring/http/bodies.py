@@ -20,7 +20,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Send
 
 from sealring.dialects.errors import INVALID, ApiError, unavailable
-from sealring.dialects.replies import KEEPALIVE
 from sealring.text.workers import SharedBudget
 
 T = TypeVar("T")
@@ -184,7 +183,7 @@ class EventStream:
         """No more events."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def keep_alive(self, events: bytes = KEEPALIVE) -> None:
+    async def keep_alive(self, events: bytes) -> None:
         """Break every silence of `KEEPALIVE_SECONDS` by *events*, until cancelled."""
         while True:
             await trio.sleep_until(self._last + KEEPALIVE_SECONDS)

@@ -77,6 +77,10 @@ RESERVED: Final = _LINKS + _ENGINES + _FILES
 
 _OF_CLIENT: Final = 2  # a connection, and a file of the page that it asks for
 
+OWNER: Final = "owner of the node"
+"""Who asks at the Unix socket. Prompts that come there share cached prefixes with each other, and
+with no caller at a port."""
+
 _numbers = itertools.count(1)
 
 

@@ -115,9 +115,10 @@ bound_h11()
 
 @attrs.define
 class Endpoints:
-    """Host and port of a connection's client, and of this server; *secure* if they speak TLS."""
+    """Host and port of a connection's client, and of this server; *secure* if they speak TLS. At a
+    Unix socket the client has none: it is the owner of the node."""
 
-    client: tuple[str, int]
+    client: tuple[str, int] | None
     server: tuple[str, int]
     secure: bool = False
 
@@ -301,7 +302,7 @@ class HttpExchange:
             "headers": headers,
             "client": self._ends.client,
             "server": self._ends.server,
-            "state": {"connection": self._place.number},
+            "state": {"connection": self._place.number, "owner": self._ends.client is None},
         }
 
     async def _receive(self) -> Message:

@@ -115,6 +115,9 @@ class ApiServer:
 
     head: ApiHead
     pages: Sequence[BaseRoute] = ()
+    app: ASGIApp | None = None
+    """What it serves; None before it does."""
+
     _closing: trio.Event = attrs.field(factory=trio.Event)
     _closed: trio.Event = attrs.field(factory=trio.Event)
 
@@ -139,8 +142,8 @@ class ApiServer:
                     nursery.start_soon(self.head.tls.watch)
                 task_status.started()
                 self._log_address(*address)
-                app = build_app(self.head, self.pages, book.limit)
-                await serve_connections(app, listeners, book, self._closing, self.head.tls)
+                self.app = build_app(self.head, self.pages, book.limit)
+                await serve_connections(self.app, listeners, book, self._closing, self.head.tls)
                 nursery.cancel_scope.cancel()
         finally:
             self._closed.set()
@@ -282,16 +285,15 @@ class _Door:
                     await trio.sleep(FULL_SECONDS)
                 continue  # else the client has gone
             try:
-                ends = Endpoints(
-                    sock.getpeername()[:2], sock.getsockname()[:2], secure=self.tls is not None
-                )
+                client, server = sock.getpeername()[:2], sock.getsockname()[:2]
             except OSError:
                 sock.close()  # it has been cut off already
                 continue
+            ends = Endpoints(client, server, secure=self.tls is not None)
             sock.setblocking(False)
             # Of a handshake that has not come whole something is always there to be read.
             seen = sock if self.tls is None else None
-            place = self.book.admit(source_of(ends.client[0]), seen)
+            place = self.book.admit(source_of(client[0]), seen)
             if place is not None:
                 self.connections.start_soon(self._serve, sock, ends, place)
             elif self.tls is None:

@@ -1,4 +1,8 @@
-"""A conversation with a model that is served: its history, and one streamed answer at a time.
+"""A conversation with a model that is served: its history, one answer at a time, and its files.
+
+A file is JSON to go on from, or Markdown to read. The JSON has the messages in OpenAI's form, so
+that other programs can use it. A file that is read may come from anybody: its size, its form and
+its numbers are checked before any of it is used.
 
 An answer that is stopped half-way stays in the history as far as it came, as both sides have seen
 it. A question that got no answer at all does not stay; it can be asked again (`ChatSession.again`).
@@ -16,8 +20,15 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import read_file, replace_file
 
 from sealring.dialects.schema import MAX_MESSAGES, ChatOptions
-from sealring.local.answering import CHAT, Pieces, StreamedAnswer, Tell, encodable, stream
-from sealring.local.client import HeadClient
+from sealring.local.client import (
+    CHAT,
+    HeadClient,
+    Pieces,
+    Report,
+    StreamedAnswer,
+    encodable,
+    stream,
+)
 
 
 @attrs.define
@@ -60,27 +71,19 @@ class ChatSession:
         opening = [{"role": "system", "content": self.system}] if self.system else []
         return [*opening, *self.history]
 
-    def ask(self, text: str, tell: Tell) -> Pieces:
-        """The pieces of the answer to *text*; *tell* hears what is waited for. Closing the iterator
-        stops the answer. Raises `OperationError` when the server does not answer."""
+    def ask(self, text: str, report: Report) -> Pieces:
+        """The pieces of the answer to *text*; *report* hears what is waited for. Closing the
+        iterator stops the answer. Raises `OperationError` when the server does not answer."""
         question = {"role": "user", "content": encodable(text)}
         body = {"model": self.model, "messages": [*self.messages, question], **self.settings}
         self.answer = answer = StreamedAnswer()
         self.unanswered = question["content"]
         try:
-            yield from stream(self.http, self.url, CHAT, body, answer, tell)
+            yield from stream(self.http, self.url, CHAT, body, answer, report)
         finally:
             if answer.content:
                 self.history += [question, {"role": "assistant", "content": answer.content}]
                 self.unanswered = ""
-
-
-# ---------------------------------------------------------------------- saved chat
-# Conversations in files: JSON to go on from, Markdown to read.
-#
-# The JSON has the messages in OpenAI's form, so that other programs can use it. A file that is
-# read may come from anybody: its size, its form and its numbers are checked before any of it is
-# used.
 
 
 MAX_SAVED: Final = 8 << 20
@@ -114,8 +117,8 @@ def checked(name: str, value: Any) -> Any:
     try:
         options = ChatOptions.model_validate({"model": "any", field: value})
     except ValidationError as error:
-        told = error.errors()[0]["msg"]
-        raise UserError(f"{name} cannot be {value!r:.80}: {told}", f"/set {name} VALUE") from None
+        why = error.errors()[0]["msg"]
+        raise UserError(f"{name} cannot be {value!r:.80}: {why}", f"/set {name} VALUE") from None
     return getattr(options, field)
 
 
@@ -168,8 +171,8 @@ def _read(saved: Any, path: Path) -> _Saved:
         raise UserError(f"{path} holds no conversation of {MAX_MESSAGES} messages at most", _FORM)
     system, history = "", []
     for number, message in enumerate(messages):
-        told = message if isinstance(message, dict) else {}
-        role, content = told.get("role"), told.get("content")
+        known = message if isinstance(message, dict) else {}
+        role, content = known.get("role"), known.get("content")
         if not isinstance(content, str) or role not in (*_ROLES, "system"):
             raise UserError(f"message {number + 1} of {path} is not one of a chat", _FORM)
         if role != "system":
@@ -187,7 +190,7 @@ def _read(saved: Any, path: Path) -> _Saved:
     return _Saved(str(fields.get("model", "")), system, history, settings)
 
 
-def told_settings(session: ChatSession) -> dict[str, Any]:
+def settings_of(session: ChatSession) -> dict[str, Any]:
     """The settings of *session* by the names that a person knows."""
     return {name: session.settings[f] for name, f in SETTINGS.items() if f in session.settings}
 
@@ -195,7 +198,7 @@ def told_settings(session: ChatSession) -> dict[str, Any]:
 def _json(session: ChatSession) -> str:
     saved = {
         "model": session.model,
-        "settings": told_settings(session),
+        "settings": settings_of(session),
         "messages": session.messages,
     }
     return json.dumps(saved, indent=2, ensure_ascii=False) + "\n"

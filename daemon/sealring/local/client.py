@@ -1,7 +1,15 @@
-"""The client's end of the HTTP API, for the commands that use one: plain calls and their errors.
+"""Asks a head by its HTTP API, for the commands that do: plain calls, streamed answers, errors.
 
 The API speaks OpenAI's dialect; what a client has to know of it beyond HTTP is how errors look and
 how a stream is cut into events, and both are here.
+
+While nothing of an answer has come yet, the head breaks its silence with comments. Then, and when
+the head itself falls silent, it is asked what it does, and a person hears of that. A read that
+waits calls for that every `LOOK_SECONDS`, and goes on: a timeout of httpx's own would end the
+connection, and with it the request.
+
+Any user of a machine may listen at a port that a ring is expected at, and would be sent prompts. So
+`stranger` finds out who listens at a port of loopback, as the kernel has it.
 """
 
 from __future__ import annotations
@@ -10,33 +18,525 @@ import contextlib
 import ipaddress
 import json
 import os
+import secrets
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import httpcore2
 import httpx2
+from sealring_protocol.limits import MAX_TOKENS
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import check_secret, decoded, read_file
 
 from sealring.files.config import DEFAULT_API
 
-# ---------------------------------------------------------------------- listener
-# Who listens at a port of loopback, as the kernel has it.
-#
-# Any user of a machine may listen at a port that a ring is expected at, and would be sent
-# prompts.
+DEFAULT_URL: Final = f"http://{DEFAULT_API}"
+KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
+CHAT: Final = "/v1/chat/completions"
+COMPLETION: Final = "/v1/completions"
+CONNECT_SECONDS: Final = 10.0
+READ_SECONDS: Final = 900.0
+"""Silence after which an answer in one piece is given up. The head itself gives up earlier."""
 
+SILENCE_SECONDS: Final = 90.0
+"""Silence after which a stream is given up. A head breaks it every 10 s, once it has read the
+prompt, for which it has 75. So its machine has stopped, or the way to it is cut without a word."""
 
+LOOK_SECONDS: Final = 12.0
+"""Silence that is noticed. A head that works breaks its own every 10 s."""
+
+CARD_SECONDS: Final = 10.0
+"""Seconds within which a head says what it serves. It answers that while it waits for its ring."""
+
+ASK_SECONDS: Final = 3.0
+"""Seconds that a head has to say what it does. A person waits, and it takes no work."""
+
+MAX_LINE: Final = 16 << 20
+"""Bytes of one line of a stream; more is no event of this API."""
+
+MAX_REPLY: Final = 4 << 20
+"""Bytes of any other answer. The state of a ring of 16 ranks has 20 KiB."""
+
+MAX_ANSWER: Final = 64 << 20
+"""Characters of an answer. A million tokens have some 5 million."""
+
+_WORDS: Final = 1000
+"""Characters of what the head says that it does."""
+
+_FIELDS: Final = (":", "data:", "event:", "id:", "retry:")
+_DATA: Final = "data: "
+_DONE: Final = "[DONE]"
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS: Final = "0A"
+Notice = Callable[[], None]
+Pieces = Generator[tuple[str, str]]
+"""A kind, ``content`` or ``reasoning``, and a text."""
+
+Report = Callable[[str], None]
+"""Hears what is waited for."""
+
+
+class HeadClient(httpx2.Client):
+    """A client of the API at *url*; see `settings`."""
+
+    def __init__(self, url: str, key: str = "", trust: ssl.SSLContext | None = None) -> None:
+        self._transport_here = _Transport(True if trust is None else trust)
+        super().__init__(**settings(url, key, trust), transport=self._transport_here)
+
+    @contextlib.contextmanager
+    def noticing(self, notice: Notice) -> Iterator[None]:
+        """Meanwhile call *notice* whenever the head has been silent for so long. It may ask the
+        head something else, for less time."""
+        network = self._transport_here.network
+        network.notice = notice
+        try:
+            yield
+        finally:
+            network.notice = _nothing
+
+
+def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
+    says which certificates it takes, if not those that this machine does."""
+    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415 - h11 is slow to import
+
+    bound_h11()  # anybody may be who answers
+    # Nothing packed: a few bytes of that may become gigabytes.
+    headers = {"accept-encoding": "identity"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    timeout = patience(READ_SECONDS)
+    # Proxies of the environment are for the world outside, not for machines of one's own.
+    known = {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
+    return known if trust is None else {**known, "verify": trust}
+
+
+def patience(seconds: float) -> httpx2.Timeout:
+    """How long a head may take to connect, and then be silent."""
+    return httpx2.Timeout(seconds, connect=CONNECT_SECONDS)
+
+
+def base_url(given: str) -> str:
+    """*given* without what people add to it. Raises `UserError` when it is no URL."""
+    text = given if "://" in given else f"http://{given}"
+    try:
+        url = httpx2.URL(text)
+    except httpx2.InvalidURL:
+        url = httpx2.URL("")
+    if url.scheme not in ("http", "https") or not url.host or url.host.isdecimal():
+        raise UserError(f"'{given}' is no URL of an API", f"Give one like {DEFAULT_URL}")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def trusting(certificate: Path) -> ssl.SSLContext:
+    """A context that trusts the *certificate*, and those that it has issued, alone. Raises
+    `UserError`."""
+    try:
+        context = ssl.create_default_context(cafile=str(certificate))
+    except OSError as error:  # as OpenSSL's are
+        raise UserError(
+            f"cannot read the certificate {certificate}: {error.strerror or error}",
+            "Give a file in PEM: the server's own, or that of its issuer.",
+        ) from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also one that its issuer has signed
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as people make them with openssl
+    return context
+
+
+def api_key(given: str | None, file: Path | None = None) -> str:
+    """The key to present: the one *given*, or the one in *file*, or the environment's, or none.
+    Raises `UserError`."""
+    if given is not None:
+        return _checked_key(given, "of --api-key")
+    if file is not None:
+        return read_api_key(file)
+    for name in KEY_VARIABLES:
+        if value := os.environ.get(name):
+            return _checked_key(value, f"in {name}")
+    return ""
+
+
+def read_api_key(path: Path) -> str:
+    """The API key in the file *path*. Raises `UserError`."""
+    try:
+        data, status = read_file(path)
+        key = decoded(data).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(
+            f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
+        ) from None
+    check_secret(path, status, "API key in")
+    return _checked_key(key, f"in {path}")
+
+
+def _checked_key(key: str, where: str) -> str:
+    """*key*, if a header may hold it; an error does not repeat what may be another secret. Raises
+    `UserError`."""
+    if not all("!" <= character <= "~" for character in key):
+        raise UserError(
+            f"the API key {where} is none: it is not one word of plain characters",
+            "Give the key alone, as 'sealring apikey new' has shown it.",
+        )
+    return key
+
+
+@attrs.define
+class StreamedAnswer:
+    """What has come of one answer.
+
+    *finish* is OpenAI's word for how it ended; empty if it did not. It is *limited* if max_tokens
+    was asked for. *usage* is as the API has it, at the end. Times are seconds
+    of `time.perf_counter`.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    finish: str = ""
+    limited: bool = False
+    usage: Mapping[str, Any] = attrs.field(factory=dict)
+    began: float = attrs.field(factory=time.perf_counter)
+    first: float | None = None
+    last: float = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer; 0 if it was broken off before the head sent them."""
+        return self.count("completion_tokens")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt; 0 if unknown."""
+        return self.count("prompt_tokens")
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt that the head knew already."""
+        return self.count("prompt_tokens_details", "cached_tokens")
+
+    def count(self, *path: str) -> int:
+        """The number at *path* in the usage; 0 for what is none, as any server may say."""
+        known: Any = self.usage
+        for name in path:
+            known = known.get(name) if isinstance(known, dict) else None
+        return known if isinstance(known, int) and 0 <= known <= MAX_TOKENS else 0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second after the first; 0 if unknown, as when all came at once."""
+        took = self.last - self.first if self.first is not None else 0.0
+        return max(0, self.tokens - 1) / took if took > 0 else 0.0
+
+    @property
+    def first_s(self) -> float | None:
+        """Seconds to the first piece; None if there was none."""
+        return None if self.first is None else self.first - self.began
+
+    @property
+    def took_s(self) -> float:
+        """Seconds from the question to the latest piece."""
+        return max(0.0, self.last - self.began)
+
+    def summary(self, names: Sequence[str]) -> str:
+        """How it came, in a few words; *names* are those of the machines that have the layers."""
+        facts = [f"{self.tokens} tokens"] if self.tokens else []
+        if self.tokens_per_s:
+            facts.append(f"{self.tokens_per_s:.1f} tokens/s")
+        if self.first_s is not None:
+            facts.append(f"first after {self.first_s:.1f} s")
+        if names:
+            facts.append(f"by {', '.join(names)}")
+        if self.cut_off:
+            facts.append(self.cut_off)
+        return ", ".join(facts)
+
+    @property
+    def cut_off(self) -> str:
+        """Where it was cut off, in words; empty if it has an end."""
+        if self.finish != "length":
+            return ""
+        return "cut off at max_tokens" if self.limited else "cut off where the context ends"
+
+    def take(self, kind: str, piece: str) -> tuple[str, str]:
+        """Add *piece*."""
+        self.last = time.perf_counter()
+        if self.first is None:
+            self.first = self.last
+        if kind == "reasoning":
+            self.reasoning += piece
+        else:
+            self.content += piece
+        return kind, piece
+
+
+def stream(
+    http: HeadClient,
+    url: str,
+    path: str,
+    body: Mapping[str, Any],
+    answer: StreamedAnswer,
+    report: Report,
+) -> Pieces:
+    """The pieces of the answer to *body*, which also become *answer*; *report* hears what the head
+    does while none comes. Closing the iterator withdraws the request. Raises `OperationError` when
+    the head at *url* does not answer."""
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    answer.limited = "max_tokens" in body or "max_completion_tokens" in body
+    name = f"sealring-{secrets.token_hex(8)}"
+    more: dict[str, Any] = {
+        "headers": {"x-request-id": name},
+        "timeout": patience(SILENCE_SECONDS),
+    }
+
+    def look() -> None:
+        report(_doing(http, name, begun=answer.first is not None))
+
+    try:
+        with http.noticing(look), http.stream("POST", path, json=asked, **more) as response:
+            if response.status_code != 200:
+                end = time.monotonic() + CARD_SECONDS
+                raise refused(whole(response, end))
+            for line in lines(response):
+                if line.startswith(":") and answer.first is None:
+                    look()
+                if (event := event_of(line)) is None:
+                    continue
+                if "error" in event:
+                    raise broken_off(event)
+                if isinstance(usage := event.get("usage"), dict):
+                    answer.usage = usage
+                for choice in event["choices"]:
+                    answer.finish = choice.get("finish_reason") or answer.finish
+                    for kind, piece in _pieces(choice):
+                        yield answer.take(kind, piece)
+                if len(answer.content) + len(answer.reasoning) > MAX_ANSWER:
+                    raise broken_off({"error": "the answer does not end"})
+            if not answer.finish:
+                raise broken_off({"error": "the head went away in the middle of the answer"})
+    except httpx2.HTTPError as error:
+        raise unreachable(url, error) from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise no_api(url) from None
+
+
+def lines(response: httpx2.Response) -> Iterator[str]:
+    """The lines of a stream of events. Only a line feed ends one: an answer may hold what else
+    Unicode has for that (U+2028, U+0085), which `httpx2.Response.iter_lines` cuts at too. Raises
+    `ValueError` for a line that is too long, or none of an event."""
+    begun = bytearray()
+    for data in response.iter_raw():
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            text = (begun + line).decode("utf-8", "replace").rstrip("\r")
+            if text and not text.startswith(_FIELDS):
+                raise ValueError("a line is none of an event")
+            yield text
+            begun.clear()
+        begun += rest
+        if len(begun) > MAX_LINE:
+            raise ValueError("a line is too long")
+
+
+def event_of(line: str) -> dict[str, Any] | None:
+    """The event in a *line* of a stream; None for a line that has none."""
+    if not line.startswith(_DATA) or line == _DATA + _DONE:
+        return None
+    event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
+    return event
+
+
+def _pieces(choice: dict[str, Any]) -> list[tuple[str, str]]:
+    """The texts in *choice*, of a chat or of a completion."""
+    delta = choice.get("delta", {})
+    named = (
+        ("reasoning", delta.get("reasoning_content")),
+        ("content", delta.get("content")),
+        ("content", choice.get("text")),
+    )
+    return [(kind, encodable(text)) for kind, text in named if isinstance(text, str) and text]
+
+
+def encodable(text: str) -> str:
+    """*text*, in which lone surrogates, which JSON and terminals can bring, are "?": nothing can
+    send them, and no file hold them."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _doing(http: HeadClient, name: str, *, begun: bool) -> str:
+    """What the head does with the request that is called *name*, in words."""
+    try:
+        health = _known(http, "/health")
+        whys = [*health["why"], *health.get("starved", [])]
+        faults = [str(why.get("what") or why["text"]) for why in whys]
+        faults = faults or list(map(str, health["faults"]))
+        if not faults and not begun:
+            faults = [str(_known(http, f"/v1/requests/{name}/trace")["doing"])]
+    except httpx2.HTTPError:
+        return "the head does not answer: it may be stopped, or the way to it is cut"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        faults = []
+    doing = "; ".join(each.rstrip(".") for each in faults if each)[:_WORDS]
+    return doing or ("waiting for more" if begun else "waiting for the first token")
+
+
+def machines(http: HeadClient) -> list[str]:
+    """The names of the machines that have layers; none if the head does not say."""
+    try:
+        return [
+            str(rank["name"]) for rank in _known(http, "/v1/cluster")["ranks"] if rank["layers"]
+        ]
+    except (httpx2.HTTPError, ValueError, LookupError, TypeError, RecursionError):
+        return []
+
+
+def model_at(client: httpx2.Client, url: str, name: str = "") -> dict[str, Any]:
+    """What the server at *url* says of its model called *name*, or of its first; its name is under
+    ``id``. Raises `OperationError`, also if it has none of that name."""
+    response = _got(client, url, "/v1/models")
+    try:
+        cards = [{**card, "id": str(card["id"])} for card in response.json()["data"]]
+        first = cards[0]
+        names = " or ".join(f"'{card['id']}'" for card in cards)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise no_api(url) from None
+    chosen = next((card for card in cards if card["id"] == name), first if not name else None)
+    if chosen is None:
+        raise OperationError(f"there is no model '{name}' at {url}", f"Give --model {names}.")
+    return chosen
+
+
+def cluster_at(client: httpx2.Client, url: str) -> dict[str, Any]:
+    """What the head at *url* says of its ring. Raises `OperationError`."""
+    response = _got(client, url, "/v1/cluster")
+    try:
+        return {**response.json()}
+    except (ValueError, TypeError, RecursionError):
+        raise no_api(url) from None
+
+
+def _got(client: httpx2.Client, url: str, path: str) -> httpx2.Response:
+    try:
+        response = soon(client, path, CARD_SECONDS)
+    except httpx2.HTTPError as error:
+        raise unreachable(url, error) from None
+    except ValueError:
+        raise no_api(url) from None
+    if response.status_code == 404 and not _error(response):
+        raise no_api(url)
+    if response.status_code != 200:
+        raise refused(response)
+    return response
+
+
+def _known(http: HeadClient, path: str) -> Any:
+    """What the head says at *path*, soon and not too long. Raises `httpx2.HTTPError`, or
+    `ValueError` for what is no such thing."""
+    return soon(http, path, ASK_SECONDS).json()
+
+
+def soon(client: httpx2.Client, path: str, seconds: float) -> httpx2.Response:
+    """What the server of *client* says at *path* within so many *seconds*. Raises as `whole`."""
+    end = time.monotonic() + seconds
+    with client.stream("GET", path, timeout=seconds) as response:
+        return whole(response, end)
+
+
+def whole(response: httpx2.Response, end: float) -> httpx2.Response:
+    """*response*, whose body is read here. Raises `ValueError` if it is too long, and
+    `httpx2.HTTPError`, as when it has not come by *end* (`time.monotonic`)."""
+    data = bytearray()
+    for piece in response.iter_raw():
+        data += piece
+        if len(data) > MAX_REPLY:
+            raise ValueError("it says too much")
+        if time.monotonic() > end:
+            raise httpx2.ReadTimeout("it takes too long")
+    return httpx2.Response(response.status_code, content=bytes(data))
+
+
+class HeadUnreachable(OperationError):
+    """Nobody listens at the address of a head."""
+
+
+def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
+    """The error for a server at *url* that nobody reaches."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return OperationError(
+            f"the certificate of {url} is none that this machine trusts for that name: {error}",
+            "Give it, or its issuer's, with --certificate; and use a name that is in it.",
+        )
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return HeadUnreachable(
+            f"no head answers at {url}",
+            "Start one: sealring serve. Or give its address: --url URL.",
+        )
+    if isinstance(error, httpx2.RemoteProtocolError) and "sending a response" in str(error):
+        return OperationError(
+            f"{url} closed the connection without an answer",
+            "Is that the API's address? A node's own port ('listen' in its config, mostly 7470) is "
+            f"for nodes; the API's is 'api' in the head's, {DEFAULT_API} if left out. If it is, "
+            "the head has just ended: start it again.",
+        )
+    if isinstance(error, httpx2.TimeoutException):
+        return OperationError(
+            f"the head at {url} says nothing any more",
+            "It or its machine hangs, or the way there is cut. Its log may say more.",
+        )
+    return OperationError(
+        f"the head at {url} went away: {error or type(error).__name__}",
+        "Start it again if it has ended, and ask again.",
+    )
+
+
+def refused(response: httpx2.Response) -> OperationError:
+    """The error for a request that the API refused."""
+    message = message_of(response)
+    if response.status_code == 401:
+        return OperationError(
+            message, f"Give it in {KEY_VARIABLES[0]}, with --api-key-file, or with --api-key."
+        )
+    if _error(response).get("code") == "context_length_exceeded":
+        return OperationError(message, "Ask for less; in a conversation, /undo or /clear")
+    return OperationError(message, "The head's log says more.")
+
+
+def broken_off(event: dict[str, Any]) -> OperationError:
+    """The error for an answer that ended with *event*, an error."""
+    error = event["error"]
+    known = error.get("message") if isinstance(error, dict) else error
+    message = str(known or "the answer broke off")
+    return OperationError(message, "The head's log says more. Ask again.")
+
+
+def no_api(url: str) -> OperationError:
+    """The error for a server at *url* that does not speak OpenAI's dialect."""
+    return OperationError(
+        f"what answers at {url} is no such API", "Give the head's address with --url."
+    )
+
+
+def message_of(response: httpx2.Response) -> str:
+    """The message of an error answer."""
+    return _error(response).get("message") or f"it answered {response.status_code}"
+
+
+def _error(response: httpx2.Response) -> dict[str, str]:
+    try:
+        error = response.json()["error"]
+        return {name: str(value) for name, value in error.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def stranger(url: str) -> str:
     """Why not to ask what listens at *url*, which nobody has named, in words; empty if there is no
-    reason: another user could have put it there, to be told keys and prompts."""
+    reason: another user could have put it there, to be sent keys and prompts."""
     uid = strangers_uid(url)
     if uid is None:
         return ""
@@ -74,310 +574,6 @@ def _listeners(table: Path, port: int) -> list[int]:
     ]
 
 
-DEFAULT_URL: Final = f"http://{DEFAULT_API}"
-KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
-
-CONNECT_SECONDS: Final = 10.0
-READ_SECONDS: Final = 900.0
-"""Silence after which an answer in one piece is given up. The head itself gives up earlier."""
-
-SILENCE_SECONDS: Final = 90.0
-"""Silence after which a stream is given up. A head breaks it every 10 s, once it has read the
-prompt, for which it has 75. So its machine has stopped, or the way to it is cut without a word."""
-
-CARD_SECONDS: Final = 10.0
-"""Seconds within which a head says what it serves. It answers that while it waits for its ring."""
-
-MAX_LINE: Final = 16 << 20
-"""Bytes of one line of a stream; more is no event of this API."""
-
-MAX_TOLD: Final = 4 << 20
-"""Bytes of any other answer. What is told of a ring of 16 ranks has 20 KiB."""
-
-_FIELDS: Final = (":", "data:", "event:", "id:", "retry:")
-_DATA: Final = "data: "
-_DONE: Final = "[DONE]"
-
-
-def api_key(given: str | None, file: Path | None = None) -> str:
-    """The key to present: the one *given*, or the one in *file*, or the environment's, or none.
-    Raises `UserError`."""
-    if given is not None:
-        return _checked_key(given, "of --api-key")
-    if file is not None:
-        return read_api_key(file)
-    for name in KEY_VARIABLES:
-        if value := os.environ.get(name):
-            return _checked_key(value, f"in {name}")
-    return ""
-
-
-def _checked_key(key: str, where: str) -> str:
-    """*key*, if a header may hold it; an error does not repeat what may be another secret. Raises
-    `UserError`."""
-    if not all("!" <= character <= "~" for character in key):
-        raise UserError(
-            f"the API key {where} is none: it is not one word of plain characters",
-            "Give the key alone, as 'sealring apikey new' has shown it.",
-        )
-    return key
-
-
-def read_api_key(path: Path) -> str:
-    """The API key in the file *path*. Raises `UserError`."""
-    try:
-        data, status = read_file(path)
-        key = decoded(data).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UserError(
-            f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
-        ) from None
-    check_secret(path, status, "API key in")
-    return _checked_key(key, f"in {path}")
-
-
-def trusting(certificate: Path) -> ssl.SSLContext:
-    """A context that trusts the *certificate*, and those that it has issued, alone. Raises
-    `UserError`."""
-    try:
-        context = ssl.create_default_context(cafile=str(certificate))
-    except OSError as error:  # as OpenSSL's are
-        raise UserError(
-            f"cannot read the certificate {certificate}: {error.strerror or error}",
-            "Give a file in PEM: the server's own, or that of its issuer.",
-        ) from None
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # also one that its issuer has signed
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # as people make them with openssl
-    return context
-
-
-def base_url(given: str) -> str:
-    """*given* without what people add to it. Raises `UserError` when it is no URL."""
-    text = given if "://" in given else f"http://{given}"
-    try:
-        url = httpx2.URL(text)
-    except httpx2.InvalidURL:
-        url = httpx2.URL("")
-    if url.scheme not in ("http", "https") or not url.host or url.host.isdecimal():
-        raise UserError(f"'{given}' is no URL of an API", f"Give one like {DEFAULT_URL}")
-    return text.rstrip("/").removesuffix("/v1")
-
-
-def patience(seconds: float) -> httpx2.Timeout:
-    """How long a head may take to connect, and then be silent."""
-    return httpx2.Timeout(seconds, connect=CONNECT_SECONDS)
-
-
-def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
-    """The arguments of an HTTP client for the API at *url*, with *key* if there is one; *trust*
-    says which certificates it takes, if not those that this machine does."""
-    from sealring_trio.net.h11_patterns import bound_h11  # noqa: PLC0415 - h11 is slow to import
-
-    bound_h11()  # anybody may be who answers
-    # Nothing packed: a few bytes of that may become gigabytes.
-    headers = {"accept-encoding": "identity"}
-    if key:
-        headers["authorization"] = f"Bearer {key}"
-    timeout = patience(READ_SECONDS)
-    # Proxies of the environment are for the world outside, not for machines of one's own.
-    told = {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": False}
-    return told if trust is None else {**told, "verify": trust}
-
-
-class HeadUnreachable(OperationError):
-    """Nobody listens at the address of a head."""
-
-
-def told(response: httpx2.Response) -> str:
-    """The message of an error answer."""
-    return _error(response).get("message") or f"it answered {response.status_code}"
-
-
-def _error(response: httpx2.Response) -> dict[str, str]:
-    try:
-        error = response.json()["error"]
-        return {name: str(value) for name, value in error.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
-def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
-    """The error for a server at *url* that nobody reaches."""
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return OperationError(
-            f"the certificate of {url} is none that this machine trusts for that name: {error}",
-            "Give it, or its issuer's, with --certificate; and use a name that is in it.",
-        )
-    if "WRONG_VERSION_NUMBER" in str(error):
-        return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
-    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return HeadUnreachable(
-            f"no head answers at {url}",
-            "Start one: sealring serve. Or give its address: --url URL.",
-        )
-    if isinstance(error, httpx2.RemoteProtocolError) and "sending a response" in str(error):
-        return OperationError(
-            f"{url} closed the connection without an answer",
-            "Is that the API's address? A node's own port ('listen' in its config, mostly 7470) is "
-            f"for nodes; the API's is 'api' in the head's, {DEFAULT_API} if left out. If it is, "
-            "the head has just ended: start it again.",
-        )
-    if isinstance(error, httpx2.TimeoutException):
-        return OperationError(
-            f"the head at {url} says nothing any more",
-            "It or its machine hangs, or the way there is cut. Its log may say more.",
-        )
-    return OperationError(
-        f"the head at {url} went away: {error or type(error).__name__}",
-        "Start it again if it has ended, and ask again.",
-    )
-
-
-def refused(response: httpx2.Response) -> OperationError:
-    """The error for a request that the API refused."""
-    message = told(response)
-    if response.status_code == 401:
-        return OperationError(
-            message, f"Give it in {KEY_VARIABLES[0]}, with --api-key-file, or with --api-key."
-        )
-    if _error(response).get("code") == "context_length_exceeded":
-        return OperationError(message, "Ask for less; in a conversation, /undo or /clear")
-    return OperationError(message, "The head's log says more.")
-
-
-def broken_off(event: dict[str, Any]) -> OperationError:
-    """The error for an answer that ended with *event*, an error."""
-    error = event["error"]
-    known = error.get("message") if isinstance(error, dict) else error
-    message = str(known or "the answer broke off")
-    return OperationError(message, "The head's log says more. Ask again.")
-
-
-def model_at(client: httpx2.Client, url: str, name: str = "") -> dict[str, Any]:
-    """What the server at *url* tells of its model called *name*, or of its first; its name is under
-    ``id``. Raises `OperationError`, also if it has none of that name."""
-    response = _got(client, url, "/v1/models")
-    try:
-        cards = [{**card, "id": str(card["id"])} for card in response.json()["data"]]
-        first = cards[0]
-        names = " or ".join(f"'{card['id']}'" for card in cards)
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise no_api(url) from None
-    chosen = next((card for card in cards if card["id"] == name), first if not name else None)
-    if chosen is None:
-        raise OperationError(f"there is no model '{name}' at {url}", f"Give --model {names}.")
-    return chosen
-
-
-def cluster_at(client: httpx2.Client, url: str) -> dict[str, Any]:
-    """What the head at *url* tells of its ring. Raises `OperationError`."""
-    response = _got(client, url, "/v1/cluster")
-    try:
-        return {**response.json()}
-    except (ValueError, TypeError, RecursionError):
-        raise no_api(url) from None
-
-
-def _got(client: httpx2.Client, url: str, path: str) -> httpx2.Response:
-    try:
-        response = soon(client, path, CARD_SECONDS)
-    except httpx2.HTTPError as error:
-        raise unreachable(url, error) from None
-    except ValueError:
-        raise no_api(url) from None
-    if response.status_code == 404 and not _error(response):
-        raise no_api(url)
-    if response.status_code != 200:
-        raise refused(response)
-    return response
-
-
-def soon(client: httpx2.Client, path: str, seconds: float) -> httpx2.Response:
-    """What the server of *client* says at *path* within so many *seconds*. Raises as `whole`."""
-    end = time.monotonic() + seconds
-    with client.stream("GET", path, timeout=seconds) as response:
-        return whole(response, end)
-
-
-def whole(response: httpx2.Response, end: float) -> httpx2.Response:
-    """*response*, whose body is read here. Raises `ValueError` if it is too long, and
-    `httpx2.HTTPError`, as when it has not come by *end* (`time.monotonic`)."""
-    data = bytearray()
-    for piece in response.iter_raw():
-        data += piece
-        if len(data) > MAX_TOLD:
-            raise ValueError("it says too much")
-        if time.monotonic() > end:
-            raise httpx2.ReadTimeout("it takes too long")
-    return httpx2.Response(response.status_code, content=bytes(data))
-
-
-def no_api(url: str) -> OperationError:
-    """The error for a server at *url* that does not speak OpenAI's dialect."""
-    return OperationError(
-        f"what answers at {url} is no such API", "Give the head's address with --url."
-    )
-
-
-def lines(response: httpx2.Response) -> Iterator[str]:
-    """The lines of a stream of events. Only a line feed ends one: an answer may hold what else
-    Unicode has for that (U+2028, U+0085), which `httpx2.Response.iter_lines` cuts at too. Raises
-    `ValueError` for a line that is too long, or none of an event."""
-    begun = bytearray()
-    for data in response.iter_raw():
-        *whole, rest = data.split(b"\n")
-        for line in whole:
-            told = (begun + line).decode("utf-8", "replace").rstrip("\r")
-            if told and not told.startswith(_FIELDS):
-                raise ValueError("a line is none of an event")
-            yield told
-            begun.clear()
-        begun += rest
-        if len(begun) > MAX_LINE:
-            raise ValueError("a line is too long")
-
-
-def event_of(line: str) -> dict[str, Any] | None:
-    """The event in a *line* of a stream; None for a line that has none."""
-    if not line.startswith(_DATA) or line == _DATA + _DONE:
-        return None
-    event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
-    return event
-
-
-# ---------------------------------------------------------------------- head client
-# An HTTP client of a head that notices silence without giving up.
-#
-# A read that waits is told of every `LOOK_SECONDS`, and goes on. A timeout of httpx's own would
-# end the connection, and with it the request.
-
-
-LOOK_SECONDS: Final = 12.0
-"""Silence that is noticed. A head that works breaks its own every 10 s."""
-
-Notice = Callable[[], None]
-
-
-class HeadClient(httpx2.Client):
-    """A client of the API at *url*; see `settings`."""
-
-    def __init__(self, url: str, key: str = "", trust: ssl.SSLContext | None = None) -> None:
-        self._transport_here = _Transport(True if trust is None else trust)
-        super().__init__(**settings(url, key, trust), transport=self._transport_here)
-
-    @contextlib.contextmanager
-    def noticing(self, notice: Notice) -> Iterator[None]:
-        """Meanwhile call *notice* whenever the head has been silent for so long. It may ask the
-        head something else, for less time."""
-        network = self._transport_here.network
-        network.notice = notice
-        try:
-            yield
-        finally:
-            network.notice = _nothing
-
-
 def _nothing() -> None:
     """Nobody waits."""
 
@@ -396,7 +592,7 @@ class _Transport(httpx2.HTTPTransport):
 
 
 class _Network(httpcore2.NetworkBackend):
-    """Makes connections whose silence *notice* is told of."""
+    """Makes connections whose silence *notice* hears of."""
 
     def __init__(self) -> None:
         self.notice: Notice = _nothing

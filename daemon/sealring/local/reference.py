@@ -261,7 +261,7 @@ def serve(model: str, split: Split | None, backend: str = "ring") -> None:
         _say({"ready": True})
         for line in sys.stdin:
             _say(_answer(generate, network, tokenizer, json.loads(line)))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever mlx-lm raises, told in words
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever mlx-lm raises, in words
         words = " ".join(str(error).split())[:500]
         plain = words and isinstance(error, ValueError | OSError)
         _say({"error": words if plain else f"{type(error).__name__}: {words}"})

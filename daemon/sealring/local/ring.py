@@ -5,6 +5,9 @@ Nothing here is a shortcut: the nodes are the processes that a cluster has, talk
 loopback with the same handshakes. Each is held by a lifeline, a socket pair whose other end the
 node watches: the node says there when it is up, and stops when the line goes dead, so no node
 outlives whoever started it, however that ends. Only processes started here are ever signalled.
+
+A node is up when it listens. The ring serves when every rank has loaded its layers, which the API's
+``/health`` says, with what it still waits for.
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import contextlib
 import json
 import os
 import secrets
+import select
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,14 +32,14 @@ from sealring_protocol.security.roster import sign_roster
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import public_path
-from sealring_trio.files.models import describe_model
+from sealring_trio.files.models import describe_model, model_name
 from sealring_trio.processes.interpreter import run_module, signal_name
-from sealring_trio.units import wall_ms
+from sealring_trio.units import format_address, wall_ms
 
 from sealring.files.cluster import build_roster, create_key, make_draft, make_member
 from sealring.files.config import NO_API
 from sealring.files.models import check_text
-from sealring.local.control_client import ask
+from sealring.local.node_socket import ask
 
 START_TIMEOUT: Final = 60.0
 """Seconds from the start of a node until it says that it is up."""
@@ -46,6 +51,12 @@ reason to the log."""
 STOP_TIMEOUT: Final = 40.0
 """Seconds that a node may take to stop in good order. It lets requests finish, for 30 at most."""
 
+POLL_SECONDS: Final = 0.2
+END_REQUESTS_SECONDS: Final = 5.0
+"""Seconds that the head has to end its requests with a reason, before the ring is stopped."""
+
+LOOPBACK: Final = "127.0.0.1"
+_WILD: Final = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104  what stands for every address
 _OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0}
 """Config keys that a caller may override. On one machine no measurement of links is needed, and
 ranks that share its cores may need long to find each other."""
@@ -54,11 +65,12 @@ _COMPLAINT: Final = "sealring: "
 """How a command begins that says why it ends."""
 
 _DAY_MS: Final = 24 * 3600 * 1000
-
 _UP: Final = "SEALRING_UP_"  # how variables begin that stand for options of `sealring up`
-
 Setting = str | float | Sequence[str]
 """The value of a key in a node's config."""
+
+Report = Callable[[str], None]
+"""Hears what is waited for."""
 
 
 @attrs.frozen
@@ -72,9 +84,9 @@ class LocalNode:
     process: subprocess.Popen[bytes]
     lifeline: socket.socket
 
-    def ask(self, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Send *request* to the node's control socket; yields the lines of the answer."""
-        return ask(self.control, request)
+    def ask(self, name: str, fields: Mapping[str, Any] = {}) -> Iterator[dict[str, Any]]:
+        """Send the request *name* to the node; yields the lines of the answer."""
+        return ask(self.control, name, fields)
 
     def log_tail(self) -> str:
         """The end of its log, for whoever has to explain what went wrong."""
@@ -102,7 +114,37 @@ class LocalNode:
 
     def status(self) -> dict[str, Any]:
         """What `sealring status` shows."""
-        return next(iter(self.ask({"do": "status"})))
+        return next(self.ask("status"))
+
+
+@attrs.frozen
+class LocalApi:
+    """A running ring: its *nodes* in rank order, where its API is, and its model's name."""
+
+    nodes: list[LocalNode]
+    url: str
+    model: str
+
+    def dead(self, seconds: float = 0.0) -> LocalNode | None:
+        """A node that has ended; waits for one so many *seconds* at most."""
+        lines = {node.lifeline: node for node in self.nodes}
+        ended, _, _ = select.select(list(lines), [], [], seconds)
+        return lines[ended[0]] if ended else None
+
+    def check(self) -> None:
+        """Raise `OperationError` when a node has ended. Requests under way end with the reason."""
+        if (node := self.dead()) is not None:
+            why = node.ending()
+            self._end_requests(f"{node.name} has ended: {why}")
+            raise OperationError(
+                f"{node.name} (pid {node.process.pid}) has ended: {why}; {node.log_tail()}",
+                f"Its whole log is kept in {node.keep_log()}; put that right, and start again.",
+            )
+
+    def _end_requests(self, why: str) -> None:
+        """Have the head, if it is there, end its requests because of *why*."""
+        with contextlib.suppress(UserError):  # of a head that has ended, too
+            list(ask(self.nodes[0].control, "end", {"why": why}, END_REQUESTS_SECONDS))
 
 
 @contextlib.contextmanager
@@ -148,6 +190,42 @@ def local_ring(
             raise
 
 
+@contextlib.contextmanager
+def local_api(
+    ranks: int,
+    model: Path,
+    *,
+    host: str = LOOPBACK,
+    port: int = 0,
+    layers: Sequence[int] = (),
+    options: Mapping[str, Setting] = {},
+    flags: Sequence[str] = (),
+    api_key: str = "",
+    certificate: Path | None = None,
+    report: Report = lambda _: None,
+) -> Iterator[LocalApi]:
+    """A ring of *ranks* with *model* that serves at *port* (0: any free one) of *host*, and ends
+    with the block; see `ring.local_ring`. It speaks TLS with *certificate*, if there is one, whose
+    keys of the config are in *options*. *report* hears what it waits for. Raises `UserError`
+    for what is impossible, `OperationError` when the ring does not come up."""
+    from sealring.local import client  # noqa: PLC0415 - a tenth of a second, for rings with an API
+
+    check_ring(ranks, model)
+    port = check_port(port, host)
+    trust = None
+    if certificate is not None:
+        trust = client.trusting(certificate)
+        trust.check_hostname = False  # it is trusted because it is this very one
+    report(f"starting {ranks} node{'s' if ranks != 1 else ''}")
+    address = format_address(host, port)
+    with local_ring(ranks, model, layers, address, options, flags, api_key=api_key) as nodes:
+        scheme = "http" if certificate is None else "https"
+        url = f"{scheme}://{format_address(_WILD.get(host, host), port)}"
+        api = LocalApi(nodes, url, model_name(model))
+        _wait_until_serving(api, trust, report)
+        yield api
+
+
 def check_ring(ranks: int, model: Path) -> None:
     """Raise `UserError` if no ring of so many *ranks* can serve *model*: it has too few layers, or
     no tokenizer."""
@@ -160,6 +238,38 @@ def check_ring(ranks: int, model: Path) -> None:
             "Each rank has at least one layer.",
         )
     check_text(model)
+
+
+def check_port(port: int, host: str = LOOPBACK) -> int:
+    """*port* if it is free at *host*, or a free one for 0. Raises `OperationError`."""
+    if not port:
+        return free_ports(1)[0]
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        raise OperationError(
+            f"cannot listen at {format_address(host, port)}: "
+            f"{str(error.strerror).partition(' (')[0]}",
+            "Choose another with --port or --host, or stop what listens there.",
+        ) from None
+    return port
+
+
+def guess_options(draft: str | None, model: Path, *, no_guesses: bool) -> dict[str, Setting]:
+    """The keys of a head's config by which *draft*, if it is given, guesses for the model in the
+    folder *model*, or nothing is guessed. Raises `UserError`."""
+    if draft is None:
+        return {"guesses": False} if no_guesses else {}
+    if no_guesses:
+        raise UserError(
+            "--draft names a model that guesses tokens, and --no-guesses has none guessed",
+            "Give one of the two.",
+        )
+    # Imported late: it brings a whole node with it, and most rings have no draft model.
+    from sealring_trio.node.drafts import OPTION, find_draft  # noqa: PLC0415
+
+    return {"draft": str(find_draft(draft, model, OPTION).folder)}
 
 
 def write_cluster(
@@ -232,11 +342,6 @@ def running_node(
             stop_process(process)
 
 
-def _environment() -> dict[str, str]:
-    """This process's environment, without what a person has set for `sealring up` of their own."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_UP)}
-
-
 def stop_process(process: subprocess.Popen[bytes]) -> None:
     """End *process* in good order, or kill it."""
     process.send_signal(signal.SIGTERM)
@@ -261,21 +366,29 @@ def wait_until_up(node: LocalNode) -> None:
         )
 
 
-# ---------------------------------------------------------------------- guessing
-# What the options of a command say of guessed tokens.
+def _environment() -> dict[str, str]:
+    """This process's environment, without what a person has set for `sealring up` of their own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_UP)}
 
 
-def guess_options(draft: str | None, model: Path, *, no_guesses: bool) -> dict[str, Setting]:
-    """The keys of a head's config by which *draft*, if it is given, guesses for the model in the
-    folder *model*, or nothing is guessed. Raises `UserError`."""
-    if draft is None:
-        return {"guesses": False} if no_guesses else {}
-    if no_guesses:
-        raise UserError(
-            "--draft names a model that guesses tokens, and --no-guesses has none guessed",
-            "Give one of the two.",
-        )
-    # Imported late: it brings a whole node with it, and most rings have no draft model.
-    from sealring_trio.node.drafts import OPTION, find_draft  # noqa: PLC0415
+def _wait_until_serving(api: LocalApi, trust: ssl.SSLContext | None, report: Report) -> None:
+    import httpx2  # noqa: PLC0415 - as above
 
-    return {"draft": str(find_draft(draft, model, OPTION).folder)}
+    from sealring.local import client  # noqa: PLC0415
+
+    with httpx2.Client(**client.settings(api.url, "", trust)) as http:
+        while True:
+            try:
+                response = http.get("/health")
+                health = response.json()
+                faults = [why["what"] for why in health["why"]] or health["faults"]
+                for why in health["why"]:
+                    if why["permanent"]:
+                        raise OperationError(f"the ring cannot serve: {why['what']}", why["advice"])
+            except httpx2.HTTPError:
+                faults = ["the head does not answer yet"]
+            if not faults:
+                return
+            report("; ".join(fault.rstrip(".") for fault in faults))
+            if api.dead(POLL_SECONDS) is not None:
+                api.check()

@@ -1,1 +1,1 @@
-"""What `sealring up` adds to a node: control socket, the API of a head, other models, its stop."""
+"""What `sealring up` adds to a node: Unix socket, the API of a head, other models, its stop."""

@@ -1,12 +1,12 @@
-"""The requests of the control socket: `generate` and `verify` on the head, `status`, `profile` and
-`roster` on every rank.
+"""What a node's owner may ask it at its Unix socket: `generate` and `verify` on the head, `status`,
+`profile` and `roster` on every rank.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import pydantic
 import trio
@@ -18,9 +18,8 @@ from sealring_trio.errors import OperationError, UserError
 from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.status import describe_node, describe_place
 from sealring.generation.trace import StepRecorder, Trace, processor_times
-from sealring.service.control import Reply
-from sealring.service.verification import Verification, WaitNotes
-from sealring.service.verification import read_request as read_verification
+from sealring.http.connections import OWNER
+from sealring.service.verification import Reply, Verification, VerifyFields, WaitNotes
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
@@ -37,22 +36,16 @@ _LONGEST_CAUSE: Final = 1000
 U32: Final = (1 << 32) - 1
 U64: Final = (1 << 64) - 1
 
-SCOPE: Final = "control socket"
-"""Of prompts that come here: this machine's user shares them with himself, and no caller of the
-API does."""
+
+class _Fields(pydantic.BaseModel, extra="forbid"):
+    """The fields of a request."""
 
 
-def _check_prompt(value: str) -> str:
-    value.encode()  # lone surrogates, which JSON can carry, are no text (a ValueError)
-    return value
+class GenerateFields(_Fields):
+    """What `sealring generate` asks; see its help. How it is drawn may be null: then as the model's
+    makers say, if they do, or else as where it is left out."""
 
-
-class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
-    """What a client of the control socket asks for; see `sealring generate --help`. How it is drawn
-    may be null: then as the model's makers say, if they do, or else as where it is left out."""
-
-    do: str
-    prompt: Annotated[str, pydantic.AfterValidator(_check_prompt)]
+    prompt: str
     raw: bool = False
     max_tokens: Annotated[int, pydantic.Field(ge=1, le=U32)] = 256
     temperature: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] | None = 0.0
@@ -65,97 +58,112 @@ class GenerateRequest(pydantic.BaseModel, extra="forbid", frozen=True):
 
     def drawn(self, own: Mapping[str, float]) -> dict[str, float]:
         """How tokens are drawn; *own* is what the model's makers say."""
-        greedy = GenerateRequest(do=self.do, prompt=self.prompt)
+        greedy = GenerateFields(prompt=self.prompt)
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        said = {name: getattr(self, name) for name in names}
-        unsaid = {name: own.get(name, getattr(greedy, name)) for name in names}
-        return {name: unsaid[name] if said[name] is None else said[name] for name in names}
+        asked = {name: getattr(self, name) for name in names}
+        others = {name: own.get(name, getattr(greedy, name)) for name in names}
+        return {name: others[name] if asked[name] is None else asked[name] for name in names}
 
 
-def read_request(fields: dict[str, Any]) -> GenerateRequest:
-    """*fields* as a request. Raises `UserError` that names the field."""
+class UseFields(_Fields):
+    """The *model* that a node is to have, and the *seconds* within which it is to serve."""
+
+    model: str
+    seconds: float
+
+
+class _EndFields(_Fields):
+    """Why requests end."""
+
+    why: Annotated[str, pydantic.Field(min_length=1)]
+
+    @property
+    def line(self) -> str:
+        """The reason as one line, cut off if need be."""
+        cut = self.why[:_LONGEST_CAUSE]
+        return "".join(char if char.isprintable() else " " for char in cut)
+
+
+class _RosterFields(_Fields):
+    """A signed roster, in hex."""
+
+    roster: str
+
+    @pydantic.field_validator("roster")
+    @classmethod
+    def _hex(cls, value: str) -> str:
+        bytes.fromhex(value)
+        return value
+
+
+F = TypeVar("F", bound=pydantic.BaseModel)
+
+
+def read_fields(kind: type[F], body: bytes, command: str) -> F:
+    """The fields of a request in *body*, which is JSON. Raises `UserError` that names the field,
+    and the *command* that sends such requests."""
     try:
-        return GenerateRequest.model_validate(fields)
+        return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
         fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        raise UserError(f"{name}: {fault['msg']}", "See: sealring generate --help") from None
-
-
-def _roster_of(fields: dict[str, Any]) -> bytes:
-    """The signed roster that *fields* bring, in hex. Raises `UserError`."""
-    try:
-        return bytes.fromhex(fields["roster"])
-    except (KeyError, TypeError, ValueError):
-        raise UserError(
-            "the request brings no roster in hex", "See: sealring roster install --help"
-        ) from None
-
-
-def _cause_of(fields: dict[str, Any]) -> str:
-    """Why whoever sent *fields* has requests ended: one line, cut off if need be. Raises
-    `UserError`."""
-    if isinstance(why := fields.get("why"), str) and why:
-        cut = why[:_LONGEST_CAUSE]
-        return "".join(char if char.isprintable() else " " for char in cut)
-    raise UserError("the request does not say why", "It has it in 'why'.")
+        name = ".".join(map(str, fault["loc"])) or "the request cannot be read"
+        raise UserError(f"{name}: {fault['msg']}", f"See: sealring {command} --help") from None
 
 
 class Requests:
-    """Answers the clients of one node's control socket."""
+    """Answers what the owner of one node asks."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._runtime = generator.runtime
 
-    async def answer(self, request: dict[str, Any], reply: Reply) -> None:
-        """Answer *request* by calls of *reply*. Raises `UserError` or `OperationError`."""
-        match request.get("do"):
+    async def answer(self, name: str, body: bytes, reply: Reply) -> None:
+        """Answer the request *name* by calls of *reply*. Raises `UserError` or `OperationError`."""
+        match name:
             case "status":
                 generator = self._generator
-                status = describe_node(self._runtime, generator.model, generator.leaving)
-                await reply({"event": "status", **status})
+                await reply(describe_node(self._runtime, generator.model, generator.leaving))
             case "generate":
-                asked = read_request(request)
+                asked = read_fields(GenerateFields, body, "generate")
                 self._check_head()
-                await self._generate(asked, reply)
+                await self.generate(asked, reply)
             case "verify":
-                rows = read_verification(request)
+                rows = read_fields(VerifyFields, body, "verify")
                 self._check_head()
                 await Verification(self._generator, rows, reply).run()
             case "profile":
                 await self._profile(reply)
             case "end":
                 self._check_rank()
-                await self._generator.end(_cause_of(request))
-                await reply({"event": "done"})
+                await self._generator.end(read_fields(_EndFields, body, "serve").line)
             case "roster":
-                await self._install(_roster_of(request), reply)
+                fields = read_fields(_RosterFields, body, "roster install")
+                await self._install(bytes.fromhex(fields.roster), reply)
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
-            case other:
+            case _:
                 raise UserError(
-                    f"the node does not know '{other}'",
+                    f"the node does not know '{name}'",
                     "It knows: end, generate, profile, roster, status, use, verify.",
                 )
 
     async def _profile(self, reply: Reply) -> None:
-        """Tell what passes this node, until the client leaves."""
+        """Report what passes this node, until the client leaves."""
         runtime = self._runtime
         if runtime.recorder is not None:
             raise OperationError("this node is being profiled already", "Wait until that ends.")
         recorder = runtime.recorder = StepRecorder()
         try:
             while True:
-                told = {"place": describe_place(runtime), **recorder.take()}
-                told["processors"] = processor_times(runtime.engine.pids)
-                await reply({"event": "records", **told})
+                processors = processor_times(runtime.engine.pids)
+                place = describe_place(runtime)
+                await reply({"place": place, **recorder.take(), "processors": processors})
                 await trio.sleep(_RECORDS_SECONDS)
         finally:
             runtime.recorder = None
 
     async def _install(self, roster: bytes, reply: Reply) -> None:
-        """Install *roster*, and tell what that waits for. Raises `UserError`."""
+        """Install *roster*, and report what that waits for. Raises `UserError`."""
         failed: list[UserError] = []
 
         async def install(scope: trio.CancelScope) -> None:
@@ -188,7 +196,8 @@ class Requests:
                 f"Ask on the machine of the head, {head}.",
             )
 
-    async def _generate(self, asked: GenerateRequest, reply: Reply) -> None:
+    async def generate(self, asked: GenerateFields, reply: Reply) -> None:
+        """Have the ring answer *asked*. Raises `UserError` or `OperationError`."""
         tracer = self._generator.tracer
         trace = Trace(f"gen-{secrets.token_hex(12)}", "generate", "")
         tracer.begin(trace)
@@ -203,16 +212,16 @@ class Requests:
             tracer.end(trace, outcome)
         await reply({"event": "done", **summary})
 
-    async def _answered(self, asked: GenerateRequest, trace: Trace, reply: Reply) -> dict[str, Any]:
+    async def _answered(self, asked: GenerateFields, trace: Trace, reply: Reply) -> dict[str, Any]:
         """Have the ring answer *asked*, and send the pieces with *reply*. Returns the summary."""
         generator = self._generator
         # At once: a tokenizer and an engine may take long to load.
         waiting = WaitNotes(generator, reply, trace)
-        await waiting.tell()
+        await waiting.report()
         while not self._runtime.informed.is_set():
             with trio.move_on_after(_LOOK_SECONDS):
                 await self._runtime.informed.wait()
-            await waiting.tell()
+            await waiting.report()
         words = await generator.vocabulary()
         prompt = await self._parse(asked, trace)
         seed = asked.seed if asked.seed is not None else secrets.randbits(64)
@@ -231,7 +240,7 @@ class Requests:
                 prompt,
                 asked.max_tokens,
                 sampling=sampling,
-                scope=SCOPE,
+                scope=OWNER,
                 guesses=asked.guesses,
             )
             job = Job(request, opens=not asked.raw)
@@ -259,12 +268,12 @@ class Requests:
             "guesses": {"accepted": done.accepted, "rejected": done.rejected},
         }
 
-    async def _parse(self, asked: GenerateRequest, trace: Trace) -> tuple[int, ...]:
+    async def _parse(self, asked: GenerateFields, trace: Trace) -> tuple[int, ...]:
         """The ids of the prompt. Raises `UserError` or `OperationError`."""
         about = {"raw": asked.raw, "limit": asked.max_tokens}
         try:
             parsed = await self._generator.parse(
-                "prompt", about, asked.prompt.encode(), SCOPE, trace
+                "prompt", about, asked.prompt.encode(), OWNER, trace
             )
         except Refused as error:
             raise UserError(str(error), "Shorten it, or try --raw: no chat template.") from None
@@ -286,7 +295,7 @@ async def _pass_on(
         with trio.move_on_after(_LOOK_SECONDS) as look:
             piece = await answer.next()
         if look.cancelled_caught:
-            await waiting.tell()
+            await waiting.report()
             continue
         if isinstance(piece, RequestDone):
             break

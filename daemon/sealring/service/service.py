@@ -1,34 +1,59 @@
-"""What `sealring up` runs: one node with its control socket, its API and its stop.
+"""What `sealring up` runs: one node with its Unix socket, its API, its models and its stop.
 
-A node has one life for each model that it is given (`model_switch`). The control socket, the
-signals and the lifeline are there for all of them.
+A model is part of all that a node has made: its engine, its caches, its tokenizer, what it says of
+itself. So a node has one life for each model that it is given (`ModelSwitch`). A life ends in good
+order inside the process (requests finish, links close), and the next begins with the other model,
+or with the old one if the other cannot be served; what the owner asks meanwhile waits. Other nodes
+see one that was started again. Unix socket, signals and lifeline are there for all lives.
+
+Each node of a ring is changed by its own person. The ring serves again once all have one model.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
-from sealring_trio.errors import UserError
+from sealring_model.errors import LoadError
+from sealring_model.loading.model_store import check_whole
+from sealring_protocol.diagnosis import Obstacle, first_permanent
+from sealring_trio.errors import OperationError, UserError
 from sealring_trio.node.service import build_runtime, running
 from sealring_trio.node.setup import NodeSetup, renewed
 from sealring_trio.processes.launcher import ask_short_slice, hide_memory
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sealring.files.config import Config
 from sealring.generation.generation import Generator
+from sealring.generation.status import describe_node
 from sealring.http.connections import raise_limit
-from sealring.service.control import serve_control
-from sealring.service.head_api import HeadApi
-from sealring.service.model_switch import ModelSwitch
-from sealring.service.setup import prepare, why_not_head
+from sealring.local.node_socket import listening
+from sealring.service.head_api import HeadApi, prepare, why_not_head
+from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
+from sealring.service.verification import Reply
 
-_LOOK: Final = 0.5  # seconds between two looks at whether the ring serves
+log = logging.getLogger("sealring")
+
+_KEEP_SECONDS: Final = 0.5
+"""Seconds between two looks at whether all is made that lasts."""
+
+LOOK_SECONDS: Final = 0.25
+"""Seconds between two looks at whether another model serves."""
+
+DEATHS: Final = 2
+"""Engines that may die before the new model is given up."""
+
+OTHERS_SECONDS: Final = 10.0
+"""Seconds for which the other ranks of a ring are waited for once the old model is back."""
+
+_QUESTION: Final = GenerateFields(prompt="Hello.", max_tokens=1)
 
 
 async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
@@ -41,12 +66,15 @@ async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
     raise_limit()
     setup.store.begin(setup.roster)
     switch = ModelSwitch(partial(prepare, pause=None))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(serve_control, setup.config.control_socket, switch.answer)
+    with (
+        listening(setup.config.control_socket) as listener,
         # Before the node says that it is up: whoever hears that may end it at once.
-        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+    ):
+        async with trio.open_nursery() as nursery:
             held = _Lifeline(lifeline)
             nursery.start_soon(held.hold)
+            nursery.start_soon(_serve_owner, listener, switch, held.up)
             await _live(setup, switch, signals, held)
             while (following := switch.next) is not None:
                 began = switch.lives
@@ -60,7 +88,16 @@ async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
                     await _live(renewed(setup), switch, signals, held)
                 else:
                     setup = following
-        nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
+
+
+async def _serve_owner(listener: socket.socket, switch: ModelSwitch, up: trio.Event) -> None:
+    """Answer the owner at *listener* once the node is *up*. Until then its clients wait."""
+    await up.wait()
+    # A tenth of the node's start to import, and the engine starts meanwhile.
+    from sealring.service.owner_api import OwnerApi, serve_owner  # noqa: PLC0415
+
+    await serve_owner(listener, OwnerApi(switch.answer, switch.api))
 
 
 async def _live(
@@ -83,7 +120,7 @@ async def _live(
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
             nursery.start_soon(_keep, generator)
-            switch.begin(setup, generator)
+            switch.begin(setup, generator, api)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)
         switch.over()
         nursery.cancel_scope.cancel()
@@ -103,8 +140,8 @@ async def _serve_texts(generator: Generator) -> None:
 async def _keep(generator: Generator) -> None:
     """Once the ring serves, keep what has been made until then out of garbage collections. A full
     one would hold up the links for 0.1 s."""
-    while not generator.serving or generator.obstacles():  # noqa: ASYNC110  nothing tells of all
-        await trio.sleep(_LOOK)
+    while not generator.serving or generator.obstacles():  # noqa: ASYNC110  no event is for all
+        await trio.sleep(_KEEP_SECONDS)
     gc.unfreeze()  # what the life before this one has left
     gc.collect()
     gc.freeze()
@@ -155,7 +192,7 @@ async def _stop_with(lifeline: _Lifeline, switch: ModelSwitch, scope: trio.Cance
 
 
 class _Lifeline:
-    """The socket at *descriptor*, which tells a supervisor that the node is *up*, and the node that
+    """The socket at *descriptor*, which shows a supervisor that the node is *up*, and the node that
     its supervisor is *dead*. None is one that never dies."""
 
     def __init__(self, descriptor: int | None) -> None:
@@ -175,3 +212,203 @@ class _Lifeline:
                 while await stream.receive_some():
                     pass
         self.dead.set()
+
+
+class ModelSwitch:
+    """Answers the owner of a node across its lives, and says which life is next.
+
+    *prepare* reads and checks all that a config names. It may take long, and raise `UserError`.
+    """
+
+    def __init__(self, prepare: Callable[[Config], NodeSetup[Config]]) -> None:
+        self._prepare: Final = prepare
+        self.lives = 0
+        self._generator: Generator | None = None
+        self._requests: Requests | None = None
+        self._api: HeadApi | None = None
+        self._setup: NodeSetup[Config] | None = None
+        self._began = trio.Event()
+        self._answers: set[trio.CancelScope] = set()
+        self._scope: trio.CancelScope | None = None  # of what is changed now
+        self._ended = ""  # why the last life ended at once
+        self.leave = trio.Event()
+        """Set when the present life is to end; then `next` is the one after it."""
+        self.next: NodeSetup[Config] | None = None
+
+    def begin(self, setup: NodeSetup[Config], generator: Generator, api: HeadApi) -> None:
+        """A life with *setup* has begun."""
+        self.lives += 1
+        self._setup, self._generator, self._requests = setup, generator, Requests(generator)
+        self._api = api
+        self.next, self.leave = None, trio.Event()
+        self._began.set()
+
+    def over(self) -> None:
+        """The present life is over, and nobody will answer what was asked in it."""
+        for scope in self._answers:
+            scope.cancel()
+
+    def failed(self, errors: BaseExceptionGroup[UserError]) -> None:
+        """The life that was next did not begin, because of *errors*."""
+        found: BaseException = errors
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        self._ended = found.what if isinstance(found, UserError) else str(found)
+        log.warning("the node cannot begin with another model: %s", self._ended)
+
+    def stop(self) -> None:
+        """The node stops: there is no next life."""
+        self.next = None
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def answer(self, name: str, body: bytes, reply: Reply) -> None:
+        """Answer the request *name*. Raises `UserError` or `OperationError`."""
+        if name == "use":
+            await self._use(read_fields(UseFields, body, "model use"), reply)
+        elif self._requests is None or self.leave.is_set():
+            raise OperationError("this node is about to begin", "Ask again soon.")
+        else:
+            with self._living():
+                await self._requests.answer(name, body, reply)
+
+    def api(self) -> ASGIApp | None:
+        """The app of the API that this life serves, if it serves one."""
+        app = None if self._api is None else self._api.app
+        if app is None:
+            return None
+
+        async def living(scope: Scope, receive: Receive, send: Send) -> None:
+            with contextlib.suppress(OperationError), self._living():
+                await app(scope, receive, send)
+
+        return living
+
+    @contextlib.contextmanager
+    def _living(self) -> Iterator[None]:
+        """Lasts no longer than this life. Raises `OperationError` if the life ends before."""
+        scope = trio.CancelScope()
+        self._answers.add(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._answers.discard(scope)
+        if scope.cancelled_caught:
+            raise OperationError("the node ended this, to stop or to change", "Ask again.")
+
+    async def _use(self, asked: UseFields, reply: Reply) -> None:
+        old, generator = self._setup, self._generator
+        if old is None or generator is None or self._scope is not None or self.leave.is_set():
+            raise OperationError("this node is about to change or stop", "Ask again soon.")
+        # Whoever asked may leave; what has begun is ended in good order all the same.
+        self._scope = trio.CancelScope(shield=True)
+        try:
+            with self._scope:
+                await reply(await self._changed(old, generator, asked, reply))
+                return
+        finally:
+            self._scope = None
+        raise OperationError("the node was stopped meanwhile", "Start it with the model it needs.")
+
+    async def _changed(
+        self, old: NodeSetup[Config], generator: Generator, asked: UseFields, reply: Reply
+    ) -> dict[str, Any]:
+        """Change from *old* to the model that is *asked* for. What to answer; raises `UserError` if
+        *old* has stayed, or is back."""
+        model, seconds = asked.model, asked.seconds
+        await reply({"event": "waiting", "text": f"describing {model}"})
+        alone = generator.runtime.node.world == 1
+        new = await trio.to_thread.run_sync(
+            self._described, old.config, model, alone, abandon_on_cancel=True
+        )  # a hub may be slow, and the node is to stop at once
+        log.info("from now on with another model: %s", model)
+        await reply({"event": "waiting", "text": "finishing what is under way"})
+        if await self._live(new):
+            try:
+                why = await self._served(seconds, reply, alone=alone)
+            except OperationError as error:
+                fault = error.what
+            else:
+                return {"event": "done", "model": model, "serving": not why, "why": why}
+            log.warning("back to the model %s: %s", old.config.model, fault)
+            await reply({"event": "waiting", "text": f"{fault}; going back"})
+            await self._live(old)
+        else:
+            fault = f"the node cannot begin with it: {self._ended}"
+        again = await self._again(seconds if alone else min(seconds, OTHERS_SECONDS), reply)
+        raise OperationError(
+            f"{model} cannot be served: {fault}",
+            f"The node has {old.config.model} again, and {again}.",
+        )
+
+    async def _again(self, seconds: float, reply: Reply) -> str:
+        """Wait for *seconds* until the old model serves; whether it does, in words."""
+        try:
+            why = await self._served(seconds, reply, alone=False)
+        except OperationError as error:
+            why = [error.what]
+        return f"the ring does not serve yet: {'; '.join(why)}" if why else "it serves"
+
+    def _described(self, config: Config, model: str, alone: bool) -> NodeSetup[Config]:
+        """The setup with *model*. Raises `UserError`."""
+        if config.adapter is not None:
+            raise UserError(
+                f"{config.path} has an adapter, which is for the model that it names",
+                "Stop the node, and start it with a config for the other model.",
+            )
+        new = self._prepare(config.model_copy(update={"model": model}))
+        if alone:
+            try:
+                check_whole(new.model)
+            except LoadError as error:
+                raise UserError(str(error), "Then ask again.") from None
+        return new
+
+    async def _live(self, setup: NodeSetup[Config]) -> bool:
+        """End the present life, and wait for that of *setup* to begin. False if it did not, and the
+        one before has begun again."""
+        self._began, self._ended = trio.Event(), ""
+        self.next = setup
+        self.leave.set()
+        await self._began.wait()
+        return not self._ended
+
+    async def _served(self, seconds: float, reply: Reply, *, alone: bool) -> list[str]:
+        """Wait for *seconds* until this life serves; why it does not, if that is for others to
+        mend. Raises `OperationError` if this rank cannot."""
+        generator, requests = self._generator, self._requests
+        if generator is None or requests is None:
+            raise OperationError("the node did not begin again", "See its log.")
+        runtime, reported = generator.runtime, ""
+        why: list[str] = []
+        with trio.move_on_after(seconds):
+            while not generator.serving:
+                if runtime.refused:
+                    raise OperationError(runtime.refused, "")
+                if (own := _own_obstacle(generator)) is not None:
+                    raise OperationError(own.what, "")
+                if runtime.engine.restarts >= DEATHS:
+                    raise OperationError(f"its engine died: {runtime.engine.lost}", "")
+                status = describe_node(runtime, generator.model, generator.leaving)
+                why = [str(each["text"]) for each in status["why"]]
+                if (text := "; ".join(why)) and text != reported:
+                    reported = text
+                    await reply({"event": "waiting", "text": text})
+                await trio.sleep(LOOK_SECONDS)
+            if runtime.node.rank == 0:
+                await requests.generate(_QUESTION, _unheard)
+            return []
+        if alone:
+            raise OperationError(f"it did not serve within {seconds:g} s: {'; '.join(why)}", "")
+        return why or ["it has not answered yet"]
+
+
+def _own_obstacle(generator: Generator) -> Obstacle | None:
+    """What lasts of what keeps the ring from serving and is no other rank's; None if nothing."""
+    own = (o for o in generator.obstacles() if o.rank is None and not o.from_head)
+    return first_permanent(tuple(own))
+
+
+async def _unheard(_: dict[str, Any]) -> None:
+    """Takes an answer that nobody reads."""

@@ -1,16 +1,16 @@
-"""The control socket's request `verify`: has the ring run given rows, and tells what it computed.
+"""The request `verify`: has the ring run given rows, and reports what it computed.
 
 A row is a prompt of token ids that the ring continues greedily, past any end mark. Rows begin when
 another row has come so far, and may be withdrawn, so that they join and leave a batch at different
 steps. If the request asks for a *checked* epoch, the ring begins one, and the fingerprints of every
-rank are told as they come, each as the claim of that rank. The epoch ends when the last row is over
+rank are sent as they come, each as the claim of that rank. The epoch ends when the last row is over
 and its numbers have come, or the request has ended in any other way: it does not wait for a client
 to read. One verification runs at a time.
 
 Events, each a line: ``waiting`` with the reason whenever the ring does not serve; ``ring`` once;
 ``row`` with a row's number and uid; ``cached`` with the tokens that came from a snapshot;
 ``token``; ``left`` when a row is over, with how many of its guesses were wrong; ``step`` and
-``numbers`` of a checked epoch; and ``done``. Rows of others are null in a ``step``.
+``numbers`` of a checked epoch. Rows of others are null in a ``step``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
 import attrs
@@ -40,55 +41,50 @@ from sealring_trio.errors import OperationError, UserError
 
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
-from sealring.service.control import Reply
 
-# ---------------------------------------------------------------------- waiting
-# Tells a client of the control socket why it waits.
-
+Reply = Callable[[dict[str, Any]], Awaitable[None]]
+"""Sends the client one line of its answer."""
 
 FETCHING_SECONDS: Final = 10.0
-"""Seconds after which a client is told again how far the ranks are that fetch."""
+"""Seconds between two reports of how far the ranks are that fetch."""
 
 DOING_SECONDS: Final = 10.0
-"""Seconds without a token after which a client is told what is done, and again."""
+"""Seconds without a token between two reports of what is done."""
 
 
 class WaitNotes:
-    """Tells a client by *reply* why it waits, each time that the reasons change, and now and then
+    """Reports by *reply* why a client waits, each time that the reasons change, and now and then
     while ranks fetch, or while the ring has not begun to answer *trace*."""
 
     def __init__(self, generator: Generator, reply: Reply, trace: Trace | None = None) -> None:
         self._generator = generator
         self._reply = reply
         self._trace = trace
-        self._told: list[str] = []
-        self._told_at = trio.current_time()
+        self._reported: list[str] = []
+        self._reported_at = trio.current_time()
 
-    async def tell(self) -> None:
-        """Tell the reasons, if that is due. Raises as `check`."""
+    async def report(self) -> None:
+        """Report the reasons, if that is due. Raises as `check`."""
         self.check()
         found = [] if self._generator.serving else self._generator.obstacles()
         reasons = [obstacle.constant for obstacle in found]
         now = trio.current_time()
         fetching = any(obstacle.cause is Cause.FETCHING for obstacle in found)
-        again = fetching and now >= self._told_at + FETCHING_SECONDS
-        if reasons and (again or reasons != self._told):
-            self._told_at = now
+        again = fetching and now >= self._reported_at + FETCHING_SECONDS
+        if reasons and (again or reasons != self._reported):
+            self._reported_at = now
             text = f"not serving yet: {self._generator.missing()}"
             await self._reply({"event": "waiting", "text": text})
-        elif not reasons and now >= self._told_at + DOING_SECONDS and self._trace is not None:
-            self._told_at = now
+        elif not reasons and now >= self._reported_at + DOING_SECONDS and self._trace is not None:
+            self._reported_at = now
             if text := self._generator.tracer.doing(self._trace):
                 await self._reply({"event": "waiting", "text": text})
-        self._told = reasons
+        self._reported = reasons
 
     def check(self) -> None:
         """Raise `OperationError` if something is in the way that no request should wait for."""
         if (found := self._generator.permanent_obstacle()) is not None:
             raise OperationError(f"the ring cannot serve: {found.what}", found.advice)
-
-
-# ---------------------------------------------------------------------- verification
 
 
 MAX_ROWS: Final = 64
@@ -115,7 +111,7 @@ class AskedRow(pydantic.BaseModel, extra="forbid", frozen=True):
     gave, of which with *cut* only so many tokens. It begins once row ``after[0]`` has given
     ``after[1]`` tokens, *alone* once all rows before it are over, and is withdrawn after *leaves*
     of its own. What row *guesses* gave are guesses of its tokens, of which each third is wrong.
-    Without *logprobs* its tokens are told alone: such a row may read guesses ahead."""
+    Without *logprobs* its tokens alone are sent: such a row may read guesses ahead."""
 
     prompt: Annotated[list[Number], pydantic.Field(min_length=1)]
     tokens: Annotated[int, pydantic.Field(ge=1, le=4096)]
@@ -128,12 +124,20 @@ class AskedRow(pydantic.BaseModel, extra="forbid", frozen=True):
     logprobs: bool = True
 
 
-class VerifyRequest(pydantic.BaseModel, extra="forbid", frozen=True):
-    """What `sealring verify` asks of a head. Without *rows* it is told of the ring alone."""
+class VerifyFields(pydantic.BaseModel, extra="forbid", frozen=True):
+    """What `sealring verify` asks of a head. Without *rows* it hears of the ring alone."""
 
-    do: str
     rows: Annotated[list[AskedRow], pydantic.Field(max_length=MAX_ROWS)]
     checked: bool = False
+
+    @pydantic.field_validator("rows")
+    @classmethod
+    def _in_order(cls, rows: list[AskedRow]) -> list[AskedRow]:
+        for at, row in enumerate(rows):
+            named = [row.continues, row.after[0] if row.after else None, row.guesses]
+            if any(number is not None and number >= at for number in named):
+                raise ValueError(f"row {at} waits for one that is not before it")
+        return rows
 
 
 @attrs.define(eq=False)
@@ -162,25 +166,10 @@ class _Running:
             await self.moved.wait()
 
 
-def read_request(fields: dict[str, Any]) -> VerifyRequest:
-    """*fields* as a request. Raises `UserError` that names the field."""
-    try:
-        asked = VerifyRequest.model_validate(fields)
-    except pydantic.ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(map(str, fault["loc"]))
-        raise UserError(f"{name}: {fault['msg']}", "See: sealring verify --help") from None
-    for at, row in enumerate(asked.rows):
-        named = [row.continues, row.after[0] if row.after else None, row.guesses]
-        if any(number is not None and number >= at for number in named):
-            raise UserError(f"row {at} waits for one that is not before it", "Change the order.")
-    return asked
-
-
 class Verification:
-    """One verification on the head of *generator*, told by *reply*."""
+    """One verification on the head of *generator*, which reports by *reply*."""
 
-    def __init__(self, generator: Generator, asked: VerifyRequest, reply: Reply) -> None:
+    def __init__(self, generator: Generator, asked: VerifyFields, reply: Reply) -> None:
         self._generator = generator
         self._runtime = generator.runtime
         self._asked = asked
@@ -221,7 +210,6 @@ class Verification:
                 raise self._fault
         finally:
             self._release()
-        await self._reply({"event": "done"})
 
     def _release(self) -> None:
         """Have the ring serve as it did before. Called again, it does nothing."""
@@ -237,7 +225,7 @@ class Verification:
         waiting = WaitNotes(self._generator, self._reply)
         node, checked = self._runtime.node, self._asked.checked
         while not node.serving or node.standing().checked != checked:
-            await waiting.tell()
+            await waiting.report()
             await trio.sleep(_LOOK_SECONDS)
 
     def _ring(self) -> dict[str, Any]:
@@ -262,23 +250,23 @@ class Verification:
     async def _run_rows(self) -> None:
         async with trio.open_nursery() as nursery:
             self._rows_scope = nursery.cancel_scope
-            nursery.start_soon(self._tell_why)
+            nursery.start_soon(self._report_why)
             async with trio.open_nursery() as rows:
                 for number in range(len(self._rows)):
                     rows.start_soon(self._run_row, number)
             nursery.cancel_scope.cancel()
 
-    async def _tell_why(self) -> None:
-        """Tell why the rows wait, while they do."""
+    async def _report_why(self) -> None:
+        """Report why the rows wait, while they do."""
 
         async def reply(event: dict[str, Any]) -> None:
-            self._tell(event)
+            self._event(event)
 
         waiting = WaitNotes(self._generator, reply)
         while True:
             await trio.sleep(_WHY_SECONDS)
             try:
-                await waiting.tell()
+                await waiting.report()
             except OperationError as error:
                 self._end(error)
 
@@ -317,8 +305,8 @@ class Verification:
 
         def known(uid: int) -> None:
             self._numbers[uid] = number
-            told = {"event": "row", "row": number, "uid": uid, "prompt": list(row.prompt)}
-            self._tell(told)
+            prompt = list(row.prompt)
+            self._event({"event": "row", "row": number, "uid": uid, "prompt": prompt})
 
         try:
             uid, stream = runtime.submit(request, known)
@@ -334,7 +322,7 @@ class Verification:
                         continue  # its rows ask for no scores
                     self._token(number, row, event.token, event.position, event.logprobs)
                     if len(row.tokens) == asked.leaves:
-                        self._tell({"event": "left", "row": number, "reason": "withdrawn"})
+                        self._event({"event": "left", "row": number, "reason": "withdrawn"})
                         return
         finally:
             runtime.forget(uid)
@@ -350,12 +338,12 @@ class Verification:
         tokens = enumerate(self._rows[asked.guesses].tokens)
         return tuple((token + 1) % most if at % 3 == 1 else token for at, token in tokens)
 
-    def _token(self, number: int, row: _Running, token: int, position: int, told: Any) -> None:
+    def _token(self, number: int, row: _Running, token: int, position: int, scores: Any) -> None:
         row.tokens.append(token)
         event = {"event": "token", "row": number, "token": token, "position": position}
-        if told is not None:
-            event |= {"chosen": told.chosen, "ids": told.ids, "values": told.values}
-        self._tell(event)
+        if scores is not None:
+            event |= {"chosen": scores.chosen, "ids": scores.ids, "values": scores.values}
+        self._event(event)
         row.move()
 
     def _left(self, number: int, done: RequestDone) -> None:
@@ -364,14 +352,14 @@ class Verification:
                 f"the ring gave up on row {number}: {done.message or done.reason.value}",
                 "The head's log says more.",
             )
-        self._tell({"event": "left", "row": number, "reason": "length", "wrong": done.rejected})
+        self._event({"event": "left", "row": number, "reason": "length", "wrong": done.rejected})
 
     # ---------------------------------------------------------- fingerprints
 
     def _watch(self, event: StepTiming | RowOpened) -> None:
         if isinstance(event, RowOpened) and event.uid in self._numbers:
             row = self._numbers[event.uid]
-            self._tell({"event": "cached", "row": row, "tokens": event.cached})
+            self._event({"event": "cached", "row": row, "tokens": event.cached})
 
     def _checked(self, event: StepToCheck | StepChecked) -> None:
         if isinstance(event, StepToCheck):
@@ -388,20 +376,20 @@ class Verification:
             self._due[event.n] = world + drawn
             rows = [[number, at] for number, (_, at) in zip(numbers, event.rows, strict=True)]
             about = {"epoch": epoch, "n": event.n, "rows": rows, "tokens": event.tokens}
-            self._tell({"event": "step", **about, "decode": event.is_decode})
+            self._event({"event": "step", **about, "decode": event.is_decode})
         elif event.message.n in self._due:
             self._due[event.message.n] -= 1
             if not self._due[event.message.n]:
                 del self._due[event.message.n]
                 self._came.set()
                 self._came = trio.Event()
-            self._tell(_numbers(event.rank, event.message))
+            self._event(_numbers(event.rank, event.message))
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _event(self, event: dict[str, Any]) -> None:
         try:
             self._send.send_nowait(event)
         except trio.WouldBlock:
-            what = "the verification told more than its client read"
+            what = "the verification reported more than its client read"
             self._end(OperationError(what, "Ask for fewer rows."))
 
     def _end(self, fault: UserError) -> None:

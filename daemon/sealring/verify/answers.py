@@ -11,16 +11,7 @@ from typing import Any, Final
 import attrs
 from sealring_trio.errors import OperationError
 
-# ---------------------------------------------------------------------- rows
-# The rows that a verification has the ring run, chosen so that every mechanism of a ring is used.
-#
-# Prompts are random token ids: they reach every embedding, need no tokenizer, and no cache has
-# them. One row alone reads a prompt of several chunks, and beyond a sliding window where the
-# model has one. Then so many short rows that batches form, which rows join at different steps and
-# leave; then second turns of rows that begin with what the first left in the caches, all of it or
-# a part. A longer row reaches later positions. At last a row is asked again, alone, with guesses
-# of its tokens, of which some are wrong and have to be taken back.
-
+from sealring.service.verification import AskedRow
 
 _CHUNK: Final = 512
 """Tokens of the largest prefill chunk."""
@@ -36,25 +27,6 @@ _THOROUGH: Final = 4
 """A thorough verification has so many times as much of everything."""
 
 
-@attrs.frozen
-class PlannedRow:
-    """A row as the control socket's `verify` takes it; see `node.verification.AskedRow`."""
-
-    prompt: tuple[int, ...]
-    tokens: int
-    continues: int | None = None
-    cut: int | None = None
-    after: tuple[int, int] | None = None
-    alone: bool = False
-    leaves: int | None = None
-    guesses: int | None = None
-    logprobs: bool = True
-
-    def asked(self) -> dict[str, Any]:
-        """Its fields for the control socket."""
-        return attrs.asdict(self)
-
-
 def plan_rows(
     vocabulary: int,
     context: int,
@@ -63,22 +35,31 @@ def plan_rows(
     *,
     seed: int,
     thorough: bool = False,
-) -> list[PlannedRow]:
+) -> list[AskedRow]:
     """Rows for a model of a *vocabulary* and a *context* of so many tokens, with sliding *windows*,
-    in a ring of *ranks*."""
+    in a ring of *ranks*, chosen so that every mechanism of a ring is used.
+
+    Prompts are random token ids: they reach every embedding, need no tokenizer, and no cache has
+    them. One row alone reads a prompt of several chunks, and beyond a sliding window where the
+    model has one. Then so many short rows that batches form, which rows join at different steps and
+    leave; then second turns of rows that begin with what the first left in the caches, all of it or
+    a part. A longer row reaches later positions. At last a row is asked again, alone, with guesses
+    of its tokens, of which some are wrong and have to be taken back.
+    """
     draw = random.Random(seed)  # noqa: S311 - nothing secret
     scale = _THOROUGH if thorough else 1
     tokens = _TOKENS * scale
     room = max(1, context - 2 * tokens - 16)  # a second turn fits behind the longest prompt
 
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(vocabulary) for _ in range(min(count, room)))
+    def row(count: int, tokens: int, **more: Any) -> AskedRow:
+        ids = [draw.randrange(vocabulary) for _ in range(min(count, room))]
+        return AskedRow(prompt=ids, tokens=tokens, **more)
 
     reach = [window for window in windows if window < (4096 * scale)]
     long = max([_CHUNK + _CHUNK // 4, *(window + window // 4 for window in reach)])
     rows = [
-        PlannedRow(ids(1), tokens),
-        PlannedRow(ids(long), tokens, after=(0, 1)),
+        row(1, tokens),
+        row(long, tokens, after=(0, 1)),
     ]
     # A ring has two groups a rank: with so many rows each group has a batch.
     first = len(rows)
@@ -86,26 +67,26 @@ def plan_rows(
         size = draw.randrange(2, 48)
         after = (first + number - 1, 1) if number % 3 == 2 else (1, 1)
         leaves = 3 if number % 4 == 1 else None
-        rows.append(PlannedRow(ids(size), tokens + number % 3, after=after, leaves=leaves))
-    rows.append(PlannedRow(ids(5), tokens, continues=0))
-    rows.append(PlannedRow(ids(9), tokens, continues=1))
-    rows.append(PlannedRow(ids(_LONGEST * scale), tokens, after=(first, 1)))
+        rows.append(row(size, tokens + number % 3, after=after, leaves=leaves))
+    rows.append(row(5, tokens, continues=0))
+    rows.append(row(9, tokens, continues=1))
+    rows.append(row(_LONGEST * scale, tokens, after=(first, 1)))
     # Where caches cannot be cut, the first of these has its cache kept as it leaves the other row.
     half, longest = len(rows[1].prompt) // 2, len(rows) - 1
     for number in range(2):
         behind = (len(rows) - 1, tokens) if number else None
-        rows.append(PlannedRow(ids(9), tokens, continues=longest, cut=half, after=behind))
-    short = PlannedRow(ids(20), 4 * tokens, after=(1, 1))
+        rows.append(row(9, tokens, continues=longest, cut=half, after=behind))
+    short = row(20, 4 * tokens, after=(1, 1))
     rows.append(short)
-    again = attrs.evolve(short, after=None, alone=True, guesses=len(rows) - 1)
-    return [*rows, again, attrs.evolve(again, logprobs=False)]
+    again = short.model_copy(update={"after": None, "alone": True, "guesses": len(rows) - 1})
+    return [*rows, again, again.model_copy(update={"logprobs": False})]
 
 
 Fingerprint = tuple[float, float, float]
 """A fingerprint: two projections, and the root mean square."""
 
-Ask = Callable[[dict[str, Any]], Iterator[dict[str, Any]]]
-"""Sends a request to the head's control socket; yields the lines of its answer."""
+Ask = Callable[[str, dict[str, Any]], Iterator[dict[str, Any]]]
+"""Sends a request, by its name and fields, to the head; yields the lines of its answer."""
 
 
 @attrs.frozen
@@ -156,7 +137,7 @@ class Claim:
 class RingAnswers:
     """Everything that came of one run: the ring's *names*, *strategy*, *bounds*, digest of its
     *model* and sliding *windows*, its rows, and claims in the order of steps. Ranks that were
-    *silent* told nothing of what they gave in so many steps."""
+    *silent* sent nothing of what they gave in so many steps."""
 
     names: tuple[str, ...] = ()
     strategy: str = ""
@@ -179,7 +160,7 @@ class _Due:
     empty: set[int] = attrs.field(factory=set)
 
     def begins(self, step: dict[str, Any], ring: RingAnswers) -> None:
-        """A *step* begins, in which every rank of *ring* is to tell."""
+        """A *step* begins, of which every rank of *ring* is to send numbers."""
         if step["epoch"] != self.epoch:  # an epoch that broke sends no more
             self.epoch = step["epoch"]
             self.steps.clear()
@@ -188,22 +169,22 @@ class _Due:
             self.empty.add(step["n"])
         self.steps |= {(step["n"], rank) for rank in range(len(ring.names))}
 
-    def came(self, told: dict[str, Any]) -> None:
-        """A rank *told* numbers."""
-        gave = told["given"]["shape"][0] > 0 or told["n"] in self.empty
-        if gave and not told["closing"]:
-            self.steps.discard((told["n"], told["rank"]))
+    def came(self, numbers: dict[str, Any]) -> None:
+        """A rank sent *numbers*."""
+        gave = numbers["given"]["shape"][0] > 0 or numbers["n"] in self.empty
+        if gave and not numbers["closing"]:
+            self.steps.discard((numbers["n"], numbers["rank"]))
 
 
 def run_rows(
-    ask: Ask, rows: Sequence[PlannedRow], *, checked: bool, waiting: Callable[[str], None]
+    ask: Ask, rows: Sequence[AskedRow], *, checked: bool, waiting: Callable[[str], None]
 ) -> RingAnswers:
     """Have the ring run *rows*. Raises `OperationError` if it does not."""
     answers = RingAnswers(rows=[RingRow() for _ in rows])
     steps: dict[tuple[int, int], tuple[list[list[int | None]], int]] = {}
     due = _Due()
-    request = {"do": "verify", "checked": checked, "rows": [row.asked() for row in rows]}
-    for event in ask(request):
+    request = {"checked": checked, "rows": [row.model_dump() for row in rows]}
+    for event in ask("verify", request):
         match event["event"]:
             case "waiting":
                 waiting(event["text"])

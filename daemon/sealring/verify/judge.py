@@ -1,43 +1,257 @@
 """Compares what a ring did with what it should have done, and names where it first went wrong.
 
+The ring runs the rows twice: once as it serves, where only its tokens and their log probabilities
+are known, and once in a checked epoch, where every rank sends fingerprints. A checked epoch builds
+no graphs ahead and guesses no tokens, so the first run is needed for those.
+
 In a pipeline everything flows one way: what a rank gives depends on the ranks before it, and not on
 those after it, for the rows are compared teacher-forced. So of all places where numbers deviate the
 first on that way is at fault, and whatever deviates after it may be a consequence. The places are,
 in order: the hop into a rank, its layers, and so on; the hop back; the output head; the draw; the
 log probabilities.
 
-The draw is held to what the ring itself tells of it: the token that it drew is the likeliest by its
+The draw is held to what the ring itself says of it: the token that it drew is the likeliest by its
 own log probabilities. No rounding excuses another, for both are made of the same logits. The log
 probabilities are held to those here, within rounding.
 
-In tensor parallelism the ranks compute one sum. If all of them deviate, none can be told from the
-others; if some do, those are named.
+In tensor parallelism the ranks compute one sum. If all of them deviate, none stands out among
+them; if some do, those are named.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import secrets
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from sealring_model.errors import LoadError
+from sealring_model.loading.weights import check_manifest
 from sealring_protocol.codec.tensor import DType
 from sealring_trio.errors import OperationError
+from sealring_trio.files.models import describe_model
 from sealring_trio.processes.interpreter import child_environment, run_module
 
-from sealring.verify.answers import Claim, Drawn, Fingerprint, RingAnswers, RingRow, unpacked
+from sealring.verify.answers import (
+    Ask,
+    Claim,
+    Drawn,
+    Fingerprint,
+    RingAnswers,
+    RingRow,
+    plan_rows,
+    run_rows,
+    unpacked,
+)
 
-# ---------------------------------------------------------------------- tolerance
-# How far the numbers of a ring may be from those of one process, by dtype and strategy.
-#
-# A deviation is relative to the root mean square of the vector. Rounding makes some: a ring
-# decodes in batches and in other chunks, and another device adds in another order. How much that
-# is depends on the model. So each row is computed twice without a ring, in different pieces. The
-# ring may deviate by a multiple of what those two do, or by the least tolerance of its dtype if
-# that is more. `docs/models.md` has what was measured. A fault is larger by orders of magnitude.
+
+@attrs.frozen
+class Options:
+    """How a verification is done: *thorough*, with four times as much of everything; *by_stage*,
+    with one part of the model in memory at a time; with rows drawn from *seed*, if there is one; of
+    a model with an *adapter*."""
+
+    thorough: bool = False
+    by_stage: bool = False
+    seed: int | None = None
+    adapter: Path | None = None
+
+
+@attrs.frozen
+class Tried:
+    """What a verification has tried: a *longest* row of so many tokens; rows that began with so
+    many tokens of a snapshot (*continued*), or of one that they left midway (*cut*); and so many
+    guesses that were wrong and *taken_back*."""
+
+    longest: int
+    continued: int
+    cut: int
+    taken_back: int
+
+    @property
+    def text(self) -> str:
+        """For people, with what was not tried."""
+        parts = [
+            f"rows of up to {self.longest} tokens",
+            f"{self.continued} tokens of caches that rows left"
+            if self.continued
+            else "no cache that a row left",
+            f"{self.cut} tokens of caches that were left midway"
+            if self.cut
+            else "no cache that was left midway",
+            f"{self.taken_back} wrong guesses that were taken back"
+            if self.taken_back
+            else "no wrong guess (the ring guesses nothing here)",
+        ]
+        return "; ".join(parts)
+
+
+@attrs.frozen
+class Verified:
+    """The outcome: the *verdict* of the checked run, what first went wrong as it serves (*served*),
+    and the *answers* of the checked run."""
+
+    verdict: RowVerdict
+    served: Difference | None
+    answers: RingAnswers
+    seed: int
+    by_stage: bool
+    tried: Tried
+
+    @property
+    def passed(self) -> bool:
+        """Nothing is wrong."""
+        return self.verdict.passed and self.served is None
+
+
+def verify(ask: Ask, model: Path, options: Options, report: Callable[[str], None]) -> Verified:
+    """Verify the ring that *ask* asks, against *model* on this machine. *report* is given each
+    line of progress. Raises `OperationError`."""
+    info = describe_model(model, options.adapter)
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    ring = run_rows(ask, [], checked=False, waiting=report)
+    if ring.model != info.digest.hex():
+        raise OperationError(
+            f"the ring runs another model than is in {model} now",
+            "If 'sealring model use' gave it that one, name it as the config's model. If the "
+            "folder has changed, start its nodes again.",
+        )
+    if info.manifest is not None:
+        report("this machine compares its weights with their manifest")
+        try:
+            check_manifest(info.entries, info.manifest)
+        except LoadError as error:
+            raise OperationError(
+                f"nothing can be verified with the model in {model}: {error}",
+                "Fetch it again, or copy it from the machine that has it right.",
+            ) from None
+    rows = plan_rows(
+        info.vocabulary,
+        info.context,
+        ring.windows,
+        len(ring.names),
+        seed=seed,
+        thorough=options.thorough,
+    )
+    report(f"the ring runs {len(rows)} rows as it serves")
+    served = run_rows(ask, rows, checked=False, waiting=report)
+    report("the ring runs them again, and every rank sends fingerprints")
+    checked = run_rows(ask, rows, checked=True, waiting=report)
+    others = [
+        number for number, row in enumerate(served.rows) if row.drawn != checked.rows[number].drawn
+    ]
+    report("this machine computes the same without a ring")
+    computed, by_stage = compute(
+        model,
+        options.adapter,
+        checked.bounds,
+        [*checked.rows, *(served.rows[number] for number in others)],
+        by_stage=options.by_stage,
+        progress=lambda done, of: report(
+            f"this machine has computed {25 * (4 * done // of)} % of it"
+        ),
+    )
+    expected = computed[: len(rows)]
+    tolerance = tolerance_of(info.dtype, tensor=checked.strategy == "tp")
+    verdict = judge(checked, expected, tolerance)
+    for number, again in zip(others, computed[len(rows) :], strict=True):
+        expected[number] = again
+    place = RowPlace(0, 0, "served")
+    wrong = draws_of(place, served.rows).wrong()
+    wrong += scores_of(place, served.rows, expected, tolerance).wrong()
+    cut = [row.cut is not None for row in rows]
+    tried = Tried(
+        max(len(row.tokens) for row in checked.rows),
+        sum(row.cached for row, is_cut in zip(checked.rows, cut, strict=True) if not is_cut),
+        sum(row.cached for row, is_cut in zip(checked.rows, cut, strict=True) if is_cut),
+        sum(row.wrong for row in served.rows),
+    )
+    return Verified(verdict, wrong[0] if wrong else None, checked, seed, by_stage, tried)
+
+
+def place_text(place: RowPlace, answers: RingAnswers) -> str:
+    """*place* for people."""
+    names, bounds = answers.names, answers.bounds
+    rank = f"rank {place.rank} ({names[place.rank]})"
+    if place.what == "layers" and len(bounds) > 2:
+        first, last = bounds[place.rank], bounds[place.rank + 1] - 1
+        return f"{rank}, layers {first} to {last}" if first < last else f"{rank}, layer {first}"
+    after = (place.rank + 1) % len(names)
+    return {
+        "layers": f"{rank}, all layers and the output head",
+        "share": f"{rank}, its share of every layer",
+        "hop": f"the hop from {rank} to rank {after} ({names[after]})",
+        "head": f"{rank}, the output head",
+        "draw": f"{rank}, the draw of tokens",
+        "scores": f"{rank}, the log probabilities",
+        "served": f"{rank}, the tokens as it serves",
+    }[place.what]
+
+
+def difference_text(found: Difference, answers: RingAnswers) -> str:
+    """Where *found* is, and how large."""
+    row = answers.rows[found.row]
+    where = f"row {found.row}, position {found.position} of {len(row.tokens)}"
+    step = f"step {found.n}, " if found.n else ""
+    if found.place.what in ("draw", "scores", "served"):
+        return f"{place_text(found.place, answers)}: {where}: {found.words}"
+    size = f"off by {found.size:.2g} of the root mean square, where {found.allowed:.1g} may be"
+    words = f" ({found.words})" if found.words else ""
+    return f"{place_text(found.place, answers)}: {step}{where}: {size}{words}"
+
+
+def as_json(verified: Verified) -> dict[str, Any]:
+    """Everything that is known, for programs."""
+    verdict, answers = verified.verdict, verified.answers
+    return {
+        "passed": verified.passed,
+        "strategy": answers.strategy,
+        "bounds": list(answers.bounds),
+        "names": list(answers.names),
+        "rows": len(answers.rows),
+        "largest_batch": answers.batches,
+        "cached_tokens": sum(row.cached for row in answers.rows),
+        "tried": attrs.asdict(verified.tried),
+        "tokens": verdict.tokens,
+        "ties": verdict.ties,
+        "seed": verified.seed,
+        "by_stage": verified.by_stage,
+        "silent": {str(rank): steps for rank, steps in verdict.silent.items()},
+        "first": _difference_json(verdict.first, answers),
+        "served": _difference_json(verified.served, answers),
+        "places": [_station_json(station, answers) for station in verdict.stations],
+    }
+
+
+def _difference_json(found: Difference | None, answers: RingAnswers) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    about = attrs.asdict(found, filter=lambda field, _: field.name != "place")
+    about["size"] = _finite(found.size)
+    named = {"what": found.place.what, "rank": found.place.rank}
+    return {**named, **about, "text": difference_text(found, answers)}
+
+
+def _finite(size: float) -> float | None:
+    """*size* for JSON, which has no word for what is no number."""
+    return size if math.isfinite(size) else None
+
+
+def _station_json(station: Station, answers: RingAnswers) -> dict[str, Any]:
+    return {
+        "place": place_text(station.place, answers),
+        "what": station.place.what,
+        "rank": station.place.rank,
+        "drawn": station.drawn,
+        "numbers": len(station.found),
+        "largest": _finite(station.largest),
+        "allowed": station.limit,
+        "beyond": len(station.wrong()),
+    }
 
 
 _FACTOR: Final = 16.0
@@ -52,19 +266,26 @@ _STRAYS: Final = 4
 
 @attrs.frozen
 class Tolerance:
-    """Layers and logits may always deviate by *numbers*. A share of positions (*stray*) may deviate
-    by more: rounding may send a token to another expert."""
+    """How far the numbers of a ring may be from those of one process.
+
+    A deviation is relative to the root mean square of the vector. Rounding makes some: a ring
+    decodes in batches and in other chunks, and another device adds in another order. How much that
+    is depends on the model. So each row is computed twice without a ring, in different pieces. The
+    ring may deviate by a multiple of what those two do, or by *numbers* if that is more. A share of
+    positions (*stray*) may deviate by more: rounding may send a token to another expert.
+    `docs/models.md` has what was measured. A fault is larger by orders of magnitude.
+    """
 
     numbers: float
     stray: float
 
     def limit(self, noise: Sequence[float]) -> float:
         """The tolerance where reading in other pieces makes deviations of *noise*. What is no
-        number tells nothing."""
-        told = sorted(filter(math.isfinite, noise))
-        if not told:
+        number does not count."""
+        sizes = sorted(filter(math.isfinite, noise))
+        if not sizes:
             return self.numbers
-        usual = told[int(0.99 * (len(told) - 1))]
+        usual = sizes[int(0.99 * (len(sizes) - 1))]
         return max(self.numbers, min(_GREATEST, _FACTOR * usual))
 
     def strays(self, noise: Sequence[float], limit: float) -> float:
@@ -96,13 +317,6 @@ def tolerance_of(dtype: DType, *, tensor: bool) -> Tolerance:
     return (_TENSOR if tensor else _PIPELINE)[dtype]
 
 
-# ---------------------------------------------------------------------- yardstick
-# The rows of a ring, computed again on this machine by a child process without a ring.
-#
-# See `sealring_model.verify`. Teacher-forced: it reads the tokens that the ring drew, so
-# that one wrong token does not make all after it differ.
-
-
 _MODULE: Final = "sealring_model.verify"
 
 
@@ -115,14 +329,14 @@ class Score:
     best: int
     best_value: float
     chosen: float
-    values: tuple[float, ...]
+    values: tuple[float, ...] = attrs.field(converter=tuple)
     unit: float
 
 
 @attrs.frozen
 class Expected:
     """What one row gives: at each cut (after each part of the model) by tensor and position, None
-    where nothing can be told; the logits of each token drawn; and its scores.
+    where nothing is known; the logits of each token drawn; and its scores.
 
     The *noise* of each is how far it is from itself if the row is read in other pieces: relative
     deviations, and nats of scores.
@@ -146,7 +360,9 @@ def compute(
     progress: Callable[[int, int], None],
 ) -> tuple[list[Expected], bool]:
     """What the *rows* give in *model* with its *adapter*, cut at *bounds*; and whether it was done
-    *by_stage*. Raises `OperationError`."""
+    *by_stage*. A child process computes it (`sealring_model.verify`), teacher-forced: it
+    reads the tokens that the ring drew, so that one wrong token does not make all after it differ.
+    Raises `OperationError`."""
     asked = [
         {
             "tokens": row.tokens,
@@ -203,16 +419,7 @@ def _expected(event: dict[str, Any]) -> Expected:
     return Expected(
         tuple(None if cut is None else _parts(cut) for cut in event["cuts"]),
         tuple(unpacked(event["logits"]["data"])),
-        tuple(
-            Score(
-                score["best"],
-                score["best_value"],
-                score["chosen"],
-                tuple(score["values"]),
-                score["unit"],
-            )
-            for score in event["scores"]
-        ),
+        tuple(Score(**score) for score in event["scores"]),
         tuple(None if cut is None else tuple(cut) for cut in event["cuts_noise"]),
         tuple(event["logits_noise"]),
         tuple(event["scores_noise"]),
@@ -300,7 +507,7 @@ class Station:
 @attrs.frozen
 class RowVerdict:
     """Whether the ring is right. *first* is where it first goes wrong, *stations* are all places in
-    order. *silent* says, by rank, of how many steps it told no numbers. Of the *tokens*, *ties*
+    order. *silent* says, by rank, of how many steps it sent no numbers. Of the *tokens*, *ties*
     differ from those here by rounding alone."""
 
     stations: tuple[Station, ...]
@@ -311,7 +518,7 @@ class RowVerdict:
 
     @property
     def passed(self) -> bool:
-        """Nothing is wrong, and every rank told its numbers."""
+        """Nothing is wrong, and every rank sent its numbers."""
         return self.first is None and not self.silent
 
 
@@ -421,7 +628,7 @@ def _reference(
 def _in_part(
     given: Iterable[tuple[int, int, int, int, int, int]], expected: Sequence[Expected]
 ) -> list[int]:
-    """The rank of each step in which it told numbers of some of the tensors that it *gave*, and not
+    """The rank of each step in which it sent numbers of some of the tensors that it *gave*, and not
     of all."""
     parts: dict[tuple[int, int, int], int] = {}
     due: dict[tuple[int, int, int], int] = {}
@@ -448,11 +655,8 @@ def _first(stations: Sequence[Station], *, tensor: bool) -> Difference | None:
     return first
 
 
-# -------------------------------------------------------------------- what was drawn
-
-
 def draws_of(place: RowPlace, rows: Sequence[RingRow]) -> Station:
-    """For each token by how many nats another is likelier, by what the ring itself tells."""
+    """For each token by how many nats another is likelier, by what the ring itself says."""
     station = Station(place, True, Tolerance(0.0, 0.0))
     for number, row in enumerate(rows):
         for at, drawn in enumerate(row.drawn):

@@ -1,1 +1,1 @@
-"""One running node: its event loop, its control socket, requests and status."""
+"""One running node: its event loop, its links and its engine."""

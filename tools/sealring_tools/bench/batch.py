@@ -192,8 +192,8 @@ def ring_pace(head: LocalNode, texts: list[str], tokens: int) -> float:
 
 def _row_times(head: LocalNode, tokens: int, text: str) -> list[float]:
     """When the tokens of one row came. Raises `OperationError` when they are not all there."""
-    request = {"do": "generate", "prompt": text, "raw": True, "max_tokens": tokens}
-    times = token_times(head.ask(request))
+    request = {"prompt": text, "raw": True, "max_tokens": tokens}
+    times = token_times(head.ask("generate", request))
     if len(times) < tokens:
         raise OperationError(
             f"the model ended a row after {len(times)} of {tokens} tokens",

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 import attrs
 import httpx2
-from sealring.local.api import LocalApi, local_api
+from sealring.local.ring import LocalApi, local_api
 from sealring_tools.bench.http_load import burst
 from sealring_tools.bench.load import prompt
 from sealring_tools.bench.measure import Result
@@ -79,7 +79,7 @@ def measure(
             yardstick = stack.enter_context(server(model))
             rows = {"rows": max(setup.at_once)}
             rings = {
-                ranks: stack.enter_context(local_api(ranks, model, options=rows, tell=tell))
+                ranks: stack.enter_context(local_api(ranks, model, options=rows, report=tell))
                 for ranks in setup.ranks
             }
             stack.enter_context(neighbours(setup.busy))

@@ -214,7 +214,7 @@ class Ring:
                 pass
 
     def _ask(self, prompt: str) -> Iterator[dict[str, Any]]:
-        return self._nodes[0].ask({"do": "generate", "prompt": prompt, "max_tokens": TOKENS})
+        return self._nodes[0].ask("generate", {"prompt": prompt, "max_tokens": TOKENS})
 
     def _state(self) -> tuple[int, str]:
         status = self._nodes[0].status()

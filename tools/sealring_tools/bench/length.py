@@ -64,5 +64,5 @@ def _pace(times: Sequence[float]) -> float:
 
 
 def _ask(head: LocalNode, text: str) -> list[float]:
-    request = {"do": "generate", "prompt": text, "raw": True, "max_tokens": TOKENS}
-    return token_times(head.ask(request))
+    request = {"prompt": text, "raw": True, "max_tokens": TOKENS}
+    return token_times(head.ask("generate", request))

@@ -215,4 +215,6 @@ async def _streamed(http: httpx2.AsyncClient, ask: Ask, began: float) -> Outcome
 
 
 def _refused(ask: Ask, response: httpx2.Response, total: float) -> Outcome:
-    return Outcome(ask, error=f"{response.status_code}: {client.told(response)}", total_s=total)
+    return Outcome(
+        ask, error=f"{response.status_code}: {client.message_of(response)}", total_s=total
+    )

@@ -19,8 +19,8 @@ from typing import Any, Final
 import attrs
 import httpx2
 from sealring.local import client
-from sealring.local.api import LocalApi, local_api
 from sealring.local.reference import pace
+from sealring.local.ring import LocalApi, local_api
 from sealring_tools.bench.batch import Case, Side, take_turns
 from sealring_tools.bench.measure import Result
 from sealring_trio.errors import OperationError
@@ -48,7 +48,7 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
     """Tokens a second of one row with each of `FORMS`, medians of alternating turns. *model* is
     told as *name*. Raises `OperationError`."""
     case = Case(setup.ranks, 1, 1)
-    with local_api(setup.ranks, model, tell=tell) as api:
+    with local_api(setup.ranks, model, report=tell) as api:
         sides: dict[Side, Callable[[], float]] = {
             (side, case): partial(_pace, api, setup.tokens, form)
             for side, form in {FREE: None, **FORMS}.items()

@@ -61,8 +61,8 @@ def _behind(head: LocalNode, long: str, short: str) -> float:
 
 def _first_token(head: LocalNode, prompt: str) -> float:
     start = time.perf_counter()
-    request = {"do": "generate", "prompt": prompt, "raw": True, "max_tokens": 1}
-    for event in head.ask(request):
+    request = {"prompt": prompt, "raw": True, "max_tokens": 1}
+    for event in head.ask("generate", request):
         if event["event"] in ("text", "done"):
             break
     return time.perf_counter() - start

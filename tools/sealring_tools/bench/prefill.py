@@ -158,7 +158,7 @@ def _single(single: Reference, tokenizer: Tokenizer, text: str) -> Reading:
 
 def _ours(head: LocalNode, text: str) -> Reading:
     start = time.perf_counter()
-    for event in head.ask({"do": "generate", "prompt": text, "raw": True, "max_tokens": 1}):
+    for event in head.ask("generate", {"prompt": text, "raw": True, "max_tokens": 1}):
         if event["event"] in ("text", "done"):
             break
     return Reading(time.perf_counter() - start)
@@ -179,9 +179,9 @@ class _Row(threading.Thread):
         self.times: list[float] = []
 
     def run(self) -> None:
-        request = {"do": "generate", "prompt": self._prompt, "raw": True, "max_tokens": 4000}
+        request = {"prompt": self._prompt, "raw": True, "max_tokens": 4000}
         try:
-            for event in self._head.ask(request):
+            for event in self._head.ask("generate", request):
                 if event["event"] == "text":
                     self.times += [time.perf_counter()] * event["count"]
                 if self._done.is_set():  # which ends the request, as its client leaves

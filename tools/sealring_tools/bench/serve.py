@@ -18,7 +18,7 @@ import attrs
 import httpx2
 import trio
 from sealring.local import client
-from sealring.local.api import local_api
+from sealring.local.ring import local_api
 from sealring_tools.bench import load
 from sealring_tools.bench.load import Load, Outcome, Target
 from sealring_tools.bench.phases import Spread, decompose
@@ -186,5 +186,5 @@ def started(
             second = folder / f"random-{SECOND_MODEL}"
             second.mkdir()
             models.append(write_random_model(second, SECOND_MODEL))
-        apis = [stack.enter_context(local_api(ranks, each, tell=tell)) for each in models]
+        apis = [stack.enter_context(local_api(ranks, each, report=tell)) for each in models]
         yield [Target(api.url, api.model, ()) for api in apis]

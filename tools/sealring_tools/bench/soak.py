@@ -20,7 +20,7 @@ import httpx2
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring.local import client
-from sealring.local.api import LocalApi, local_api
+from sealring.local.ring import LocalApi, local_api
 from sealring.text.workers import WORKERS
 from sealring_tools.bench import load
 from sealring_tools.bench.load import Ask, Load, Outcome, Target
@@ -96,7 +96,7 @@ def measure(
 
     Raises `OperationError` when it does not come up, or a node ends.
     """
-    with local_api(ranks, model, tell=tell) as api:
+    with local_api(ranks, model, report=tell) as api:
         return trio.run(_soak, api, 60 * minutes, show)
 
 

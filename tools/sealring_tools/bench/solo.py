@@ -38,4 +38,4 @@ def measure() -> list[Result]:
 
 
 def _ask(head: LocalNode) -> float:
-    return pace(token_times(head.ask({"do": "generate", "prompt": PROMPT, "max_tokens": TOKENS})))
+    return pace(token_times(head.ask("generate", {"prompt": PROMPT, "max_tokens": TOKENS})))

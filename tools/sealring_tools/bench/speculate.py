@@ -198,8 +198,8 @@ def _ask(
 ) -> tuple[float, dict[str, Any]]:
     """The pace of one answer, and its last event."""
     events: list[dict[str, Any]] = []
-    request = {"do": "generate", "prompt": text, "raw": raw, "max_tokens": tokens}
-    times = token_times(_kept(head.ask(request | {"guesses": guesses}), events))
+    request = {"prompt": text, "raw": raw, "max_tokens": tokens}
+    times = token_times(_kept(head.ask("generate", request | {"guesses": guesses}), events))
     return pace(times), events[-1]
 
 

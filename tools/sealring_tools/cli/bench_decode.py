@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.output import teller
+from sealring.output import reporter
 from sealring_tools.bench.shown import report
 from sealring_tools.cli.bench_tensor import Count, Counts
 from sealring_trio.files.models import TINY
@@ -72,7 +72,7 @@ def batch(
 
     setup = Setup(rows, groups, ranks, turns, tokens, prompt, layers)
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(setup, folder, name, teller())
+        results = measure(setup, folder, name, reporter())
     return report(results, json=json, check=check)
 
 
@@ -153,9 +153,9 @@ def speculate(
     exact = model is None
     setup = Setup(ranks, share, tokens, turns, layers, places, options, exact)
     if lookup:
-        return report(measure_lookup(setup, teller()), json=json, check=check)
+        return report(measure_lookup(setup, reporter()), json=json, check=check)
     with model_or_random(model, size, dtype, steady=True) as (folder, name):
-        results = measure(setup, folder, name, teller())
+        results = measure(setup, folder, name, reporter())
     return report(results, json=json, check=check)
 
 
@@ -195,5 +195,5 @@ def masks(
 
     named = TINY if size == "tiny" else None
     with model_or_random(named, "25m" if size == "tiny" else size, "f32") as (folder, _):
-        results = measure(Setup(ranks, tokens, turns), folder, f"{size} f32", teller())
+        results = measure(Setup(ranks, tokens, turns), folder, f"{size} f32", reporter())
     return report(results, json=json, check=check)

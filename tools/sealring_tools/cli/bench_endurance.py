@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.output import print_json, teller
+from sealring.output import print_json, reporter
 from sealring_tools.bench.fault_names import FAULTS, FaultName
 from sealring_tools.cli.bench_tensor import Count
 from sealring_trio.errors import FOUND_WRONG
@@ -44,7 +44,7 @@ def soak(
     from sealring_tools.bench.soak import describe, measure  # noqa: PLC0415
 
     table = SoakTable(quiet=json)
-    done = measure(minutes, ranks, find_whole_model(model), teller(), table.show)
+    done = measure(minutes, ranks, find_whole_model(model), reporter(), table.show)
     if json:
         print_json(describe(done))
     else:
@@ -90,7 +90,7 @@ def faults(
     from sealring_tools.bench.shown import show_faults  # noqa: PLC0415
 
     options = {"strategy": strategy}
-    tell, found = teller(), []
+    tell, found = reporter(), []
     for summary in measure(fault, times, find_whole_model(model), options, seed, tell):
         found.append(summary)
         tell(f"{summary.fault}: {'passed' if summary.passed else 'FAILED'}")

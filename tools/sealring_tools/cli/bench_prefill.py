@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.output import teller
+from sealring.output import reporter
 from sealring_tools.bench.shown import report
 from sealring_tools.cli.bench_tensor import Count, Counts
 
@@ -67,5 +67,5 @@ def prefill(
 
     setup = Setup(tokens, ranks, beside, turns, gpu_places(max(ranks)) if gpus else ())
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(setup, folder, name, teller())
+        results = measure(setup, folder, name, reporter())
     return report(results, json=json, check=check)

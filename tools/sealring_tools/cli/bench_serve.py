@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.output import print_json, teller
+from sealring.output import print_json, reporter
 from sealring_tools.bench.shown import describe_report, report, show_report
 from sealring_tools.cli.bench_tensor import Count, Counts
 from sealring_trio.errors import FOUND_WRONG, UserError
@@ -125,14 +125,14 @@ def serve(
         from sealring_tools.bench.beside import measure as measure_beside  # noqa: PLC0415
 
         setup = Setup(concurrency or (8, 32), ranks or (1, 2), turns, max_tokens, busy)
-        return report(list(measure_beside(setup, size, teller())), json=json, check=check)
+        return report(list(measure_beside(setup, size, reporter())), json=json, check=check)
     if len(ranks) > 1 or len(concurrency) > 1:
         raise UserError("several --ranks or --concurrency are for --beside mlx-lm", "Give one.")
     from sealring.local import client  # noqa: PLC0415
     from sealring_tools.bench import serve as bench  # noqa: PLC0415
     from sealring_tools.bench.load import SCENARIOS, Load  # noqa: PLC0415
 
-    tell = teller()
+    tell = reporter()
     at_once = concurrency[0] if concurrency else 5
     own = Load("load", requests, at_once, users, chars, stream=not whole, max_tokens=max_tokens)
     loads = list(SCENARIOS.values()) if scenario == "all" else [SCENARIOS.get(str(scenario), own)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import cyclopts
-from sealring.output import teller
+from sealring.output import reporter
 from sealring_tools.bench.shown import report
 from sealring_trio.files.models import describe_model, find_whole_model
 
@@ -105,7 +105,7 @@ def tp(
 
     setup = Setup(rows, ranks, turns, tokens, prompt)
     with model_or_random(model, size, dtype) as (folder, name):
-        results = measure(setup, folder, name, teller())
+        results = measure(setup, folder, name, reporter())
     return report(results, json=json, check=check)
 
 
@@ -152,5 +152,5 @@ def gpus(
     """
     from sealring_tools.bench.gpus import Setup, measure  # noqa: PLC0415
 
-    results = measure(Setup(rows=rows, turns=turns, tokens=tokens), size, teller(), split)
+    results = measure(Setup(rows=rows, turns=turns, tokens=tokens), size, reporter(), split)
     return report(results, json=json, check=check)

@@ -1,1 +1,0 @@
-"""`sealring profile`: where the time of a token goes, from what running nodes record."""
