@@ -26,6 +26,7 @@ from sealring_trio.fetching.shared_files import SharedFiles
 from sealring_trio.fetching.source import FetchFault, Listing, start_model
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
+from tests.serving import PATIENCE
 from tests.sim.rosters import COORDINATOR
 
 __all__ = ["store"]
@@ -43,7 +44,7 @@ def started(model: str, revision: str, members: Members) -> Path:
 
 
 async def in_thread(call: Callable[[], object]) -> object:
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
@@ -246,7 +247,7 @@ async def test_what_nobody_asked_for_ends_the_link(
         def read() -> None:
             with link_to(ring, 0, 1) as link:
                 up.set()
-                assert said.wait(10)
+                assert said.wait(PATIENCE)
                 until = time.monotonic() + 10
                 while time.monotonic() < until:
                     with link._named(link.name):
@@ -324,7 +325,7 @@ async def test_what_ends_the_asking_closes_its_socket(tmp_path: Path) -> None:
 
         with pytest.raises(Enough):
             await in_thread(read)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             while ring.runtimes[0].links():
                 await trio.testing.wait_all_tasks_blocked(0.01)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -22,10 +23,13 @@ from sealring_trio.fetching.shared_files import SharedFiles
 from sealring_trio.fetching.source import FetchFault, start_model
 
 from tests.io_trio.holders import Ring, copy_of_tiny, holding, store
+from tests.serving import PATIENCE
 
 __all__ = ["store"]
 
 WEIGHTS = "model.safetensors"
+ROUNDS = 3
+"""As many looks at what has come as are several rounds of asking."""
 Given = list[tuple[int, Get]]
 
 
@@ -53,7 +57,7 @@ def shares(folder: Path, first: int, last: int) -> list[str]:
 
 async def begun(ring: Ring, asker: int) -> PartialModel:
     """The model of the ring's members, without a tensor yet, for member *asker*."""
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         return await trio.to_thread.run_sync(
             lambda: start_model("home/tiny", "main", ring.members(asker))
         )
@@ -64,9 +68,22 @@ async def fetched(
 ) -> FetchProgress:
     """Fetch *names*; how far that was, when it was last told."""
     told: list[FetchProgress] = []
-    with trio.fail_after(60):
+    with trio.fail_after(PATIENCE):
         await fetch(model, names, ring.members(asker), told.append)
     return told[-1]
+
+
+async def held_up(ring: Ring, asker: int, model: PartialModel, names: Sequence[str]) -> None:
+    """Fetch *names* until something has held up the rest for several rounds."""
+    looks = itertools.count()
+
+    def look(_: FetchProgress) -> None:
+        if model.fault is not None and next(looks) == ROUNDS:
+            scope.cancel()
+
+    with trio.fail_after(PATIENCE), trio.CancelScope() as scope:
+        await fetch(model, names, ring.members(asker), look)
+    assert scope.cancelled_caught
 
 
 def assert_same(model: PartialModel, names: Sequence[str], source: Path) -> None:
@@ -132,7 +149,7 @@ async def test_what_has_come_before_an_end_does_not_come_again(
         runtime = ring.runtimes[0]
         honest = runtime._sockets._giving._files
         runtime._sockets._giving._files = Stopping(source)
-        with stop, trio.fail_after(30):
+        with stop, trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(fetch, model, names, ring.members(1), lambda _: None)
                 await told.wait()

@@ -25,6 +25,7 @@ from sealring_trio.collective.carrier import (
 from sealring_trio.net.pump import PUMP_TABLE, PumpEvent, PumpState
 
 from tests.io_trio.test_wire import pair
+from tests.serving import PATIENCE
 
 BIG = bytes(range(256)) * 8_000
 
@@ -88,7 +89,7 @@ class Place:
 @asynccontextmanager
 async def carried() -> AsyncIterator[tuple[Place, socket.socket]]:
     near, far = pair()
-    with trio.fail_after(20), far:
+    with trio.fail_after(PATIENCE), far:
         async with trio.open_nursery() as nursery:
             place = Place(near)
             nursery.start_soon(place.carrier.serve)
@@ -274,7 +275,7 @@ async def test_an_order_comes_before_what_was_sent_after_it() -> None:
 
 async def test_a_defect_in_the_thread_is_not_lost() -> None:
     near, far = pair()
-    with trio.fail_after(20), far:
+    with trio.fail_after(PATIENCE), far:
         place = Place(near)
         place.carrier.order(lambda: place.line.send(b"" + 1))  # type: ignore[operator]
         with pytest.RaisesGroup(TypeError):
@@ -284,7 +285,7 @@ async def test_a_defect_in_the_thread_is_not_lost() -> None:
 
 async def test_what_is_ordered_of_a_thread_that_ends_is_closed_with_it() -> None:
     near, far = pair()
-    with trio.fail_after(20), far:
+    with trio.fail_after(PATIENCE), far:
         async with trio.open_nursery() as nursery:
             place = Place(near)
             nursery.start_soon(place.carrier.serve)

@@ -22,6 +22,7 @@ from sealring.service.verification import Reply
 from sealring_trio.errors import OperationError, UserError
 
 from tests.attacks.doorway import hello
+from tests.serving import PATIENCE
 
 
 async def answer(name: str, body: bytes, reply: Reply) -> None:
@@ -104,7 +105,7 @@ async def test_a_client_that_leaves_is_cancelled(tmp_path: Path) -> None:
     async with serving(tmp_path / "s", OwnerApi(wait, lambda: None)):
         client = await connected(tmp_path / "s")
         await client.send(posted("text"))
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await began.wait()
             client.close()
             await gone.wait()
@@ -127,7 +128,7 @@ async def test_a_client_that_leaves_before_its_answer(tmp_path: Path) -> None:
         await trio.testing.wait_all_tasks_blocked()
         client.close()
         release.set()
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             await over.wait()
             with pytest.raises(UserError, match="wrong"):
                 await ask_in_thread(tmp_path / "s", "text")

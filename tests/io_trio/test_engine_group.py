@@ -58,6 +58,7 @@ from sealring_trio.engine.supervisor import (
 from tests.io_trio.conftest import Ring
 from tests.io_trio.engine_child import INFO, PROMPT
 from tests.io_trio.test_engine_supervisor import FAKE, Owner
+from tests.serving import PATIENCE
 from tests.sim.fake_engine import reference
 
 EPOCH = Epoch(1, 1)
@@ -74,7 +75,7 @@ async def running(mode: str = "good", size: int = 2) -> AsyncIterator[tuple[Engi
     owner = Owner()
     settings = GroupSettings(size, seconds=0.2)
     group = EngineGroup(EngineCommand(FAKE, (mode,)), owner, settings)
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(group.run)
             yield group, owner
@@ -286,7 +287,7 @@ def test_members_that_ignore_their_stream_die_with_their_daemon() -> None:
         assert daemon.stdout is not None
         children = [psutil.Process(int(pid)) for pid in daemon.stdout.readline().split()]
         daemon.kill()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert len(children) == 2
     assert not alive
 

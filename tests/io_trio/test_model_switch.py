@@ -18,6 +18,7 @@ from sealring_trio.collective.loopback import free_ports
 
 from tests.attacks.test_hub import Send, head, hostile
 from tests.io_trio.helpers import Outcome, sealring
+from tests.serving import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +191,7 @@ def test_a_node_that_is_stopped_while_it_asks_a_slow_hub_stops(tmp_path, monkeyp
                 thread.start()
                 assert asked.wait(60)
                 node.process.terminate()
-                assert node.process.wait(30) == 0
+                assert node.process.wait(PATIENCE) == 0
             finally:
                 over.set()
                 if thread.ident:

@@ -29,6 +29,7 @@ from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.units import format_address
 
 from tests.io_trio.helpers import sealring
+from tests.serving import PATIENCE
 
 SEALRING = [sys.executable, "-m", "sealring"]
 
@@ -93,7 +94,7 @@ def test_strangers_cost_it_nothing(cluster: list[Path]) -> None:
 def test_an_interrupt_ends_it_without_a_word(cluster: list[Path]) -> None:
     with listening(cluster[1]) as (process, _):
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (130, "")
 
 
@@ -199,7 +200,7 @@ def test_a_rank_is_ready_once_its_step_link_is_up(cluster: list[Path], tmp_path:
             assert done.code == 0, done.err
             told = until(process, lambda line: "READY" in messages([line], "sent"))
             assert [line["purpose"] for line in told if "up" in line] == ["STEP"]
-            asking.communicate(timeout=30)
+            asking.communicate(timeout=PATIENCE)
             assert asking.returncode == 0
 
 

@@ -27,6 +27,7 @@ from sealring_trio.errors import OperationError
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring
+from tests.serving import PATIENCE
 
 NAMES = ["desk", "laptop", "shelf"]
 
@@ -144,7 +145,7 @@ def test_one_profile_at_a_time_and_another_after_it(ring: Ring) -> None:
         refused.append("yes")
 
     gather([socket], work)
-    end = time.monotonic() + 10
+    end = time.monotonic() + PATIENCE
     while True:  # the node hears a moment later that the first client has gone
         try:
             (recording,) = gather([socket], lambda _: None)

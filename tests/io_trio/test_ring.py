@@ -33,6 +33,7 @@ from sealring_trio.errors import OperationError, UserError
 
 from tests.io_trio.conftest import Ring
 from tests.io_trio.helpers import sealring
+from tests.serving import PATIENCE
 
 PROMPT = "Tell me a story about a fox named Pip."
 TOKENS = 24
@@ -49,7 +50,7 @@ def ask(node: LocalNode, prompt: str = PROMPT, **options: object) -> dict[str, o
 
 def status_with(node: LocalNode, key: str, value: object) -> None:
     """Ask for the status until it says so."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while node.status()[key] != value:
         assert time.monotonic() < end, node.log.read_text()
 
@@ -330,10 +331,10 @@ def test_a_stopped_rank_stops_the_tokens_and_they_go_on_with_it(ring: Ring) -> N
 
     listener = threading.Thread(target=listen)
     listener.start()
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE)
     with stopped(rank):
         status_with(head, "missing", [1])
-        assert waits.wait(20)
+        assert waits.wait(PATIENCE)
         said = texts()
         for _ in range(50):
             head.status()
@@ -369,7 +370,7 @@ def test_a_killed_rank_is_reported_and_welcome_back(
     family = list(processes_of(rank))
     rank.process.kill()
     rank.process.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert not alive  # no orphan: the kernel ends the engine with its daemon
     status_with(head, "missing", [1])
     answer = head.ask("generate", {"prompt": PROMPT, "max_tokens": TOKENS})
@@ -386,7 +387,7 @@ def test_a_killed_rank_is_reported_and_welcome_back(
         assert (head.control.parent / "adopted.roster").exists()
         family = list(processes_of(back))
     assert back.process.returncode == 0
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert not alive
     assert "stopping: closing the links" in back.log.read_text()
     assert not back.control.exists()
@@ -394,7 +395,7 @@ def test_a_killed_rank_is_reported_and_welcome_back(
 
 def test_the_logs_say_in_plain_words_what_is_waited_for(ring: Ring) -> None:
     head, rank = (ring.folder / f"rank{n}.log" for n in range(2))
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     # Either engine may be the last to come up.
     while not re.search(r"waiting for rank (0 \(rank0\)|1 \(rank1\))", head.read_text()):
         assert time.monotonic() < end, head.read_text()
@@ -420,7 +421,7 @@ def test_a_node_stops_in_good_order(end: Callable[[LocalNode], object]) -> None:
             wait_until_up(node)
             family = list(processes_of(node))
             end(node)
-            assert node.process.wait(20) == 0
-        _, alive = psutil.wait_procs(family, timeout=10)
+            assert node.process.wait(PATIENCE) == 0
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
         assert not alive
         assert not node.control.exists()

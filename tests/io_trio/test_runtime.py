@@ -29,6 +29,7 @@ from sealring_trio.errors import OperationError
 from sealring_trio.node.service import build_number
 
 from tests.attacks.test_floods import at_work
+from tests.serving import PATIENCE
 from tests.sim.rosters import COORDINATOR
 
 
@@ -89,7 +90,7 @@ async def test_an_answer_that_reaches_its_end_on_a_former_head_is_no_error() -> 
         turned = attrs.evolve(roster, serial=2, members=roster.members[::-1])
         await head.runtime.install(sign_roster(turned, COORDINATOR).encode())
         assert head.runtime.node.rank == 1
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             (done,) = await stream.take()
         assert isinstance(done, RequestDone)
         assert done.reason is not FinishReason.STOP

@@ -34,6 +34,7 @@ from tests.io_trio.tunnel_sides import (
     receive,
     sides,
 )
+from tests.serving import PATIENCE
 
 
 async def test_bytes_go_both_ways_in_chunks_that_fit() -> None:
@@ -109,7 +110,7 @@ ENDS: dict[str, Callable[[Side, Side], None]] = {
 async def test_an_end_frees_both_engines(end: Callable[[Side, Side], None]) -> None:
     async with joined() as ((near, far), ours, theirs):
         end(near, far)
-        with trio.fail_after(2):
+        with trio.fail_after(PATIENCE):
             assert await ended(ours)
             assert await ended(theirs)
 
@@ -170,7 +171,7 @@ async def test_a_busy_link_stops_the_engine_and_nobody_buffers(
 
         def hold() -> None:
             token.run_sync_soon(held.set)
-            assert go.wait(10)
+            assert go.wait(PATIENCE)
 
         far.streams.order(hold)  # and nothing is read from the link meanwhile
         await held.wait()
@@ -253,7 +254,7 @@ async def test_a_collective_that_ends_while_it_is_asked_whose_a_connection_is_op
 
     def slow(connection: socket.socket, pids: list[int]) -> ConnectionOwner:
         token.run_sync_soon(asked.set)
-        assert go.wait(10)
+        assert go.wait(PATIENCE)
         return ConnectionOwner.OURS
 
     monkeypatch.setattr(loopback, "made", slow)

@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.io_trio.tunnel_sides import EPOCH, LOOPBACK, Side, sides
+from tests.serving import PATIENCE
 
 SUMS = """
 import sys
@@ -77,7 +78,7 @@ async def test_a_rank_that_hangs_on_a_frozen_one_is_freed(tmp_path: Path) -> Non
             assert await trio.to_thread.run_sync(hung.stdout.readline) == b"going\n"
             frozen.send_signal(signal.SIGSTOP)
             near.tunnels.end(EPOCH)
-            with trio.fail_after(2):
+            with trio.fail_after(PATIENCE):
                 _, told = await trio.to_thread.run_sync(hung.communicate)
             assert hung.returncode != 0
             assert b"[ring]" in told

@@ -10,6 +10,8 @@ import trio
 from sealring_trio.net import pump as wires
 from sealring_trio.net.pump import RECEIVE_SIZE, ROOM, Pump, Wire
 
+from tests.serving import PATIENCE
+
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Two connected TCP sockets with small buffers."""
@@ -91,7 +93,7 @@ async def test_what_does_not_fit_waits_and_keeps_its_order() -> None:
     assert wire.busy
     wire.send(b"tail")
     got = bytearray()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wire.write)
             while len(got) < len(data) + 4:
@@ -109,7 +111,7 @@ async def test_a_pump_drains_only_what_the_socket_takes() -> None:
     pump = Pump(owner, 1, near)
     other = Wire(far, lambda: None)
     owner.queued = [bytes(2_000_000)]
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             pump.flush()
@@ -144,7 +146,7 @@ async def test_a_peer_that_never_ends_is_left_after_a_moment(
 async def test_cancelling_a_pump_kills_its_link() -> None:
     near, far = pair()
     owner = Owner()
-    with trio.fail_after(10), far:
+    with trio.fail_after(PATIENCE), far:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Pump(owner, 1, near).run)
             await trio.testing.wait_all_tasks_blocked()
@@ -158,7 +160,7 @@ async def test_a_reset_kills_the_link(waiting: bool) -> None:
     near, far = pair()
     owner = Owner()
     pump = Pump(owner, 1, near)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             if waiting:
@@ -182,7 +184,7 @@ async def test_last_words_that_do_not_fit_go_out_all_the_same(
     pump = Pump(owner, 1, near)
     other = Wire(far, lambda: None)
     got = bytearray()
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             await trio.testing.wait_all_tasks_blocked()
@@ -201,7 +203,7 @@ async def test_last_words_that_do_not_fit_go_out_all_the_same(
 async def test_a_wire_has_much_room_once_it_is_to_carry_much() -> None:
     near, far = pair()
     wire = Wire(near, lambda: None)
-    with trio.fail_after(10), far:
+    with trio.fail_after(PATIENCE), far:
         far.setblocking(False)
         far.send(bytes(200_000))
         assert len(await wire.receive()) <= RECEIVE_SIZE
@@ -215,7 +217,7 @@ async def test_a_pump_that_lets_go_of_its_socket_loses_nothing_either_way() -> N
     owner = Owner()
     pump = Pump(owner, 1, near)
     other = Wire(far, lambda: None)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             await trio.testing.wait_all_tasks_blocked()
@@ -245,7 +247,7 @@ async def test_a_pump_that_reads_as_it_lets_go_reads_no_more() -> None:
     pump = Pump(owner, 1, near)
     released = []
     owner.received = lambda _, data: released.append((data, pump.release()))  # type: ignore
-    with trio.fail_after(10), far:
+    with trio.fail_after(PATIENCE), far:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             far.send(b"the link is up")
@@ -264,7 +266,7 @@ async def test_a_pump_whose_stream_is_over_has_no_socket_to_give(first: str) -> 
     near, far = pair()
     owner = Owner()
     pump = Pump(owner, 1, near)
-    with trio.fail_after(10), far:
+    with trio.fail_after(PATIENCE), far:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(pump.run)
             if first == "hung up":
@@ -281,7 +283,7 @@ async def test_a_half_closed_stream_is_read_to_its_end() -> None:
     near, far = pair()
     owner = Owner()
     data = os.urandom(1 << 20)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(Pump(owner, 1, near).run)
             other = Wire(far, lambda: None)

@@ -22,6 +22,7 @@ from sealring_trio.collective.tunnels import Tunnels
 from sealring_trio.net.pump import Pump
 
 from tests.link.pair import established
+from tests.serving import PATIENCE
 
 LOOPBACK = "127.0.0.1"
 BEFORE, EPOCH, NEXT = (Epoch(7, counter) for counter in (1, 2, 3))
@@ -153,7 +154,7 @@ class Side:
 @asynccontextmanager
 async def sides(count: int = 2) -> AsyncIterator[list[Side]]:
     """Nodes in a ring, each with a tunnel link to each neighbour."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             made = [Side(rank, count, nursery) for rank in range(count)]
             for low, high in itertools.combinations(range(count), 2):
