@@ -22,31 +22,41 @@ from tests.serving import Served, serving
 # Engines of tests are modules of tests, which an engine process does not find where it is started.
 os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 
+# Hundreds of processes start. Without compiled files each compiles all that it imports again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # How long an example takes depends on what else the machine does.
 hypothesis.settings.register_profile("sealring", deadline=None)
 hypothesis.settings.load_profile("sealring")
 
-API = "tests/api/"
-"""Where files share the rings of that folder's ``conftest``."""
-
-SERVED = (
-    "tests/attacks/test_http_floods.py",
-    "tests/dashboard/",
-    "tests/io_trio/test_bench_beside.py",
-    "tests/io_trio/test_bench_serve.py",
-    "tests/io_trio/test_cli_chat.py",
-    "tests/io_trio/test_cli_serve.py",
-)
-"""Files that share `served`."""
+SHARED = {
+    "the rings of tests/api": ("tests/api/",),
+    "served": (
+        "tests/attacks/test_http_floods.py",
+        "tests/dashboard/",
+        "tests/io_trio/test_bench_beside.py",
+        "tests/io_trio/test_bench_serve.py",
+        "tests/io_trio/test_cli_chat.py",
+        "tests/io_trio/test_cli_run.py",
+        "tests/io_trio/test_cli_serve.py",
+    ),
+    "the ring of tests/io_trio": (
+        "tests/io_trio/test_priority.py",
+        "tests/io_trio/test_profile.py",
+        "tests/io_trio/test_ring.py",
+    ),
+}
+"""Files that look at the same rings."""
 
 
 class ByRings(LoadFileScheduling):
     """Gives files that share rings to one process, and every other file to whoever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(API):
-            return API
-        return "served" if nodeid.startswith(SERVED) else super()._split_scope(nodeid)
+        for rings, files in SHARED.items():
+            if nodeid.startswith(files):
+                return rings
+        return super()._split_scope(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:

@@ -36,6 +36,12 @@ UNDER_WAY = ("parse", "queued", "prefill", "decode")
 TIMEOUT = 8.0
 """Seconds that a request of the team's ring may take."""
 
+LET_IN = {
+    "allowed_hosts": ["host.docker.internal"],
+    "allowed_origins": ["app://obsidian.md", "vscode-webview://*"],
+}
+"""Who may ask the ring besides loopback: its config says so."""
+
 PATIENCE = 60.0
 """Seconds after which what should have happened has not."""
 
@@ -94,7 +100,7 @@ def ring() -> Iterator[Served]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         address = f"127.0.0.1:{free_ports(1)[0]}"
-        configs = write_cluster(folder, 2, tiny.path(), api=address)
+        configs = write_cluster(folder, 2, tiny.path(), api=address, options=LET_IN)
         head = stack.enter_context(running_node(configs[0]))
         wait_until_up(head)
         served = stack.enter_context(connected(head, f"http://{address}", "", "tiny"))

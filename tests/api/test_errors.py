@@ -267,12 +267,13 @@ def test_a_ring_that_is_not_up(ring: Served) -> None:
 
 def test_a_busy_ring_says_when_to_come_back(team: Served) -> None:
     with pytest.raises(openai.RateLimitError) as caught:
-        team.openai.chat.completions.create(**team.chat("endless", n=128, max_tokens=50))
+        team.openai.chat.completions.create(**team.chat("endless", n=128, max_tokens=5))
     assert caught.value.code == "rate_limit_exceeded"
     assert 1 <= int(caught.value.response.headers["retry-after"]) <= 30
     team.until("/v1/cluster", lambda told: told["requests"] == [] and told["ranks"][0]["rows"] == 0)
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_too_long(team: Served) -> None:
     async def ask() -> tuple[httpx2.Response, httpx2.Response]:
         headers = team.http.headers

@@ -97,6 +97,7 @@ def oss() -> Iterator[Served]:
         yield served
 
 
+@pytest.mark.slow
 def test_chat_in_turns(oss: Served) -> None:
     tools = [{"type": "function", "function": WEATHER}]
     talk: list[Any] = [{"role": "user", "content": "Weather?"}]
@@ -118,6 +119,7 @@ def test_chat_in_turns(oss: Served) -> None:
     assert oss.post({"model": "oss", "messages": talk, "tools": tools}).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_stream(oss: Served) -> None:
     body = oss.chat("Weather?", tools=[{"type": "function", "function": WEATHER}], stream=True)
     reasoning = content = arguments = ""
@@ -130,6 +132,7 @@ def test_a_stream(oss: Served) -> None:
     assert (reasoning, content, arguments) == ("Where is it?", "I look.", GIVEN)
 
 
+@pytest.mark.slow
 def test_without_tools_there_are_no_marks(oss: Served) -> None:
     (choice,) = oss.post(oss.chat("Weather?")).json()["choices"]
     assert choice["message"]["content"] == "I look." + GIVEN
@@ -139,6 +142,7 @@ def test_without_tools_there_are_no_marks(oss: Served) -> None:
     assert skipped["message"] == choice["message"]
 
 
+@pytest.mark.slow
 def test_thoughts_that_the_limit_cuts_off(oss: Served) -> None:
     (choice,) = oss.post(oss.chat("Weather?", max_tokens=2)).json()["choices"]
     assert choice["message"]["content"] == ""
@@ -146,6 +150,7 @@ def test_thoughts_that_the_limit_cuts_off(oss: Served) -> None:
     assert choice["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 def test_responses_in_turns(oss: Served) -> None:
     tools = [{"type": "function", **WEATHER}]
     body: dict[str, Any] = {"model": "oss", "input": "Weather?", "tools": tools}
@@ -159,6 +164,7 @@ def test_responses_in_turns(oss: Served) -> None:
         body |= {"previous_response_id": told["id"], "input": [output]}
 
 
+@pytest.mark.slow
 def test_messages_in_turns(oss: Served) -> None:
     tools = [{"name": "get_weather", "input_schema": WEATHER["parameters"]}]
     talk: list[Any] = [{"role": "user", "content": "Weather?"}]

@@ -195,15 +195,19 @@ async def test_log_probabilities_of_text_that_was_held_back_come_in_turns(
         assert [whole.count(b":-%d.5" % at) for at in (MOST, TOKENS - 1)] == [1, 1]
 
 
+FEW = 16 << 10
+"""Bytes to which a test knows how many there are."""
+
+
 async def test_what_is_sent_is_held_until_the_client_takes_it() -> None:
     budget = SharedBudget(MAX_HELD)
     rooms: list[int] = []
 
     def room() -> int:
-        """KiB that the caller may have more."""
+        """Bytes that the caller may have more, to the last few."""
         taken = 0
-        while budget.take("a", 1 << 10):
-            taken += 1 << 10
+        while budget.take("a", FEW):
+            taken += FEW
         budget.give_back("a", taken)
         return taken
 
@@ -219,7 +223,7 @@ async def test_what_is_sent_is_held_until_the_client_takes_it() -> None:
     assert len(rooms) > TOKENS // AT_ONCE
     assert max(rooms[1:]) < MAX_HELD // 2 - held
     await call.write(b"x" * held)  # all that was held before is no more
-    assert rooms[-1] >= rooms[-2] - (1 << 10)
+    assert rooms[-1] >= rooms[-2] - FEW
     with pytest.raises(ApiError) as caught:
         await call.write(bytes(MAX_HELD // 2 + 1))
     assert caught.value.code == "overloaded"
@@ -318,6 +322,7 @@ async def test_others_have_their_turn_while_rows_are_opened(
     assert max(Counter(seen).values()) <= 2  # of two tasks either may be the first
 
 
+@pytest.mark.slow
 async def test_the_ids_of_prompts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "MAX_HELD", 4 * LARGE)
     assert len(await opened(2 * LARGE // 50, monkeypatch)) == CHOICES

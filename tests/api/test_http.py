@@ -362,6 +362,7 @@ def causes(health: Any) -> list[str]:
     return [why["cause"] for why in health["why"]]
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_makes_the_ring_unhealthy(ring: Served) -> None:
     (rank,) = ring.others
     rank.process.send_signal(signal.SIGSTOP)

@@ -43,6 +43,7 @@ def alone(tmp_path: Path) -> Iterator[tuple[LocalNode, httpx2.Client]]:
             yield node, http
 
 
+@pytest.mark.slow
 def test_who_listens_is_put_out_when_his_key_is_revoked_or_the_first_is_made(
     alone: tuple[LocalNode, httpx2.Client],
 ) -> None:
@@ -67,6 +68,7 @@ def test_who_listens_is_put_out_when_his_key_is_revoked_or_the_first_is_made(
         assert len(list(islice(told, 20))) < 10
 
 
+@pytest.mark.slow
 def test_the_head_of_the_event_stream_is_not_without_end(
     alone: tuple[LocalNode, httpx2.Client],
 ) -> None:
@@ -123,6 +125,7 @@ def test_keys_are_asked_for_on_loopback_from_the_first_on(
     assert http.get("/v1/models").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_config_may_free_loopback_in_so_many_words(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     options = {"api_keys": "beyond-loopback"}

@@ -7,21 +7,23 @@ import json
 import random
 
 import httpx2
+import pytest
 
 from tests.api.conftest import PATIENCE, Served
 from tests.api.test_http import CHAT, nobody_left
+from tests.rows import rows
 
-CLIENTS = 200
-AT_ONCE = 60
+AT_ONCE = 40
 
 
-def test_nobody_is_changed_and_nothing_is_left(ring: Served) -> None:
+@pytest.mark.parametrize("clients", rows([60, 200], 60))
+def test_nobody_is_changed_and_nothing_is_left(ring: Served, clients: int) -> None:
     source = random.Random(7)
     prompts = ["Count to ten.", "Tell me a story about a fox named Pip.", "Hello."]
     bodies = [ring.chat(prompt, max_tokens=10, stream=True) for prompt in prompts]
     texts = [text_of(ring.post(body).text) for body in bodies]
     plan = [
-        (source.randrange(3), source.choice([None, 0, 0.001, 0.02, 0.1])) for _ in range(CLIENTS)
+        (source.randrange(3), source.choice([None, 0, 0.001, 0.02, 0.1])) for _ in range(clients)
     ]
 
     async def one(

@@ -125,6 +125,7 @@ def counts(served: Served, path: str, body: dict[str, Any]) -> tuple[int, int]:
     return usage[prompt], usage[details]["cached_tokens"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MAKERS)
 def test_a_turn_reuses_the_prompt_before_it_and_another_task_the_system_prompt(
     uncut: Served, path: str

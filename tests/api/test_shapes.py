@@ -23,6 +23,7 @@ from sealring.dialects.schema import ChatRequest, parse, validated
 from sealring.generation.trace import Trace, Tracer
 
 from tests.api.conftest import Served
+from tests.rows import rows
 
 STORY = "Tell me a story about a fox named Pip."
 MANY = 24
@@ -106,15 +107,21 @@ def test_one_question_has_one_answer(ring: Served) -> None:
     assert counted.json() == {"input_tokens": prompt}
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"]
-)
+ASKED_FOR_MORE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    # the field of the length, that of the prompt, and where the answer says why it ended
+    "/v1/chat/completions": ("max_tokens", "messages", ("choices", "0", "finish_reason")),
+    "/v1/completions": ("max_tokens", "prompt", ("choices", "0", "finish_reason")),
+    "/v1/responses": ("max_output_tokens", "input", ("incomplete_details", "reason")),
+    "/v1/messages": ("max_tokens", "messages", ("stop_reason",)),
+}
+
+
+@pytest.mark.parametrize("path", rows([*ASKED_FOR_MORE], "/v1/completions", "/v1/responses"))
 def test_what_a_request_does_not_say_of_drawing_the_model_s_makers_do(
     ring: Served, path: str
 ) -> None:
     """The tiny model's say that it is not drawn at random."""
     said = {"messages": [{"role": "user", "content": STORY}], "input": STORY, "prompt": STORY}
-    body = {"model": ring.model, "max_tokens": MANY, "max_output_tokens": MANY}
     fields = {"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(path, ["messages"])
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = {"model": ring.model, limit: MANY, **{name: said[name] for name in fields}}
@@ -127,8 +134,8 @@ def test_what_a_request_does_not_say_of_drawing_the_model_s_makers_do(
         return json.dumps(parts[0].get("content") or parts[0].get("message") or parts[0]["text"])
 
     surest = answer(temperature=0)
-    assert {answer() for _ in range(3)} == {surest}
-    assert len({answer(temperature=1) for _ in range(4)}) > 1
+    assert {answer() for _ in range(2)} == {surest}
+    assert len({answer(temperature=1) for _ in range(2)}) > 1
     if path == "/v1/responses":
         assert ring.post(body, path).json()["temperature"] == 0
 
@@ -138,15 +145,7 @@ def test_the_card_says_how_answers_are_drawn(ring: Served, team: Served) -> None
     assert team.http.get("/v1/models/scripted").json()["sampling"] == {}  # as its config says
 
 
-ASKED_FOR_MORE: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    # the field of the length, that of the prompt, and where the answer says why it ended
-    "/v1/chat/completions": ("max_tokens", "messages", ("choices", "0", "finish_reason")),
-    "/v1/completions": ("max_tokens", "prompt", ("choices", "0", "finish_reason")),
-    "/v1/responses": ("max_output_tokens", "input", ("incomplete_details", "reason")),
-    "/v1/messages": ("max_tokens", "messages", ("stop_reason",)),
-}
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ASKED_FOR_MORE)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_answer_that_may_be_longer_than_the_context_gets_what_there_is(

@@ -93,6 +93,7 @@ RINGS = {
 }
 
 
+@pytest.mark.slow
 @needs_root
 @needs_namespaces
 @pytest.mark.parametrize(("ranks", "options", "told"), RINGS.values(), ids=RINGS)

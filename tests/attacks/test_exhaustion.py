@@ -28,6 +28,7 @@ from tests.attacks.test_control_socket import ECHO, lives
 from tests.attacks.test_floods import two
 from tests.io_trio.test_control import serving
 from tests.io_trio.test_engine_supervisor import FAKE
+from tests.rows import rows
 from tests.sim.rosters import COORDINATOR, signer
 
 SECRETS = TrafficSecrets(Suite.AES256GCM, bytes(SECRET), bytes(SECRET), bytes(SECRET))
@@ -94,7 +95,7 @@ async def test_a_name_that_no_thread_looks_up_is_a_dial_that_failed(
         await dial("localhost:1")
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", rows([*REFUSALS], "descriptor"))
 async def test_a_text_worker_that_cannot_start_starts_later(
     refusal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

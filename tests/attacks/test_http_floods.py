@@ -294,6 +294,7 @@ async def test_a_system_without_descriptors_costs_idle_connections_and_no_more(
             sock.close()
 
 
+@pytest.mark.slow
 def test_health_answers_beside_two_thousand_idle_connections(served: Served) -> None:
     """A real node: it would run out of descriptors without a cap."""
     port = httpx2.URL(served.url).port or 0
@@ -327,8 +328,8 @@ def _work(of: psutil.Process, worked: list[float]) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("kind", "count", "seconds", "most"),
     [
-        ("fields", 700, 6, 3.0),
-        ("chunks", 64, 6, 3.0),
+        pytest.param("fields", 700, 6, 3.0, marks=pytest.mark.slow),
+        pytest.param("chunks", 64, 6, 3.0, marks=pytest.mark.slow),
         pytest.param("fields", 700, 12, 0.5, marks=pytest.mark.long),
         pytest.param("chunks", 64, 12, 0.5, marks=pytest.mark.long),
         pytest.param("pipelined", 64, 12, 0.5, marks=pytest.mark.long),

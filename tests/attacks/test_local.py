@@ -33,6 +33,9 @@ from sealring_trio.files.key_files import (
 )
 from sealring_trio.files.rosters import read_roster
 
+from tests.io_trio.helpers import as_process
+from tests.rows import rows
+
 INTRUDER = """
 import os, sys
 from pathlib import Path
@@ -45,6 +48,7 @@ __import__(here.stem)
 """A module in another one's place, which leaves a trace and lets that one be imported."""
 
 
+@pytest.mark.slow
 def test_no_process_runs_code_of_the_folder_in_which_it_is_started(tmp_path: Path) -> None:
     for name in ("resource", "attrs", "trio"):
         (tmp_path / f"{name}.py").write_text(INTRUDER)
@@ -295,16 +299,10 @@ def test_whatever_a_server_says_is_no_traceback_and_no_order_to_a_terminal(
     models: bytes, stream: bytes
 ) -> None:
     with answering(models, stream) as url:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "sealring", "chat", "--url", url],
-            input=b"Hello.\n/stats\nHello.\n",
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
-    assert b"Traceback" not in done.stderr
-    assert done.returncode in (0, 1)
-    for told in (done.stdout, done.stderr):
+        code, *streams = as_process("chat", "--url", url, given=b"Hello.\n/stats\nHello.\n")
+    assert code in (0, 1)
+    for told in streams:
+        assert b"Traceback" not in told
         assert not set(told.decode()) & set("\x07\x1b\x9b")
 
 
@@ -316,7 +314,7 @@ def test_a_conversation_goes_on_after_what_is_no_text() -> None:
         assert [list(talk.ask("Hello.", print)) for _ in range(2)] == [[("content", "?")]] * 2
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", rows(["utf-8", "latin-1", "ascii"], "ascii"))
 def test_bytes_that_are_no_text_and_characters_that_a_terminal_lacks_are_replaced(
     encoding: str,
 ) -> None:

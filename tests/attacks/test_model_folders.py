@@ -29,6 +29,7 @@ from sealring_trio.errors import OperationError
 
 from tests.attacks.test_floods import at_work
 from tests.attacks.test_local import INTRUDER
+from tests.rows import rows
 
 
 @pytest.fixture
@@ -390,7 +391,10 @@ LOADS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize(("spoil", "why"), LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    rows(LOADS, "A3: a word far beyond the others", "A5: marks of 4,000 characters"),
+)
 async def test_a_hostile_tokenizer_costs_a_worker_and_not_the_node(
     folder: Path, spoil: Callable[[Path], None], why: str
 ) -> None:

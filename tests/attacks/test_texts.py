@@ -46,6 +46,7 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_trio.errors import OperationError
 
 from tests.attacks.taken_text_worker import WORDS
+from tests.rows import rows
 
 SPARE = 1.0
 """Seconds of this thread's processor that one attack may cost; a peer is lost after 1.5."""
@@ -107,15 +108,10 @@ async def outcome(texts: TextWorkers, job: str, data: bytes, owner: str = "", **
     return str(told)
 
 
-async def test_a_job_that_comes_while_the_first_worker_starts_begins_no_other() -> None:
-    """A start takes seconds of a core, which the ring would have computed tokens in."""
-    before = set(psutil.Process().children())
-    async with workers(tiny.path()) as texts:
-        assert "'lengths': [5]" in await outcome(texts, "chat", ask("Hello."))
-        assert len(set(psutil.Process().children()) - before) == 1
-
-
-async def test_a_worker_that_was_killed_while_it_had_nothing_to_do_costs_no_job() -> None:
+async def test_a_worker_is_started_once_and_again_if_it_is_killed() -> None:
+    """A start takes seconds of a core, which the ring would have computed tokens in: a job that
+    comes while the first worker starts begins no other. And one that dies while it has nothing to
+    do costs no job."""
     before = set(psutil.Process().children())
     async with workers(tiny.path()) as texts:
         assert "'lengths': [5]" in await outcome(texts, "chat", ask("Hello."))
@@ -177,14 +173,15 @@ CALLS = {
 have readers of linear time."""
 
 
-@pytest.mark.parametrize(("parser", "text"), CALLS.items(), ids=CALLS)
+@pytest.mark.slow
+@pytest.mark.parametrize("parser", CALLS)
 async def test_a_hostile_tool_call_costs_its_worker_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     parser: str,
-    text: str,
 ) -> None:
+    text = CALLS[parser]
     monkeypatch.setitem(cast(Any, text_workers.STAGE_SECONDS), CALL, 0.5)
     assert len(text) <= MAX_CALL
     model = variant(tmp_path / "m", tool_parser_type=parser)
@@ -210,6 +207,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 async def test_large_bodies_are_read_beside_the_ring_one_at_a_time() -> None:
     async with workers(tiny.path()) as texts, trio.open_nursery() as nursery:
 
@@ -255,7 +253,7 @@ SAYINGS = {
 }
 
 
-@pytest.mark.parametrize("says", SAYINGS.values(), ids=SAYINGS)
+@pytest.mark.parametrize("says", rows(SAYINGS, "no JSON", "no answer", "a stage without end"))
 async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes
 ) -> None:
@@ -314,7 +312,19 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("says", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    "says",
+    rows(
+        WRONG,
+        "another field",
+        "tools that are not there",
+        "a token beyond all",
+        "very many prompts",
+        "no options",
+        "no header",
+        "an endless error",
+    ),
+)
 async def test_what_a_taken_worker_says_is_looked_at_field_by_field(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, Any]
 ) -> None:
@@ -348,7 +358,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("told", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize("told", rows(ANSWERS, "nothing", "less than nothing", "no time"))
 async def test_a_prompt_that_a_taken_worker_makes_up_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
 ) -> None:
@@ -585,12 +595,11 @@ IMAGE: dict[str, Any] = {"type": "image"}
 SAID = [{"role": "assistant", "content": "ok"}, {"role": "user", "content": "hi"}]
 
 
-@pytest.mark.parametrize("job", ["count", "count_input", "tokenize"])
-async def test_parts_that_are_left_out_make_one_text(job: str) -> None:
+async def test_parts_that_are_left_out_make_one_text() -> None:
     """Each has 17 bytes, and its text has three times as many."""
     async with workers(tiny.path()) as texts:
 
-        async def tokens(*parts: dict[str, Any]) -> tuple[int, list[str]]:
+        async def tokens(job: str, *parts: dict[str, Any]) -> tuple[int, list[str]]:
             talk = [{"role": "user", "content": parts}, *SAID]
             field = "input" if job == "count_input" else "messages"
             body = json.dumps({"model": "m", field: talk}).encode()
@@ -599,13 +608,14 @@ async def test_parts_that_are_left_out_make_one_text(job: str) -> None:
             assert len(told["ignored"]) <= MAX_IGNORED + 1
             return counted.get("count") or counted["input_tokens"], told["ignored"]
 
-        one, named = await tokens(IMAGE)
-        many, several = await tokens(*[IMAGE] * 1000)
-        assert (len(named), len(several)) == (1, MAX_IGNORED + 1)
-        assert many == one
-        text = {"type": "text", "text": "and"}
-        again, _ = await tokens(IMAGE, text, IMAGE)
-        assert again > 1.5 * one
+        for job in ("count", "count_input", "tokenize"):
+            one, named = await tokens(job, IMAGE)
+            many, several = await tokens(job, *[IMAGE] * 1000)
+            assert (len(named), len(several)) == (1, MAX_IGNORED + 1)
+            assert many == one
+            text = {"type": "text", "text": "and"}
+            again, _ = await tokens(job, IMAGE, text, IMAGE)
+            assert again > 1.5 * one
 
 
 async def test_a_caller_who_leaves_frees_the_worker(

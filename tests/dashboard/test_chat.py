@@ -81,6 +81,7 @@ def test_one_types_at_once_and_the_answer_says_what_it_cost(page: Page, served: 
     expect(page.locator("#chat-text")).to_be_focused()
 
 
+@pytest.mark.slow
 def test_conversations_stay_in_this_browser(page: Page) -> None:
     ask(page, "Hello.")
     said = answers(page, 1).locator(".text").inner_text()
@@ -115,6 +116,7 @@ def test_conversations_stay_in_this_browser(page: Page) -> None:
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
 
 
+@pytest.mark.slow
 def test_files_that_are_no_conversations_are_refused(page: Page) -> None:
     (head,) = [{"format": "sealring-conversations", "version": 1}]
     for data, why in (
@@ -128,6 +130,7 @@ def test_files_that_are_no_conversations_are_refused(page: Page) -> None:
         expect(page.locator("#import-told")).to_contain_text(why)
 
 
+@pytest.mark.slow
 def test_the_keyboard_stops_edits_and_copies(page: Page, served: Served) -> None:
     ask(page, "Tell me a long story about a fox.")
     expect(page.locator(".assistant .text")).not_to_be_empty()
@@ -153,6 +156,7 @@ def test_the_keyboard_stops_edits_and_copies(page: Page, served: Served) -> None
     assert copied == page.locator(".assistant .text").inner_text()
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_everything(page: Page) -> None:
     page.locator("#skip").focus()
     seen = [page.evaluate(FOCUSED)]
@@ -176,6 +180,7 @@ FOCUSED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(320, 568), (844, 390)])
 def test_a_phone_has_all_of_it(browser: Browser, served: Served, width: int, height: int) -> None:
     phone = {"viewport": {"width": width, "height": height}, "has_touch": True, "is_mobile": True}
@@ -209,6 +214,7 @@ def test_a_phone_has_all_of_it(browser: Browser, served: Served, width: int, hei
         expect(page.get_by_role("region", name="Ring", exact=True)).to_be_visible()
 
 
+@pytest.mark.slow
 def test_what_is_on_the_screen_comes_first(page: Page) -> None:
     """A long conversation is there at once, as it was written; its end is read before the rest."""
     page.evaluate(ORDER)
@@ -233,6 +239,7 @@ ORDER = """
 """
 
 
+@pytest.mark.slow
 def test_earlier_versions_of_an_answer_and_of_a_question_stay(page: Page) -> None:
     focused = "document.activeElement.id || document.activeElement.ariaLabel"
     ask(page, "Count to twenty.")
@@ -268,6 +275,7 @@ def test_earlier_versions_of_an_answer_and_of_a_question_stay(page: Page) -> Non
     expect(page.locator(".assistant .versions")).to_have_text("1 of 2")
 
 
+@pytest.mark.slow
 def test_conversations_are_searched(page: Page) -> None:
     show(page, "About a **badger**.")
     show(page, "About a fox.")
@@ -282,6 +290,7 @@ def test_conversations_are_searched(page: Page) -> None:
     expect(items).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_a_head_that_was_stopped_is_not_waited_for_in_words(stage: Page) -> None:
     """What the page says is so: nobody tries to bring the head back but people."""
     url = f"{stage.url.split('#')[0]}v1/cluster"
@@ -297,6 +306,7 @@ def test_a_head_that_was_stopped_is_not_waited_for_in_words(stage: Page) -> None
     expect(stage.get_by_role("alert")).to_contain_text("once somebody has started it again")
 
 
+@pytest.mark.slow
 def test_a_picture_is_refused_with_the_reason(page: Page) -> None:
     button = page.get_by_role("button", name="Add a picture")
     expect(button).to_have_attribute("aria-disabled", "true")
@@ -326,6 +336,7 @@ def stage(browser: Browser, played: OneRank) -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.slow
 def test_reasoning_is_folded(stage: Page) -> None:
     ask(stage, "think")
     answer = answers(stage, 1)
@@ -338,6 +349,7 @@ def test_reasoning_is_folded(stage: Page) -> None:
 TOOL = '[{"type": "function", "function": {"name": "get_weather"}}]'
 
 
+@pytest.mark.slow
 def test_a_tool_is_called_and_its_result_goes_back(stage: Page) -> None:
     stage.locator("#settings-open").click()
     stage.locator("#set-more summary").click()
@@ -357,6 +369,7 @@ def test_a_tool_is_called_and_its_result_goes_back(stage: Page) -> None:
     expect(stage.get_by_role("textbox", name="Your message")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_what_the_head_refuses_is_said_in_its_place(stage: Page) -> None:
     def set_tools(text: str) -> None:
         stage.locator("#settings-open").click()
@@ -377,6 +390,7 @@ def test_what_the_head_refuses_is_said_in_its_place(stage: Page) -> None:
     expect(trouble).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_a_refusal_with_a_time_is_waited_for(stage: Page) -> None:
     """The head's own answer to a full queue, given by the browser in its place."""
     error = {"message": "The ring is busy.", "type": "x", "code": "rate_limit_exceeded"}
@@ -393,6 +407,7 @@ def test_a_refusal_with_a_time_is_waited_for(stage: Page) -> None:
     expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
 
 
+@pytest.mark.slow
 def test_a_long_answer_comes_smoothly_and_whole(stage: Page) -> None:
     stage.evaluate(WATCH)
     ask(stage, "document")
@@ -408,6 +423,7 @@ def test_a_long_answer_comes_smoothly_and_whole(stage: Page) -> None:
     assert answers(stage, 1).locator("figure code").evaluate("e => e.textContent") == code
 
 
+@pytest.mark.slow
 def test_a_head_that_hangs_takes_nothing_along(stage: Page, played: OneRank) -> None:
     ask(stage, "endless")
     expect(stage.locator(".assistant .text")).to_contain_text("lala")

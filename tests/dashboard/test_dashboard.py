@@ -72,6 +72,7 @@ def busy(served: Served) -> Iterator[list[str]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_the_ring_is_told_to_the_eye_and_to_the_ear(page: Page) -> None:
     expect(page).to_have_title("tiny · sealring")
     drawing = page.get_by_role("img", name="A ring of 2 that serves. rank 0, rank0: layers 0–3;")
@@ -109,6 +110,7 @@ DRAWN_OPEN = """async () => {
 }"""
 
 
+@pytest.mark.slow
 def test_links_that_carry_open_sums_have_no_lock(page: Page) -> None:
     assert page.evaluate(DRAWN_OPEN) == [[2, False], [0, True]]
 
@@ -127,10 +129,12 @@ DRAWN_FETCHING = """async () => {
 }"""
 
 
+@pytest.mark.slow
 def test_a_rank_that_fetches_has_a_bar(page: Page) -> None:
     assert page.evaluate(DRAWN_FETCHING) == [[None, "loading"], [0.25, "fetching"]]
 
 
+@pytest.mark.slow
 def test_a_load_is_seen(page: Page, served: Served) -> None:
     with busy(served):
         expect(page.locator("#now-tokens")).not_to_have_text("0")
@@ -145,6 +149,7 @@ def test_a_load_is_seen(page: Page, served: Served) -> None:
         expect(page.locator("figure").first.locator(".reading")).to_contain_text(" · ")
 
 
+@pytest.mark.slow
 def test_a_running_request_is_cancelled_by_its_button(page: Page, served: Served) -> None:
     with busy(served) as ids:
         name = ids[0][-6:]
@@ -163,6 +168,7 @@ def test_a_running_request_is_cancelled_by_its_button(page: Page, served: Served
     assert "compute" in bar.get_attribute("aria-label")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(320, 640), (768, 1024), (1920, 1080)])
 def test_any_width_is_enough(browser: Browser, served: Served, width: int, height: int) -> None:
     size = {"width": width, "height": height}
@@ -182,6 +188,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out(browser: Browser, served: Served, scheme: str) -> None:
     """At least 4.5 to 1, as WCAG asks of text, for every colour of text on its own ground."""
@@ -218,6 +225,7 @@ CONTRASTS = """
 """
 
 
+@pytest.mark.slow
 def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, served: Served) -> None:
     place = f"{served.url}/#ring"
     with window(browser, place, reduced_motion="reduce") as page, busy(served):
@@ -307,6 +315,7 @@ def test_a_ring_that_waits_says_for_what(browser: Browser, tmp_path: Path) -> No
             expect(page.locator("#ranks")).to_contain_text("missing")
 
 
+@pytest.mark.slow
 def test_a_name_that_the_head_does_not_know_is_said_with_its_cure(
     browser: Browser, served: Served
 ) -> None:

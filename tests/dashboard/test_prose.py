@@ -28,6 +28,7 @@ def page(browser: Browser, served: Served) -> Iterator[Page]:
         assert [url for url in elsewhere if urlsplit(url).netloc not in (home, "")] == []
 
 
+@pytest.mark.slow
 def test_markdown_is_shown_as_it_is_meant(page: Page) -> None:
     answer = show(page, EVERYTHING, reasoning="I *think*.").locator(".text")
     assert answer.evaluate(OUTLINE) == [
@@ -77,6 +78,7 @@ As it is: $\nosuchthing{$ and `$x$`.
 """
 
 
+@pytest.mark.slow
 def test_formulas_are_shown_as_such(page: Page) -> None:
     answer = show(page, FORMULAS).locator(".text")
     expect(answer.locator("math")).to_have_count(5)
@@ -185,6 +187,7 @@ CONTENTS = """
 """
 
 
+@pytest.mark.slow
 def test_a_text_that_grows_is_shown_as_a_whole_one_is(page: Page) -> None:
     text = "\n\n".join((EVERYTHING, *HOSTILE, EVERYTHING, "A [late] link.\n"))
     assert page.evaluate(GROWN, [text, ""]) == [True, True]
@@ -212,6 +215,7 @@ GROWN = """async ([text, last]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_titles_tools_and_questions_are_text_too(page: Page) -> None:
     bad = "<img src=x onerror='globalThis.hit = 1'>"
     call = {"id": bad, "name": bad, "arguments": bad}
@@ -240,6 +244,7 @@ def holds(page: Page, name: str) -> None:
     expect(box).to_have_value(f"After {name} it types.")
 
 
+@pytest.mark.slow
 def test_no_text_stops_the_page(page: Page) -> None:
     for name in ("quotations in quotations", "open brackets", "one word", "many elements"):
         holds(page, name)

@@ -147,6 +147,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_program_embeds_a_node_and_needs_no_daemon(tmp_path: Path) -> None:
     head, rank1 = write_cluster(tmp_path, 2, tiny.path())
     prompt = [3, 14, 15, 92, 65]

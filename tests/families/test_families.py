@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.families.check import ALONE, SAME, check
+from tests.rows import rows
 
 SAMPLE = {
     "gemma4": "keys and values that later layers share, embeddings for each layer",
@@ -24,7 +25,7 @@ SAMPLE = {
 """By family, what it is here for."""
 
 
-@pytest.mark.parametrize("family", SAMPLE)
+@pytest.mark.parametrize("family", rows([*SAMPLE], "exaone4", "rwkv7"))
 def test_a_family_is_the_same_in_every_split(family: str, tmp_path: Path) -> None:
     outcome = check(family, tmp_path)
     assert outcome.is_right, outcome
@@ -34,7 +35,9 @@ def test_a_family_is_the_same_in_every_split(family: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("family", "why"),
     [
-        ("iquestloopcoder", "does not run its layers one by one"),
+        pytest.param(
+            "iquestloopcoder", "does not run its layers one by one", marks=pytest.mark.slow
+        ),
         ("nanbeige", "more than once"),
     ],
 )
@@ -46,6 +49,7 @@ def test_what_cannot_be_cut_is_held_whole_and_says_why(
     assert why in outcome.cuts
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_share_caches_are_decoded_alone(tmp_path: Path) -> None:
     outcome = check("llama4", tmp_path)
     assert (outcome.whole, outcome.cuts, outcome.batch) == (SAME, SAME, ALONE)

@@ -43,7 +43,7 @@ def relayed_cluster(folder: Path, stack: contextlib.ExitStack) -> tuple[list[Pat
     return configs, relays
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def ring() -> Iterator[Ring]:
     """Two ranks of the tiny model; the head is the last to start."""
     with contextlib.ExitStack() as stack:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 from sealring.cli import run
 
 
@@ -23,6 +25,25 @@ class Outcome:
     def json(self) -> Any:
         """Its standard output, as JSON."""
         return json.loads(self.out)
+
+
+def as_process(*arguments: str | Path, given: bytes = b"") -> tuple[int, bytes, bytes]:
+    """Run a command in this process, whose streams are those of a process in a pipe: *given* comes
+    in. Its exit code, and the bytes that went out."""
+    came, out, err = io.BytesIO(given), io.BytesIO(), io.BytesIO()
+    # With the errors handler that `main` gives the first two, and Python the third.
+    streams = {
+        "stdin": io.TextIOWrapper(came, "utf-8", "replace"),
+        "stdout": io.TextIOWrapper(out, "utf-8", "replace"),
+        "stderr": io.TextIOWrapper(err, "utf-8", "backslashreplace"),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        code = run([str(argument) for argument in arguments])
+    for stream in streams.values():
+        stream.flush()
+    return code, out.getvalue(), err.getvalue()
 
 
 def sealring(*arguments: str | Path) -> Outcome:

@@ -51,6 +51,7 @@ def test_an_answer_that_counts_for_nothing(answer: bytes, says: str) -> None:
         count_tokens(answer)
 
 
+@pytest.mark.slow
 def test_a_burst_at_a_real_ring(served: Served) -> None:
     bodies = [beside._body("tiny", number, 5) for number in range(3)]
     done = burst(served.url, bodies)

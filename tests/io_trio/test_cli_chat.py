@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import stat
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,21 +17,17 @@ from sealring.local.chat_session import ChatSession, load
 from sealring.local.client import HeadClient
 from sealring_trio.errors import OperationError, UserError
 
-from tests.io_trio.helpers import sealring
+from tests.io_trio.helpers import Outcome, as_process, sealring
 from tests.io_trio.strange_head import BREAKS, COMMENT, strange_head
 from tests.io_trio.terminal import PROMPT, Terminal
 from tests.serving import PATIENCE, Served
 
-CHAT = [sys.executable, "-m", "sealring", "chat"]
 
-
-def chat(url: str, lines: Sequence[str], *options: str) -> subprocess.CompletedProcess[str]:
+def chat(url: str, lines: Sequence[str], *options: str) -> Outcome:
     """Chat without a terminal."""
-    command = [*CHAT, "--url", url, "--temperature", "0", *options]
-    text = "".join(f"{line}\n" for line in lines)
-    return subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    given = "".join(f"{line}\n" for line in lines).encode()
+    code, out, err = as_process("chat", "--url", url, "--temperature", "0", *options, given=given)
+    return Outcome(code, out.decode(), err.decode())
 
 
 def latest(served: Served) -> list[dict[str, int]]:
@@ -47,8 +41,8 @@ def test_a_conversation_goes_on(served: Served) -> None:
     done = chat(
         f"{served.url}/v1/", ["Count to twenty.", "And again.", "/reset", "Count to twenty."]
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
     assert lines[0] == alone
     assert lines[2] == "(forgotten)"
     assert lines[3] == alone
@@ -60,13 +54,12 @@ def test_a_conversation_goes_on(served: Served) -> None:
 def test_commands(served: Served) -> None:
     lines = ["/system Be brief.", "", "/system", "/what", "/help", "/quit", "Hello."]
     done = chat(served.url, lines, "--max-tokens", "2")
-    assert done.returncode == 0
+    assert done.code == 0
     assert (
-        "(begun again, with a system prompt)\n(begun again)\nThere is no command /what."
-        in done.stdout
+        "(begun again, with a system prompt)\n(begun again)\nThere is no command /what." in done.out
     )
-    assert done.stdout.count("/clear") == 1
-    assert "Hello" not in done.stdout
+    assert done.out.count("/clear") == 1
+    assert "Hello" not in done.out
 
 
 EVIL = (
@@ -80,6 +73,11 @@ EVIL = (
 OBEYED = ("\x1b]", "\x07", "\x9b", "\x9d", "\u202e", "\u2066", "\x1b[31m")
 
 
+BEGUN = "Once upon"
+"""How the tiny model's stories begin. What is echoed may come twice, and what is typed meanwhile is
+for the line editor."""
+
+
 def typed(terminal: Terminal, line: str, pattern: str = "") -> str:
     """Type *line*; what came until *pattern* and the next prompt."""
     terminal.type(f"{line}\r")
@@ -90,9 +88,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served, tmp_path: Path
     with Terminal("chat", "--url", served.url, XDG_STATE_HOME=str(tmp_path)) as terminal:
         assert f"tiny at {served.url}" in terminal.until(PROMPT)
         typed(terminal, "/set temperature 0")
+        typed(terminal, "/set frequency_penalty -2")  # an answer that goes round without end
         terminal.type("Tell me a story about a fox.\r")
-        terminal.until(r"fox\.\s.*?\w+ \w+")  # the echo, and then the first words
+        terminal.until(BEGUN)
         terminal.interrupt(r"\[stopped\].*?" + PROMPT)
+        typed(terminal, "/set frequency_penalty 0")
         told = typed(terminal, "What is two plus two?", r"tokens/s, ")
         assert "by rank0, rank1" in told
         terminal.type("half a question")
@@ -115,7 +115,7 @@ def test_what_is_typed_ahead_is_not_shown_in_the_answer(served: Served, tmp_path
         terminal.until(PROMPT)
         typed(terminal, "/set max_tokens 60")
         terminal.type("Tell me a story about a fox.\r")
-        terminal.until(r"fox\.\s.*?\w+ \w+")
+        terminal.until(BEGUN)
         terminal.type("/stats\r")
         assert "/stats" not in terminal.until(r"60 tokens, .*?\]")
         assert "ended by length" in terminal.until("ended by .*?" + PROMPT)
@@ -191,9 +191,7 @@ def test_no_answer_reaches_the_terminal_as_a_command(tmp_path: Path, look: dict[
         assert not [each for each in OBEYED if each in raw]
         assert "]52;c;aGk=" in told  # it is shown, as the text that it is
         assert "abc" in told
-        command = [*CHAT, "--url", head.url]
-        done = subprocess.run(command, input=b"evil\n", capture_output=True, check=False)
-        out = done.stdout.decode()
+        out = chat(head.url, ["evil"]).out
         assert not [each for each in OBEYED if each in out]
 
 
@@ -299,15 +297,15 @@ def test_a_file_that_holds_no_api_key_is_not_repeated(tmp_path: Path) -> None:
 
 def test_a_question_that_is_refused(served: Served) -> None:
     done = chat(served.url, ["word " * 4000, "Hello."])
-    assert done.returncode == 1
-    assert "This model's maximum context length is 2048 tokens" in done.stderr
-    assert "/clear" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.code == 1
+    assert "This model's maximum context length is 2048 tokens" in done.err
+    assert "/clear" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_model_that_is_not_served_is_no_conversation(served: Served) -> None:
     done = chat(served.url, [], "--model", "gpt-9")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.code, done.out) == (1, "")
     told = f"there is no model 'gpt-9' at {served.url}\nGive --model 'tiny'.\n"
-    assert done.stderr == f"sealring: {told}"
-    assert chat(served.url, [], "--model", "tiny").returncode == 0
+    assert done.err == f"sealring: {told}"
+    assert chat(served.url, [], "--model", "tiny").code == 0

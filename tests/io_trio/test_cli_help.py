@@ -15,6 +15,8 @@ import pytest
 from rich.console import Console
 from sealring.cli import COMMANDS, GROUPS, MOST_COLUMNS, build_app
 
+from tests.rows import rows
+
 STYLES = re.compile(r"\x1b\[[0-9;]*m")
 ENTRY = re.compile(r"│ (?:\*| )? *(?:\S.*?) {2,}(?=\S)")
 """A line of a box that has the name of an option or command, as far as what is said of it."""
@@ -51,9 +53,9 @@ def paragraphs(lines: list[str]) -> Iterator[tuple[list[str], int]]:
 
 def boxes(lines: list[str]) -> Iterator[list[str]]:
     """The rows of each box of a page."""
-    for drawn, rows in groupby(lines, lambda line: line.startswith("│")):
+    for drawn, together in groupby(lines, lambda line: line.startswith("│")):
         if drawn:
-            yield list(rows)
+            yield list(together)
 
 
 def entries(rows: list[str]) -> Iterator[tuple[list[str], int]]:
@@ -80,8 +82,14 @@ def test_commands_are_listed_in_groups() -> None:
     assert titles == [*GROUPS, "Options"]
 
 
-@pytest.mark.parametrize("colours", [False, True])
-@pytest.mark.parametrize("width", [60, 80, 100, 140])
+@pytest.mark.parametrize(
+    ("width", "colours"),
+    rows(
+        [(width, colours) for width in (60, 80, 100, 140) for colours in (False, True)],
+        (60, True),
+        (140, False),
+    ),
+)
 def test_paragraphs_fill_the_width(width: int, colours: bool) -> None:
     for words in every_page():
         lines = page(words, width, colours=colours)

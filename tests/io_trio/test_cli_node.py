@@ -299,6 +299,7 @@ def test_the_demo_with_one_rank_for_people(capfd: pytest.CaptureFixture[str]) ->
     assert "\nhop " not in done.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("demo",), ("serve", "--port", "0")])
 def test_a_model_that_can_never_be_served_ends_the_wait(
     tmp_path: Path, command: tuple[str, ...]
@@ -339,6 +340,7 @@ def test_a_demo_tells_a_tie_from_an_error(tmp_path: Path) -> None:
     assert (report["identical"], report["tie"], report["first_difference"]) == (False, True, 0)
 
 
+@pytest.mark.slow
 def test_a_demo_says_that_there_is_no_chat_template(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(tiny.path(), folder)
@@ -379,6 +381,7 @@ def test_what_mlx_lm_raises_is_told_in_words(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_mlx_lm_is_compared_with_where_transformers_refuses_the_configuration(
     tmp_path: Path,
 ) -> None:

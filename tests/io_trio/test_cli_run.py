@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.io_trio.helpers import Outcome, as_process
 from tests.io_trio.strange_head import BREAKS, strange_head
 from tests.io_trio.terminal import PROMPT, Terminal
 from tests.serving import PATIENCE, Served
@@ -34,6 +35,12 @@ def run(*arguments: str, stdin: str | None = None, **more: Any) -> subprocess.Co
         **given,
         **more,
     )
+
+
+def run_here(*arguments: str) -> Outcome:
+    """Run it without a terminal or a process of its own."""
+    code, out, err = as_process("run", *arguments)
+    return Outcome(code, out.decode(), err.decode())
 
 
 def test_a_ring_that_is_there_answers(served: Served) -> None:
@@ -85,6 +92,7 @@ def test_a_ring_of_its_own(place: Path) -> None:
     assert not list(place.iterdir())
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_ring_too(place: Path) -> None:
     with subprocess.Popen(
         [*RUN, "tiny", "Tell me a long story about a fox named Pip."],
@@ -115,10 +123,10 @@ def test_in_a_terminal_without_a_prompt_it_is_a_chat(served: Served, tmp_path: P
 
 def test_an_answer_that_breaks_off() -> None:
     with strange_head({"hello": ["half an ans", BREAKS]}) as head:
-        done = run("strange", "hello", "--url", head.url)
-    assert (done.returncode, done.stdout) == (1, "half an ans\n")
-    assert "went away" in done.stderr
-    assert "Traceback" not in done.stderr
+        done = run_here("strange", "hello", "--url", head.url)
+    assert (done.code, done.out) == (1, "half an ans\n")
+    assert "went away" in done.err
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -134,16 +142,16 @@ def test_an_answer_that_breaks_off() -> None:
     ],
 )
 def test_mistakes(arguments: list[str], code: int, what: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == code
-    assert what in done.stderr
-    assert done.stdout == ""
+    done = run_here(*arguments)
+    assert done.code == code
+    assert what in done.err
+    assert done.out == ""
 
 
 def test_another_model_is_not_asked_for_it(served: Served) -> None:
-    done = run("owner/other", "hello", "--url", served.url)
-    assert done.returncode == 2
-    assert f"the head at {served.url} serves tiny, and not owner/other" in done.stderr
-    done = run("nowhere", "hello", "--url", served.url)
-    assert done.returncode == 2
-    assert f"the head at {served.url} serves tiny, and not nowhere" in done.stderr
+    done = run_here("owner/other", "hello", "--url", served.url)
+    assert done.code == 2
+    assert f"the head at {served.url} serves tiny, and not owner/other" in done.err
+    done = run_here("nowhere", "hello", "--url", served.url)
+    assert done.code == 2
+    assert f"the head at {served.url} serves tiny, and not nowhere" in done.err

@@ -22,6 +22,7 @@ from sealring_trio.node import drafts
 from sealring_trio.node.drafts import LIVES
 
 from tests.io_trio.helpers import sealring
+from tests.rows import rows
 
 PATIENCE = 90.0
 """Seconds after which what should have happened has not."""
@@ -70,6 +71,7 @@ def is_guessing(status: dict[str, Any]) -> bool:
     return status["draft"]["state"] == "guessing"
 
 
+@pytest.mark.slow
 def test_the_tokens_are_the_same_and_most_guesses_right(
     api: LocalApi, head: LocalNode, plain: list[int]
 ) -> None:
@@ -186,7 +188,7 @@ CANNOT = {
 }
 
 
-@pytest.mark.parametrize("name", CANNOT)
+@pytest.mark.parametrize("name", rows([*CANNOT], "foreign"))
 def test_a_head_does_not_begin_with_one_that_cannot_guess(
     request: pytest.FixtureRequest, name: str
 ) -> None:
@@ -198,6 +200,7 @@ def test_a_head_does_not_begin_with_one_that_cannot_guess(
         pass
 
 
+@pytest.mark.slow
 def test_a_ring_goes_on_without_one_that_can_no_longer_be_loaded(
     tmp_path: Path, plain: list[int]
 ) -> None:

@@ -23,6 +23,8 @@ from sealring_trio.engine import supervisor as engine_processes
 from sealring_trio.engine.supervisor import Engine, EngineCommand, read_usage
 from sealring_trio.processes.launcher import NICE, SHORT_NS, slice_ns
 
+from tests.serving import PATIENCE
+
 FAKE = "tests.io_trio.engine_child"
 
 ON_LINUX = pytest.mark.skipif(
@@ -51,7 +53,7 @@ class Owner:
 async def running(mode: str) -> AsyncIterator[tuple[Engine, Owner]]:
     owner = Owner()
     engine = Engine(EngineCommand(FAKE, (mode,)), owner)
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.run)
             yield engine, owner
@@ -252,7 +254,7 @@ def test_a_child_that_ignores_its_stream_dies_with_its_daemon() -> None:
         assert daemon.stdout is not None
         child = psutil.Process(int(daemon.stdout.readline()))
         daemon.kill()
-    _, alive = psutil.wait_procs([child], timeout=10)
+    _, alive = psutil.wait_procs([child], timeout=PATIENCE)
     assert not alive
 
 
@@ -313,6 +315,7 @@ async def starved(owner: Owner, *, much: bool) -> None:
             return
 
 
+@pytest.mark.slow
 @ON_LINUX
 async def test_a_starved_engine_is_seen_to_starve(hogs: list[subprocess.Popen[bytes]]) -> None:
     async with running("computes") as (engine, owner):
@@ -325,6 +328,7 @@ async def test_a_starved_engine_is_seen_to_starve(hogs: list[subprocess.Popen[by
         assert engine.restarts == 0
 
 
+@pytest.mark.slow
 @ON_LINUX
 async def test_an_engine_that_hangs_on_a_busy_machine_is_not(
     hogs: list[subprocess.Popen[bytes]],
@@ -337,6 +341,7 @@ async def test_an_engine_that_hangs_on_a_busy_machine_is_not(
         assert engine.restarts == 0
 
 
+@pytest.mark.slow
 @ON_LINUX
 async def test_an_engine_that_starves_may_take_longer_to_begin(
     hogs: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch

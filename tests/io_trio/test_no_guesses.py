@@ -37,6 +37,7 @@ def details(usage: dict[str, Any]) -> dict[str, int]:
     return {name: told[f"{name}_prediction_tokens"] for name in NONE}
 
 
+@pytest.mark.slow
 def test_none_is_taken_of_a_request(api: LocalApi) -> None:
     *_, first = api.nodes[0].ask("generate", TOLD)
     *_, again = api.nodes[0].ask({**TOLD, "guesses": first["token_ids"]})
@@ -44,6 +45,7 @@ def test_none_is_taken_of_a_request(api: LocalApi) -> None:
     assert (again["guesses"] != NONE) == guessing(api)
 
 
+@pytest.mark.slow
 def test_none_is_looked_up_nor_taken_of_a_prediction(api: LocalApi) -> None:
     body: dict[str, Any] = {
         "model": "tiny",
@@ -61,6 +63,7 @@ def test_none_is_looked_up_nor_taken_of_a_prediction(api: LocalApi) -> None:
     assert (api.nodes[0].status()["guesses"] != NONE) == guessing(api)
 
 
+@pytest.mark.slow
 def test_a_run_without_guesses_starts_a_ring() -> None:
     command = [sys.executable, "-m", "sealring", "run", "tiny", PASSAGE, "--no-guesses"]
     done = subprocess.run(

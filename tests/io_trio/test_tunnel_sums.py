@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from tests.io_trio.tunnel_sides import EPOCH, LOOPBACK, Side, sides
+from tests.rows import rows
 from tests.serving import PATIENCE
 
 SUMS = """
@@ -62,7 +63,7 @@ def summing(made: list[Side], folder: Path, rounds: int) -> Iterator[list[subpro
             process.communicate()
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", rows([2, 3], 2))
 async def test_a_ring_of_mlx_sums_through_relays(world: int, tmp_path: Path) -> None:
     async with sides(world) as made:
         with summing(made, tmp_path, 50) as processes:

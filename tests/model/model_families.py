@@ -12,6 +12,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 from sealring_model.mlx_lm_import import mlx_lm
 
+from tests.rows import rows
+
 VOCABULARY = 256
 HIDDEN = 64
 
@@ -74,6 +76,12 @@ FAMILIES = {
         "partial_rotary_factor": 0.5,
     },
 }
+
+TWINS = ("llama-tied", "qwen3", "gemma3")
+"""Families each of whose kinds of layer, window and cache another one has, too."""
+
+EVERY_FAMILY = rows([*FAMILIES], *(family for family in FAMILIES if family not in TWINS))
+"""As the values of a parameter: those that others stand for are slow."""
 
 SHARDED = {
     "llama": ("llama", {"num_hidden_layers": 3}),

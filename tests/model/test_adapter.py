@@ -17,11 +17,13 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 from sealring_model.mlx_lm_import import mlx_lm
 
+from tests.rows import rows
+
 IDS = ([3, 9, 27, 81, 243, 5], [7], [11])
 FAMILIES = ("llama", "qwen3", "gpt-oss")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=rows(FAMILIES, "llama", "gpt-oss"))
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = config_of(request.param)
     folder = tmp_path_factory.mktemp("adapters") / request.param

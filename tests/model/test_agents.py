@@ -17,6 +17,7 @@ from test_guesses import RealEngine
 
 from tests.families.checkpoints import write
 from tests.families.templates import TEMPLATES, WORDS, write_tokenizer
+from tests.rows import rows
 from tests.sim.brains import Brains
 
 MODELS = {
@@ -81,8 +82,14 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize(
+    ("family", "world"),
+    rows(
+        [(family, world) for family in TEMPLATES for world in (1, 2, 3)],
+        ("Qwen3.5", 1),
+        ("thoughts dropped", 3),
+    ),
+)
 def test_an_agents_turn_reads_only_what_is_new(folders, family, world):
     folder, random = folders[family], Random(f"{family} {world}")
     tokenizer, alone = Tokenizer(folder), Ring(folder)

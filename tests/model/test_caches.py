@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import (
+    EVERY_FAMILY,
     FAMILIES,
     config_of,
     make_model,
@@ -19,6 +20,8 @@ from model_rings import Ring, StepFailed, stage_of
 from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.caches import cost_of, extended, is_trimmable
 from sealring_protocol.codec.messages import CacheCost, FailureKind, Join, Open, Prefill
+
+from tests.rows import rows
 
 PROMPT = [(5 * i * i + 11 * i) % 251 for i in range(50)]
 OTHER = [*PROMPT[:30], *[(13 * i) % 251 for i in range(17)]]
@@ -36,7 +39,7 @@ def text_of(ring: Ring, uid: int, length: int) -> list[int]:
     return ring.text[uid]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rows([*FAMILIES], "gpt-oss", "qwen3-next"))
 def test_an_exact_snapshot_continues_where_it_was_taken(models, references, family):
     ring = Ring(models[family], (0, 2, count(family)))
     uid = ring.admit([*PROMPT[:31]])
@@ -78,7 +81,7 @@ def test_whether_a_stage_can_cut_is_told_by_its_caches(models, family, trimmable
     assert stage_of(models[family], 0, count(family)).trimmable is trimmable
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_a_row_saved_out_of_its_group_continues_where_it_was(models, references, family):
     """The longest, the shortest and one between, before and after windows have turned; the others
     go on, and so does the row that opens the snapshot, twice."""
@@ -140,7 +143,7 @@ def test_cancelling_in_the_middle_of_a_prefill_frees_all(models, family):
     assert [executor.live_rows for executor in ring.executors] == [0, 0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_evicting_the_last_row_frees_all_and_the_group_can_begin_again(models, references, family):
     ring = Ring(models[family], (0, 2, count(family)))
     ring.generate(PROMPT, 3)
@@ -163,8 +166,11 @@ def test_a_group_that_empties_and_fills_in_one_step(models, references):
     assert ring.text[second] == reference_tokens(references["llama"], OTHER, 7)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-sliding", "gpt-oss", "qwen3-next"])
-@pytest.mark.parametrize("decoded", [False, True])
+@pytest.mark.parametrize(
+    "family",
+    rows(["llama", "llama-sliding", "gpt-oss", "qwen3-next"], "llama", "gpt-oss"),
+)
+@pytest.mark.parametrize("decoded", rows([False, True], True))
 def test_a_snapshot_holds_its_own_memory_and_no_more(models, family, decoded):
     """Not the rectangle that it was cut from, even where the row lies there in one piece, nor a
     row that was opened from a part of a snapshot the whole."""
@@ -198,7 +204,7 @@ SLACK = 16 * 1024
 # ----------------------------------------------------------------------- costs
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_what_rows_cost_is_what_they_are_charged(models, family):
     """Alone, a row is charged what its caches take and a step of growth at most; rows of a group,
     as many times the longest, within 3 percent when the rectangle has just grown."""

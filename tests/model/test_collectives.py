@@ -28,6 +28,8 @@ from sealring_protocol.codec.messages import (
     Prefill,
 )
 
+from tests.rows import rows
+
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(40)]
 
 ROWS = (
@@ -203,7 +205,7 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("family", SHARDED)
+@pytest.mark.parametrize("family", rows([*SHARDED], "qwen3"))
 def test_a_group_of_two_gives_what_one_process_gives(sharded, family):
     folder = sharded[family]
     info = describe(folder)
@@ -222,6 +224,7 @@ def test_a_group_of_two_gives_what_one_process_gives(sharded, family):
             go_on(members, folder)
 
 
+@pytest.mark.slow
 def test_two_stages_of_two(sharded):
     folder = sharded["llama"]
     with Members(folder, (0, 1, 3)) as members:
@@ -272,6 +275,8 @@ def refusal(child: Child, kind: FailureKind) -> str:
 PEER = """
 import threading
 import mlx.core as mx
+
+from tests.rows import rows
 group = mx.distributed.init(strict=True, backend="ring")
 mx.eval(mx.distributed.all_sum(mx.array(4.0), group=group))
 threading.Event().wait()

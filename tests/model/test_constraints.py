@@ -23,6 +23,8 @@ from sealring_model.tiny import path
 from sealring_protocol.codec.messages import Epoch, Row
 from waiting_device import WaitingDeviceIO
 
+from tests.rows import rows
+
 TINY = path()
 LAYERS = len(describe(TINY).layers)
 VOCABULARY = describe(TINY).vocabulary
@@ -95,8 +97,10 @@ def test_a_row_is_held_to_its_grammar_and_then_ends(seed):
     jsonschema.validate(json.loads(tokenizer().decode(tokens)), SCHEMA)
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("idle", [0, 3])
+@pytest.mark.parametrize(
+    ("world", "idle"),
+    rows([(world, idle) for world in (1, 2, 3) for idle in (0, 3)], (1, 3), (3, 0)),
+)
 def test_every_ring_gives_the_same_text_beside_free_rows(world, idle):
     several = ring(world, idle=lambda: idle)
     free = ring(world).generate(prompt("Hi."), 20)

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Builder
 
 from tests.family_tokenizers import piece_model
+from tests.rows import rows
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -249,7 +250,9 @@ ANY = functools.cache(lambda name: OTHERS[name]())
 
 
 @settings(max_examples=80, deadline=None)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", rows([*OTHERS], *(name for name in OTHERS if "unigram" not in name))
+)
 @given(data=st.data())
 def test_the_parts_of_any_tokenizer_s_text_are_the_text(name: str, data: st.DataObject) -> None:
     """Nothing is given out twice, left out, or in halves of a character."""

@@ -192,6 +192,7 @@ def test_a_place_that_cannot_be_taken(child, place, references, case):
     assert generate([child], begin(child, place), PROMPT, 4) == expected
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_not_the_manifests(models, tmp_path):
     folder = tmp_path / "m"
     shutil.copytree(models["qwen3"], folder)

@@ -24,6 +24,8 @@ from sealring_model.text.readers import (
     joined,
 )
 
+from tests.rows import rows
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "$defs": {
@@ -790,7 +792,9 @@ BEGINNINGS = {
 }
 
 
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "text", rows(HOSTILE, "brackets", "escaped quotes", "closing marks and blanks", "arguments")
+)
 @pytest.mark.parametrize("name", BEGINNINGS)
 def test_the_work_is_linear_in_the_text(name: str, text: str) -> None:
     def seconds(size: int) -> float:

@@ -17,6 +17,8 @@ from sealring_model import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
 from waiting_device import ThoroughBuilder, WaitingDeviceIO, launch_eagerly
 
+from tests.rows import rows
+
 LENGTH = 14
 ON_DEVICE = 2
 """Steps launched and not answered, as in `answers`."""
@@ -145,22 +147,26 @@ class Flights:
             assert text == self.expected(*self.prompts[uid])[: len(text)], (done.n, uid)
 
 
+CUTS = {"llama": (2,), "qwen3": (1, 3), "qwen3-next": (3,), "gpt-oss": (2,)}
+"""By family, where it is cut."""
+
+
 @pytest.mark.parametrize(
-    ("family", "cuts"),
-    [("llama", (2,)), ("qwen3", (1, 3)), ("qwen3-next", (3,)), ("gpt-oss", (2,))],
-)
-@pytest.mark.parametrize(
-    ("eager", "seed"),
+    ("family", "eager", "seed"),
     [
-        (True, 0),
-        (False, 1),
+        *rows(
+            [(family, *which) for family in CUTS for which in ((True, 0), (False, 1))],
+            ("llama", True, 0),
+        ),
         *(
-            pytest.param(*which, marks=pytest.mark.long)
+            pytest.param(family, *which, marks=pytest.mark.long)
+            for family in CUTS
             for which in ((True, 1), (True, 2), (False, 0), (False, 2))
         ),
     ],
 )
-def test_steps_in_flight(models, alone, monkeypatch, family, cuts, seed, eager):
+def test_steps_in_flight(models, alone, monkeypatch, family, eager, seed):
+    cuts = CUTS[family]
     if seed:
         monkeypatch.setattr(lookahead, "GraphBuilder", ThoroughBuilder)
     if eager:

@@ -16,6 +16,7 @@ from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 from test_guesses import RealEngine
 
+from tests.rows import rows
 from tests.sim.brains import Brains
 
 TINY = path()
@@ -86,7 +87,7 @@ def ring(world: int, seed: int) -> Brains:
 
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("kind", ["grammar", "bad", "least"])
-@pytest.mark.parametrize("count", [1, 2, 5, LONGEST])
+@pytest.mark.parametrize("count", rows([1, 2, 5, LONGEST], 1, LONGEST))
 def test_a_rows_last_token_is_held_to_what_the_others_are(world, kind, count):
     for seed in range(4):
         cluster = ring(world, seed)
@@ -96,7 +97,7 @@ def test_a_rows_last_token_is_held_to_what_the_others_are(world, kind, count):
         assert cluster.finished(uid) is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize("kind", ["grammar", "bad", "least"])
+@pytest.mark.parametrize("kind", rows(["grammar", "bad", "least"], "grammar"))
 def test_a_token_of_a_row_that_is_preempted_meanwhile_is_held_to_the_same(kind):
     for seed in range(8):
         cluster = ring(2, seed)

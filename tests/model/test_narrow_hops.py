@@ -54,6 +54,7 @@ def answers():
     return found
 
 
+@pytest.mark.slow
 def test_a_ring_with_narrow_hops_answers(answers):
     plain, narrow = answers
     assert narrow == plain

@@ -6,7 +6,7 @@ import itertools
 import mlx.core as mx
 import pytest
 from model_collectives import Members
-from model_families import FAMILIES, reference_model
+from model_families import EVERY_FAMILY, FAMILIES, reference_model
 from model_rings import Ring, StepFailed
 from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.sampling import scores
@@ -54,7 +54,7 @@ def figures(told: list) -> list:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_they_are_those_of_one_forward_however_the_prompt_is_read(models, references, family):
     lines = exact(references[family], PROMPT)
     layers = FAMILIES[family]["num_hidden_layers"]
@@ -109,6 +109,7 @@ def test_a_step_with_other_ids_than_it_reads_and_scores_fails(models, short):
         ring.step(work=Prefill(uid, 0, 20, scored=True), ids=tuple(PROMPT[: 21 + short]))
 
 
+@pytest.mark.slow
 def test_members_of_a_collective_gather_a_divided_head(sharded):
     """The first member alone tells."""
     lines = exact(reference_model(sharded["llama"]), PROMPT)

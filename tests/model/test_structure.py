@@ -16,6 +16,7 @@ from sealring_model.loading.model_folder import describe
 from sealring_model.loading.structure import structure_of
 
 from tests.families.checkpoints import CONFIGS, write
+from tests.rows import rows
 
 SIZES = {"hidden_size": 512, "moe_intermediate_size": 512, "n_routed_experts": 16}
 LAYERS = 4
@@ -77,6 +78,7 @@ def measure(folder: Path, bounds: tuple[int, int]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fp8", [False, True])
 def test_experts_that_are_stacked_and_fp8_that_is_widened_are_counted(tmp_path, fp8):
     info = describe(deepseek(tmp_path, fp8=fp8))
@@ -103,8 +105,11 @@ def test_what_is_turned_while_it_is_read_is_counted(tmp_path, bias):
         assert 0.95 * found.peak(*bounds) < measured["peak"] < 1.01 * found.peak(*bounds)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3n", "qwen3_next", "deepseek_v3", "mamba2"])
-@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize(
+    "family",
+    rows(["llama", "gemma3n", "qwen3_next", "deepseek_v3", "mamba2"], "deepseek_v3", "mamba2"),
+)
+@pytest.mark.parametrize("bits", rows([0, 4], 4))
 def test_weights_and_caches_are_what_a_loaded_rank_says(tmp_path, family, bits):
     info = describe(write(tmp_path, family, bits=bits))
     found = structure_of(info)
@@ -133,7 +138,9 @@ def test_the_head_is_what_a_token_reads_of_it(family, head, tmp_path):
     assert structure_of(describe(write(tmp_path / family, family))).head == head
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3n", "gemma4", "kimi_k3"])
+@pytest.mark.parametrize(
+    "family", rows(["llama", "gemma3n", "gemma4", "kimi_k3"], "gemma3n", "kimi_k3")
+)
 def test_the_hop_is_what_stages_send(family, tmp_path):
     """A hop may carry several tensors, and a prompt's chunk must fit a frame with all of them."""
     info = describe(write(tmp_path / family, family))

@@ -12,6 +12,7 @@ from sealring_model.verify import CheckedRow, RowNumbers, WatchedModel, by_stage
 from test_adapter import adapter
 
 from tests.families.checkpoints import write
+from tests.rows import rows
 
 TOKENS = tuple((7 * i * i + 3 * i) % 251 for i in range(120))
 ROWS = [
@@ -22,7 +23,7 @@ FAMILIES = {"llama": (0, 1, 4), "gemma4": (0, 3, 4, 10), "kimi_k3": (0, 2, 4), "
 """By family, where it is cut."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=rows([*FAMILIES], "gemma4"))
 def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("yardstick") / request.param, request.param)
 

@@ -8,6 +8,7 @@ from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.links.link_manager import HeadFirst
 
 from tests.node.links import links_of, ring_links
+from tests.rows import rows
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 from tests.sim.rosters import WALL, make_roster
@@ -51,7 +52,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("splits", [0, 6], ids=["pipeline", "tensor"])
-@pytest.mark.parametrize(("before", "after", "bringer"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("before", "after", "bringer"), rows(CHANGES, *[*CHANGES][::2]))
 def test_requests_go_on_in_the_ring_of_a_newer_roster(before, after, bringer, splits):
     old, new = (make_roster(3, n, order=order) for n, order in ((1, before), (2, after)))
     cluster = Cluster(len(before), 3, rosters=[old] * len(before), splits=splits)

@@ -18,6 +18,7 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_running_ring_is_right(nodes: list[LocalNode]) -> None:
     outcome = sealring("verify", "--config", nodes[0].config, "--json", "--seed", "3")
     assert outcome.code == 0, outcome.err

@@ -130,6 +130,7 @@ def test_one_verification_runs_at_a_time(nodes: list[LocalNode]) -> None:
     unchecked(nodes[0])
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> None:
     first = {"prompt": [200] * 800, "tokens": 1}
     rows = [first, *({"prompt": [n], "tokens": 1, "continues": 0} for n in range(5, 65))]
