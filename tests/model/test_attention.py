@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 import pytest
-from sealring_model.stage import attention, turned
+from sealring_model.stage import attention
 from sealring_model.stage.attention import attend, few, few_masked, fits
 
 SCALE = 0.09
@@ -296,8 +296,7 @@ def test_it_is_for_one_token_and_keys_like_values():
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="is installed there")
-def test_nothing_is_installed_without_cuda_but_for_a_cpu_under_linux(monkeypatch):
-    monkeypatch.setattr(turned, "is_reference_blas", lambda: False)
+def test_nothing_is_installed_without_cuda():
     theirs = mx.fast.scaled_dot_product_attention
     attention.install.cache_clear()
     attention.install()

@@ -93,7 +93,7 @@ def test_experts_that_are_stacked_and_fp8_that_is_widened_are_counted(tmp_path, 
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_what_is_turned_while_it_is_read_is_counted(tmp_path, bias):
+def test_what_is_there_while_a_part_is_read_is_counted(tmp_path, bias):
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 512}
     config = config_of("llama", **sizes, num_hidden_layers=LAYERS, attention_bias=bias)
     write_model(tmp_path, config, random_weights(config))

@@ -26,7 +26,6 @@ from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
 from sealring_model.stage.outline import Outline, can_batch, new_caches
-from sealring_model.stage.turned import is_turnable
 
 _BETWEEN: Final = 5
 """What mlx-lm's dequantizing takes at most, in sizes of its result. Measured with fp8 experts: 5 on
@@ -170,7 +169,7 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
     count = len(info.layers)
     given = {id(array) for array in loaded}
     held = dict.fromkeys((ENDS, *range(count)), 0)
-    made, largest, turning = dict(held), dict(held), dict(held)
+    made, largest = dict(held), dict(held)
     seen: set[int] = set()
     for path, module in model.named_modules():
         part = owner(f"{path}.", count)
@@ -182,15 +181,12 @@ def _sizes(info: ModelInfo, model: nn.Module, loaded: Sequence[mx.array]) -> dic
                 if id(value) not in given:
                     made[part] += value.nbytes
                     largest[part] = max(largest[part], value.nbytes)
-                elif name == "weight" and is_turnable(module):
-                    turning[part] = max(turning[part], value.nbytes)
     read = (info.ends, *info.layers)
     sizes = {}
     for part, size in zip((ENDS, *range(count)), read, strict=True):
         # While a part is read there are its tensors and what is made of them. Beside those there
-        # are, for one of them: temporary arrays in f32, where tensors become wider (fp8); or the
-        # tensor as it was read, where it is turned.
-        between = _BETWEEN * largest[part] if held[part] > size else turning[part]
+        # are, for one of them, temporary arrays in f32 where tensors become wider (fp8).
+        between = _BETWEEN * largest[part] if held[part] > size else 0
         sizes[part] = PartSize(held[part], max(0, size + made[part] - held[part]) + between)
     return sizes
 

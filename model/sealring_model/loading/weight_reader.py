@@ -42,7 +42,6 @@ from sealring_model.loading.model_folder import ModelInfo
 from sealring_model.loading.model_store import PartialModel
 from sealring_model.loading.weights import open_file, owner, tensors_of
 from sealring_model.stage.device import memory_of
-from sealring_model.stage.turned import turn_weight
 
 _BUFFER: Final = 4 * 1024 * 1024
 
@@ -177,8 +176,7 @@ def _absent(lazy: mx.array) -> mx.array:
 
 
 def _own_copies(module: nn.Module) -> list[mx.array]:
-    """*module*'s own parameters, each made to hold no more memory than it needs, and to lie as it
-    is multiplied (`stage/turned.py`)."""
+    """*module*'s own parameters, each made to hold no more memory than it needs."""
     names = [
         name
         for name, value in module.items()
@@ -186,7 +184,6 @@ def _own_copies(module: nn.Module) -> list[mx.array]:
     ]
     for name in names:
         module[name] = mx.contiguous(module[name])
-    turn_weight(module)
     return [module[name] for name in names]
 
 

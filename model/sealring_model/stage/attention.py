@@ -28,8 +28,6 @@ from typing import Any, Final
 import mlx.core as mx
 from sealring_protocol.limits import MAX_GUESSED
 
-from sealring_model.stage import turned
-
 _WARPS: Final = 8
 _EACH: Final = 8
 """Elements of a key for each thread."""
@@ -323,13 +321,9 @@ def _launch(
 @functools.cache
 def install() -> None:
     """Have every model of this process use `attend` where it fits, if there is CUDA and the kernel
-    compiles. On a CPU under Linux, have it turn keys (`turned.attention`) instead. Launches the
-    kernel once, so `LaunchSettings.choose` must have been called before."""
+    compiles. Launches the kernel once, so `LaunchSettings.choose` must have been called before."""
     fast: Any = mx.fast
     theirs = fast.scaled_dot_product_attention
-    if turned.is_reference_blas():
-        fast.scaled_dot_product_attention = turned.attention(theirs)
-        return
     if not mx.cuda.is_available() or not _compiles():
         return
 
