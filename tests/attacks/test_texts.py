@@ -519,7 +519,7 @@ async def test_a_worker_whose_decoder_is_none_is_ended(
     told, data = Vocabulary.of((), **WORDS).packed()
     (tmp_path / "begins").write_bytes(pack({"ready": told | {"decoder": '{"type": "CTC"}'}}, data))
     async with workers(tmp_path) as texts:
-        with pytest.raises(OperationError, match="told nothing of its tokens"):
+        with pytest.raises(OperationError, match="said nothing of its tokens"):
             await texts.vocabulary()
 
 

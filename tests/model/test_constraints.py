@@ -271,14 +271,18 @@ def test_a_row_is_prepared_beside_and_told_of_in_order():
 def test_nothing_is_made_for_rows_that_are_gone():
     """They are told of all the same, each once and in order, and as such that may go on: a row that
     was read in anew meanwhile has another ROW under way."""
-    told = []
-    made = Matchers(TINY, VOCABULARY, told.append)
+    told, started, go_on = [], threading.Event(), threading.Event()
+
+    def tell(ready):
+        told.append(ready)
+        started.set()
+        assert go_on.wait(60)
+
+    made = Matchers(TINY, VOCABULARY, tell)
     made.load().result()
-    started, go_on = threading.Event(), threading.Event()
-    made._tell = lambda ready: (told.append(ready), started.set(), go_on.wait(60))
     costly = b"start: /(a{900}){900}/"
     made.begin(Row(1, grammar=GRAMMAR), Epoch(1, 2))
-    started.wait(60)
+    assert started.wait(60)
     gone = [made.begin(Row(at, grammar=costly), Epoch(1, 2)) for at in (2, 3)]
     again = Row(3, grammar=GRAMMAR)
     last = made.begin(again, Epoch(1, 2))
