@@ -40,7 +40,7 @@ def details(usage: dict[str, Any]) -> dict[str, int]:
 @pytest.mark.slow
 def test_none_is_taken_of_a_request(api: LocalApi) -> None:
     *_, first = api.nodes[0].ask("generate", TOLD)
-    *_, again = api.nodes[0].ask({**TOLD, "guesses": first["token_ids"]})
+    *_, again = api.nodes[0].ask("generate", {**TOLD, "guesses": first["token_ids"]})
     assert again["token_ids"] == first["token_ids"]
     assert (again["guesses"] != NONE) == guessing(api)
 
