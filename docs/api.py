@@ -74,7 +74,10 @@ class _Words:
             needed = " (needed)" if name in told.get("required", []) else ""
             refused = self.refused.get(name) if not prefix else None
             kind = "refused" if refused else told_type(field) + needed
-            yield f"`{prefix}{name}`", kind, refused or self.meanings[f"{prefix}{name}"]
+            meaning = refused or self.meanings.get(f"{prefix}{name}")
+            if meaning is None:
+                raise SystemExit(f"the field {prefix}{name} has no meaning in docs/words.py")
+            yield f"`{prefix}{name}`", kind, meaning
             for below, marks in _refs(field, ""):
                 if below not in within:
                     place = f"{prefix}{name}{marks}."

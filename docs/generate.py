@@ -57,7 +57,7 @@ def main() -> int:
             page.write_text(generated(text, sections), encoding="utf-8")
         stale += [f"{name}: {each}" for each in drifted(page.read_text(encoding="utf-8"), sections)]
     for each in stale:
-        sys.stderr.write(f"{each} is not what the code says\n")
+        sys.stderr.write(f"{each} is not what the code says: run python -m docs.generate\n")
     return 1 if stale else 0
 
 

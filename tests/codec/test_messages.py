@@ -144,6 +144,11 @@ def test_every_message_has_a_row_and_every_row_a_message():
     assert len(by_code) == len(CODECS)
 
 
+def test_every_message_has_a_case():
+    """Each goes there and back, and is cut and changed above."""
+    assert {type(each) for each in (*MESSAGES.values(), *LOCAL.values())} == set(CODECS)
+
+
 def test_local_messages_do_not_travel():
     for message in LOCAL.values():
         with pytest.raises(RemoteProtocolError, match="unknown message type"):
