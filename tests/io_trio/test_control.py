@@ -15,7 +15,7 @@ import pytest
 import trio
 from sealring.http import bodies
 from sealring.local import node_socket
-from sealring.local.node_socket import ask, listening
+from sealring.local.node_socket import MAX_CLIENTS, ask, listening
 from sealring.service import owner_api
 from sealring.service.owner_api import OwnerApi, serve_owner
 from sealring.service.verification import Reply
@@ -78,6 +78,36 @@ async def test_lines_there_and_back(tmp_path: Path) -> None:
         lines = await ask_in_thread(tmp_path / "s", "text")
         assert lines == [{"event": "text", "text": "ä\ud800"}, {"event": "done"}]
     assert not (tmp_path / "s").exists()
+
+
+async def test_an_answer_may_have_no_line(tmp_path: Path) -> None:
+    async def silent(name: str, body: bytes, reply: Reply) -> None:
+        pass
+
+    async with serving(tmp_path / "s", OwnerApi(silent, lambda: None)):
+        assert await ask_in_thread(tmp_path / "s", "end") == []
+
+
+async def test_who_has_sent_a_request_gives_way_to_nobody(tmp_path: Path) -> None:
+    """Neither those that are being answered, nor those whose request was not read yet."""
+    release = trio.Event()
+
+    async def late(name: str, body: bytes, reply: Reply) -> None:
+        await release.wait()
+        await reply({"event": "done"})
+
+    async with serving(tmp_path / "s", OwnerApi(late, lambda: None)):
+        with contextlib.ExitStack() as clients:
+            asked = []
+            for _ in range(MAX_CLIENTS):
+                asked.append(clients.enter_context(await connected(tmp_path / "s")))
+                await asked[-1].send(posted("text"))
+            with clients.enter_context(await connected(tmp_path / "s")) as further:
+                assert (await further.recv(12)).decode() == "HTTP/1.1 503"
+            release.set()
+            with trio.fail_after(PATIENCE):
+                starts = {(await client.recv(12)).decode() for client in asked}
+            assert starts == {"HTTP/1.1 200"}
 
 
 @pytest.mark.parametrize(

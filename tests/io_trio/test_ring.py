@@ -21,9 +21,11 @@ from pathlib import Path
 import attrs
 import httpx2
 import psutil
+import pydantic
 import pytest
 from sealring.local.reference import one_process
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring.service.requests import GenerateFields
 from sealring_model import tiny
 from sealring_model.loading.model_folder import describe
 from sealring_model.text.tokens import Tokenizer
@@ -167,6 +169,18 @@ def test_refused_requests(
 def test_other_requests_that_are_refused(ring: Ring, name: str, what: str) -> None:
     with pytest.raises(UserError, match=what):
         next(ring.nodes[0].ask(name))
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, float("nan")])
+def test_a_model_is_used_within_some_time(ring: Ring, seconds: float) -> None:
+    with pytest.raises(UserError, match="seconds: "):
+        next(ring.nodes[0].ask("use", {"model": "tiny", "seconds": seconds}))
+
+
+def test_one_mistake_among_many_guesses_is_looked_at(ring: Ring) -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        GenerateFields.model_validate_json('{"prompt": "x", "guesses": ["", "", ""]}')
+    assert caught.value.error_count() == 1
 
 
 def test_a_long_prompt_through_the_command(ring: Ring) -> None:

@@ -72,13 +72,14 @@ def status(
     for peer in facts["peers"]:
         for trouble in peer["trouble"]:
             if trouble["what"] not in shown:
-                print(f"\n{trouble['link']} link: {trouble['text']}")
+                print(f"\n{visible(trouble['link'])} link: {visible(trouble['text'])}")
     if facts["strangers"]:
         print("\nconnections that this node refused, of whoever was there:")
         for stranger in facts["strangers"]:
             when = ago(stranger["last_s"])
             times = "" if stranger["tries"] == 1 else f", {stranger['tries']} times"
-            print(f"    {stranger['source']}: {stranger['reason']} ({when}{times})")
+            source, reason = visible(stranger["source"]), visible(stranger["reason"])
+            print(f"    {source}: {reason} ({when}{times})")
 
 
 def _show_ring(url: str | None, access: Access, *, json: bool) -> None:

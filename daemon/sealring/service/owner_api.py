@@ -53,7 +53,7 @@ async def serve_owner(listener: socket.socket, app: ASGIApp) -> None:
             connection = await _accepted(listener)
             if peer_uid(connection.getsockopt) != os.geteuid():
                 connection.close()
-            elif (place := book.admit(f"client {number}")) is not None:
+            elif (place := book.admit(f"client {number}", connection)) is not None:
                 nursery.start_soon(_serve, app, connection, place)
             else:
                 _refuse(connection)
@@ -119,12 +119,15 @@ class OwnerApi:
     async def _lines(self, name: str, body: bytes, send: Send) -> None:
         begun = False
 
-        async def reply(line: dict[str, Any], status: int = 200) -> None:
+        async def begin(status: int = 200) -> None:
             nonlocal begun
             if not begun:
                 begun = True
                 start = {"type": "http.response.start", "status": status, "headers": [*_LINES]}
                 await send(start)
+
+        async def reply(line: dict[str, Any], status: int = 200) -> None:
+            await begin(status)
             data = json.dumps(line).encode() + b"\n"
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -133,4 +136,5 @@ class OwnerApi:
         except UserError as error:
             known = {"what": error.what, "advice": error.advice, "exit_code": error.exit_code}
             await reply({"error": known}, 503 if isinstance(error, OperationError) else 400)
+        await begin()  # of an answer without a line
         await send({"type": "http.response.body", "body": b"", "more_body": False})

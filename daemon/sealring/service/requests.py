@@ -34,6 +34,7 @@ _LONGEST_CAUSE: Final = 1000
 """Characters of a reason to end requests, at most."""
 
 U32: Final = (1 << 32) - 1
+_Token = Annotated[int, pydantic.Field(ge=0, le=U32)]
 U64: Final = (1 << 64) - 1
 
 
@@ -54,7 +55,7 @@ class GenerateFields(_Fields):
     min_p: Share | None = 0.0
     repetition_penalty: Repetition | None = 1.0
     seed: Annotated[int, pydantic.Field(ge=0, le=U64)] | None = None
-    guesses: tuple[Annotated[int, pydantic.Field(ge=0, le=U32)], ...] | None = None
+    guesses: Annotated[tuple[_Token, ...], pydantic.Field(fail_fast=True)] | None = None
 
     def drawn(self, own: Mapping[str, float]) -> dict[str, float]:
         """How tokens are drawn; *own* is what the model's makers say."""
@@ -69,7 +70,7 @@ class UseFields(_Fields):
     """The *model* that a node is to have, and the *seconds* within which it is to serve."""
 
     model: str
-    seconds: float
+    seconds: Annotated[float, pydantic.Field(gt=0)]
 
 
 class _EndFields(_Fields):

@@ -14,6 +14,7 @@ import errno
 import fnmatch
 import hashlib
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -259,6 +260,7 @@ def _made(
     headers = {file: found + rest[file] for file, found in starts.items()}
     commit = listing.commit or _content_name(small, headers, listing)
     folder = model_store.folder_of(model, commit)
+    existed = os.path.lexists(folder)
     try:
         made = PartialModel.create(folder, attrs.evolve(origin, commit=commit), small, headers)
         if not source.lone:
@@ -266,6 +268,8 @@ def _made(
     except LoadError as error:
         if source.lone:
             raise
+        if existed:  # it was here before, so it is not deleted, and no member's fault
+            raise FetchFault(str(error)) from None
         shutil.rmtree(folder, ignore_errors=True)  # another member may give one
         raise FetchFault(f"what {who} gave is no model: {error}") from None
     return made
