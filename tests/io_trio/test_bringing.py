@@ -375,3 +375,34 @@ async def test_who_completes_what_another_member_began_wrongly_is_not_blamed(
         await fetched(ring, 2, model, names)
     assert_same(model, names, source)
     assert "of node1 is not what" not in caplog.text
+
+
+async def test_who_began_the_last_tensor_wrongly_does_not_begin_it_again(
+    tmp_path: Path, store: Path
+) -> None:
+    source = copy_of_tiny(tmp_path / "model")
+    write_manifest(source)
+    async with holding({0: source, 1: source, 2: None}) as ring:
+        model = await begun(ring, 2)
+        last = max(model.entries.values(), key=lambda entry: entry.size)
+        given = []
+
+        class Half(SharedFiles):
+            def answer(self, get: Get) -> Piece:
+                piece = super().answer(get)
+                if get.name != WEIGHTS or not 0 <= get.offset - last.offset < last.size:
+                    return piece
+                if get.offset > last.offset:
+                    return Piece(0, b"", "enough")
+                return Piece(piece.size, bytes(len(piece.data)))
+
+        class Honest(SharedFiles):
+            def answer(self, get: Get) -> Piece:
+                given.append(get.offset - last.offset)
+                return super().answer(get)
+
+        ring.runtimes[0]._sockets._giving._files = Half(source)
+        ring.runtimes[1]._sockets._giving._files = Honest(source)
+        await fetched(ring, 2, model, [last.name])
+    assert_same(model, [last.name], source)
+    assert given.count(0) == 1  # once whole, after what the other one began

@@ -237,7 +237,8 @@ class _Fetch:
         self._hashing: set[str] = set()
         self._givers: dict[str, set[bytes]] = {}  # who gave bytes of a tensor
         self._wrong: Final[Counter[str]] = Counter()  # of a lone holder: how often it was wrong
-        self._blamed: Final[dict[tuple[bytes, str], tuple[float, str]]] = {}  # until when, why
+        self._blamed: Final[dict[tuple[bytes, str], tuple[float, str]]] = {}
+        # Until when a holder is not asked for a tensor, and what is said of that, if anything.
         self._scope = trio.CancelScope()
         self._fault: FetchFault | None = None
         self._not_before = -math.inf  # the hub wants no request before that
@@ -339,7 +340,9 @@ class _Fetch:
         now = trio.current_time()
         left = {entry.name for piece in self._waiting for entry in piece.tensors}
         wrong = [
-            why for (_, name), (until, why) in self._blamed.items() if name in left and until > now
+            why
+            for (_, name), (until, why) in self._blamed.items()
+            if name in left and until > now and why
         ]
         text = clip("; ".join([*wrong, *map(str, faults)]), MAX_SAID)
         if not text:
@@ -474,6 +477,10 @@ class _Fetch:
             self._count_wrong(f"tensor {name} of {self.model.origin.model}", "the model's manifest")
         elif givers != {session.holder.id}:
             log.warning("what was here of tensor %s was wrong", clip(name, _MAX_NAME))
+            # Whose bytes were wrong is not known. Who only began it is left alone with it for a
+            # while, and without a word, so that another gives it whole.
+            for began in givers - {session.holder.id, _EARLIER}:
+                self._blamed[began, name] = trio.current_time() + WRONG_SECONDS, ""
         elif session.wrong < MAX_WRONG:
             session.wrong += 1
             holder = session.holder
@@ -488,6 +495,9 @@ class _Fetch:
             "member hold it"
         )
         log.error("%s", text)
+        for other, of in list(self._blamed):
+            if of == name and not self._blamed[other, of][1]:
+                del self._blamed[other, of]  # it may have been right
         self._blamed[holder.id, name] = trio.current_time() + WRONG_SECONDS, text
 
     def _count_wrong(self, what: str, by: str) -> None:
