@@ -15,7 +15,7 @@ import trio
 import trio.testing
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_folder import describe, pins_of
-from sealring_model.loading.model_store import PartialModel, WeightFile
+from sealring_model.loading.model_store import ORIGIN, PartialModel, WeightFile
 from sealring_model.loading.weights import read_entries, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_protocol.security.roles import Purpose
@@ -226,6 +226,23 @@ async def test_a_member_whose_files_are_no_model_leaves_nothing_behind(
     async with holding({0: model, 1: None}) as ring:
         await in_thread(lambda: refused(ring, "node0"))
     assert not kept(store)
+
+
+async def test_a_folder_that_was_here_before_is_left_as_it_is(tmp_path: Path, store: Path) -> None:
+    """Its record is gone, and a person's file lies in it: no member is to be blamed for that."""
+    async with holding({0: copy_of_tiny(tmp_path / "model"), 1: None}) as ring:
+        folder = await in_thread(lambda: started("home/tiny", "main", ring.members(1)))
+        assert isinstance(folder, Path)
+        (folder / ORIGIN).unlink()
+        (folder / "notes.txt").write_text("mine")
+        before = sorted(folder.iterdir())
+
+        def ask() -> None:
+            with pytest.raises(FetchFault, match=r"^\S+ is in the way .*; move it away$"):
+                started("home/tiny", "main", ring.members(1))
+
+        await in_thread(ask)
+    assert sorted(folder.iterdir()) == before
 
 
 # ------------------------------------------------------- holders that do not play along

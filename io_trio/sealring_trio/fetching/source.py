@@ -14,12 +14,12 @@ import errno
 import fnmatch
 import hashlib
 import logging
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import ClassVar, Final, Protocol, TypeVar
 
 import attrs
@@ -244,6 +244,13 @@ def _made(
             raise FetchFault(f"{file} of {who} {text}")
         return found
 
+    def described(made: Path) -> None:
+        """What the holder gave, in *made*, must be a model: another member may give one."""
+        try:
+            describe(made)
+        except LoadError as error:
+            raise FetchFault(f"what {who} gave is no model: {error}") from None
+
     listing = _tried(lambda: reader.list(model, revision), tries)
     if listing.commit and (
         known := PartialModel.open(model_store.folder_of(model, listing.commit))
@@ -260,19 +267,10 @@ def _made(
     headers = {file: found + rest[file] for file, found in starts.items()}
     commit = listing.commit or _content_name(small, headers, listing)
     folder = model_store.folder_of(model, commit)
-    existed = os.path.lexists(folder)
-    try:
-        made = PartialModel.create(folder, attrs.evolve(origin, commit=commit), small, headers)
-        if not source.lone:
-            describe(folder)
-    except LoadError as error:
-        if source.lone:
-            raise
-        if existed:  # it was here before, so it is not deleted, and no member's fault
-            raise FetchFault(str(error)) from None
-        shutil.rmtree(folder, ignore_errors=True)  # another member may give one
-        raise FetchFault(f"what {who} gave is no model: {error}") from None
-    return made
+    origin = attrs.evolve(origin, commit=commit)
+    if source.lone:
+        return PartialModel.create(folder, origin, small, headers)
+    return PartialModel.create(folder, origin, small, headers, described)
 
 
 def _check(listing: Listing, who: str, source: Source) -> None:

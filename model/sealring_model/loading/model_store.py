@@ -32,7 +32,7 @@ import shutil
 import sys
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -126,11 +126,13 @@ class PartialModel:
         origin: HubOrigin,
         small: Mapping[str, bytes],
         headers: Mapping[str, bytes],
+        check: Callable[[Path], object] = read_entries,
     ) -> PartialModel:
         """Make *folder*, with the *small* files whole and of each weight file its header.
 
-        It appears whole or not at all. Raises `OSError`, and `LoadError` if the headers are not
-        those of weights.
+        It appears whole or not at all, and only if *check*, which is given the folder before it has
+        its name, raises nothing. Raises what *check* raises, `OSError`, and `LoadError` for what is
+        in *folder* already.
         """
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -143,8 +145,8 @@ class PartialModel:
             log = b"".join(map(_line, here))
             _write_new(made / LOG, log, len(log))
             clear_fault(made)
-            read_entries(made)
             write_whole(made / ORIGIN, _line(attrs.asdict(origin)))
+            check(made)
             made.chmod(0o755)
             # Another process may have made it meanwhile; what is there may have tensors.
             with contextlib.suppress(OSError):
