@@ -265,6 +265,23 @@ def test_a_node_that_is_stopped_or_hangs_is_reported_as_such(
             list(ask(path, "status", seconds=0.1))
 
 
+def test_a_client_waits_until_as_many_do_not_as_may(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = []
+    asker = threading.Thread(target=lambda: lines.extend(ask(tmp_path / "s", "text")))
+    with socket.socket(socket.AF_UNIX) as node, socket.socket(socket.AF_UNIX) as other:
+        node.bind(str(tmp_path / "s"))
+        node.listen(0)
+        other.connect(str(tmp_path / "s"))
+        asker.start()
+        asker.join(0.1)
+        assert asker.is_alive()
+        node.accept()[0].close()
+        with node.accept()[0] as client:
+            client.sendall(ANSWER + b'e\r\n{"text": "x"}\n\r\n0\r\n\r\n')
+            asker.join(PATIENCE)
+    assert lines == [{"text": "x"}]
+
+
 def test_a_node_that_says_nothing_at_all_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

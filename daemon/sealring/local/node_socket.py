@@ -210,10 +210,14 @@ def _look(path: Path, notice: Callable[[str], None]) -> None:
 def _connect(path: Path, seconds: float = ANSWER_SECONDS) -> socket.socket:
     check_path(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(seconds)
+    # With settimeout() a client would not wait at all where as many wait as may.
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     try:
         connection.connect(str(path))
-    except (BlockingIOError, TimeoutError):  # as many wait there as may
+        connection.settimeout(seconds)
+    except BlockingIOError:  # as many wait there as may
         connection.close()
         raise _silent(path, "takes no more clients") from None
     except (FileNotFoundError, ConnectionRefusedError):
