@@ -282,6 +282,16 @@ def test_a_client_waits_until_as_many_do_not_as_may(tmp_path: Path) -> None:
     assert lines == [{"text": "x"}]
 
 
+def test_a_folder_in_the_sockets_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    with (
+        pytest.raises(UserError, match="in the way of the control socket"),
+        listening(tmp_path / "s"),
+    ):
+        pytest.fail("there is a folder")
+    assert (tmp_path / "s").is_dir()
+
+
 def test_a_node_that_says_nothing_at_all_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,13 @@ def _clear(path: Path) -> None:
         except FileNotFoundError:
             return
         except OSError:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # a folder, say
+                raise UserError(
+                    f"{path} is in the way of the control socket: {error.strerror}",
+                    "Remove it, or choose another folder with the key 'state' of the config.",
+                ) from None
             return
     raise OperationError(
         f"a node with the state folder {path.parent} is already running",
