@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,8 @@ from sealring.http.http1 import HEADER_SECONDS
 from sealring.local import node_socket
 from sealring.local.node_socket import ask
 from sealring.service.owner_api import OwnerApi
-from sealring.service.requests import GenerateFields, read_fields
-from sealring.service.verification import Reply
+from sealring.service.requests import GenerateFields, UseFields, read_fields
+from sealring.service.verification import Reply, VerifyFields
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 
@@ -110,6 +111,28 @@ def test_a_number_that_no_row_may_have_is_that_clients_mistake(name: str, value:
         read_fields(GenerateFields, json.dumps({"prompt": "x", name: value}).encode(), "generate")
 
 
+@pytest.mark.parametrize("seconds", [-1, 0, math.nan])
+def test_a_time_that_cannot_pass_is_refused_before_the_node_changes(seconds: float) -> None:
+    body = json.dumps({"model": "tiny", "seconds": seconds}).encode()
+    with pytest.raises(UserError, match="seconds"):
+        read_fields(UseFields, body, "model use")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (GenerateFields, '{"prompt": "x", "guesses": [%s]}'),
+        (VerifyFields, '{"rows": [{"tokens": 1, "prompt": [%s]}]}'),
+    ],
+)
+def test_the_first_wrong_value_of_a_list_ends_its_check(
+    kind: type[pydantic.BaseModel], body: str
+) -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        kind.model_validate_json(body % ",".join(['""'] * 1000))
+    assert caught.value.error_count() == 1
+
+
 async def test_a_fault_in_answering_ends_that_connection_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with serving(path, ECHO):
@@ -150,6 +173,32 @@ async def test_a_client_beyond_the_last_place_is_refused(tmp_path: Path) -> None
             await trio.testing.wait_all_tasks_blocked(0.01)
             with pytest.raises(OperationError, match="64 clients already"):
                 await trio.to_thread.run_sync(partial(list, ask(path, "x")))
+
+
+async def test_a_whole_request_that_nobody_has_read_keeps_its_place(tmp_path: Path) -> None:
+    release = trio.Event()
+
+    async def wait(name: str, body: bytes, reply: Reply) -> None:
+        await release.wait()
+        await reply({"event": "done"})
+
+    path = tmp_path / "s"
+    async with serving(path, OwnerApi(wait, lambda: None)):
+        with trio.fail_after(20), ExitStack() as busy:
+            for _ in range(node_socket.MAX_CLIENTS - 2):
+                await busy.enter_context(await connected(path)).send(posted("x"))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            late = []
+            for _ in range(6):  # at once: the server has no turn in between
+                client = busy.enter_context(socket.socket(socket.AF_UNIX))
+                client.connect(str(path))
+                client.sendall(posted("x"))
+                client.setblocking(False)
+                late.append(trio.socket.from_stdlib_socket(client))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            release.set()
+            starts = [(await client.recv(1000))[:12] for client in late]
+            assert starts == [b"HTTP/1.1 200"] * 2 + [b"HTTP/1.1 503"] * 4
 
 
 async def test_clients_that_say_nothing_take_no_place_from_others(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 import trio
 from sealring.http import bodies
 from sealring.local import node_socket
-from sealring.local.node_socket import MAX_CLIENTS, ask, listening
+from sealring.local.node_socket import ask, listening
 from sealring.service import owner_api
 from sealring.service.owner_api import OwnerApi, serve_owner
 from sealring.service.verification import Reply
@@ -80,34 +80,20 @@ async def test_lines_there_and_back(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
+async def test_the_node_itself_takes_post_alone(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", APP):
+        client = await connected(tmp_path / "s")
+        await client.send(posted("text").replace(b"POST", b"PUT"))
+        assert (await client.recv(1000)).startswith(b"HTTP/1.1 405 ")
+        client.close()
+
+
 async def test_an_answer_may_have_no_line(tmp_path: Path) -> None:
     async def silent(name: str, body: bytes, reply: Reply) -> None:
         pass
 
     async with serving(tmp_path / "s", OwnerApi(silent, lambda: None)):
         assert await ask_in_thread(tmp_path / "s", "end") == []
-
-
-async def test_who_has_sent_a_request_gives_way_to_nobody(tmp_path: Path) -> None:
-    """Neither those that are being answered, nor those whose request was not read yet."""
-    release = trio.Event()
-
-    async def late(name: str, body: bytes, reply: Reply) -> None:
-        await release.wait()
-        await reply({"event": "done"})
-
-    async with serving(tmp_path / "s", OwnerApi(late, lambda: None)):
-        with contextlib.ExitStack() as clients:
-            asked = []
-            for _ in range(MAX_CLIENTS):
-                asked.append(clients.enter_context(await connected(tmp_path / "s")))
-                await asked[-1].send(posted("text"))
-            with clients.enter_context(await connected(tmp_path / "s")) as further:
-                assert (await further.recv(12)).decode() == "HTTP/1.1 503"
-            release.set()
-            with trio.fail_after(PATIENCE):
-                starts = {(await client.recv(12)).decode() for client in asked}
-            assert starts == {"HTTP/1.1 200"}
 
 
 @pytest.mark.parametrize(
@@ -229,24 +215,76 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 ANSWER = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_node_that_dies_in_the_middle(tmp_path: Path) -> None:
+@contextlib.contextmanager
+def answering(path: Path, data: bytes, *, again: bool = False) -> Iterator[None]:
+    """Something at *path* that answers one request with *data*, maybe *again* and again until its
+    client leaves, and closes."""
+
+    def answer() -> None:
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(ConnectionError):
+            connection.recv(1000)
+            connection.sendall(data)
+            while again:
+                connection.sendall(data)
+
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(tmp_path / "s"))
+        server.bind(str(path))
         server.listen()
-
-        def die() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(ANSWER + b'e\r\n{"text": "x"}\n\r\n')
-
-        thread = threading.Thread(target=die)
+        thread = threading.Thread(target=answer)
         thread.start()
+        yield
+        thread.join()
+
+
+def test_a_node_that_dies_in_the_middle(tmp_path: Path) -> None:
+    with answering(tmp_path / "s", ANSWER + b'e\r\n{"text": "x"}\n\r\n'):
         answer = ask(tmp_path / "s", "text")
         assert next(answer)["text"] == "x"
         with pytest.raises(OperationError, match="in the middle of its answer"):
             next(answer)
-        thread.join()
+
+
+NO_NODES = {
+    "no JSON": b"hello",
+    "a blank line": b"",
+    "no UTF-8": b"\xff",
+    "a list": b"[1]",
+    "null": b"null",
+    "nested deep": b"[" * 200_000,
+    "a number of 5,000 digits": b"1" * 5000,
+    "an error that is a text": b'{"error": "x"}',
+    "an error without fields": b'{"error": {}}',
+    "an error of other types": b'{"error": {"what": 1, "advice": 2, "exit_code": 3}}',
+}
+
+
+@pytest.mark.parametrize("line", NO_NODES.values(), ids=NO_NODES)
+def test_what_is_no_node_is_named(tmp_path: Path, line: bytes) -> None:
+    body = line + b"\n"
+    with (
+        answering(tmp_path / "s", ANSWER + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)),
+        pytest.raises(OperationError, match="is no node of this version"),
+    ):
+        list(ask(tmp_path / "s", "status"))
+
+
+def test_a_line_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_socket, "MAX_LINE", 1000)
+    with (
+        answering(tmp_path / "s", ANSWER + b"7d0\r\n%b\r\n" % (b"x" * 2000)),
+        pytest.raises(OperationError, match="in the middle of its answer"),
+    ):
+        list(ask(tmp_path / "s", "status"))
+
+
+def test_bytes_that_are_no_line_give_no_more_time(tmp_path: Path) -> None:
+    begun = b"HTTP/1.1 100 Continue\r\n\r\n" * 100
+    with (
+        answering(tmp_path / "s", begun, again=True),
+        pytest.raises(OperationError, match="does not answer"),
+    ):
+        list(ask(tmp_path / "s", "status", seconds=0.2))
 
 
 @pytest.mark.parametrize("waiting", [0, 1])

@@ -368,9 +368,9 @@ def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) 
     named = str(Path(model).resolve()) if Path(model).is_dir() else model
     if settings.fetch == "hub":
         structure(describe_model(find_for_command(settings, named)))
-    done = {}
-    report = reporter()
-    for event in ask(settings.control_socket, "use", {"model": named, "seconds": wait}):
+    done, report = {}, reporter()
+    fields = {"model": named, "seconds": wait}
+    for event in ask(settings.control_socket, "use", fields, notice=report):
         if event["event"] == "waiting":
             report(event["text"])
         else:

@@ -140,5 +140,5 @@ def _ask(head: Path, prompt: str, rows: int, tokens: int) -> None:
 
 
 def _answer(head: Path, tokens: int, prompt: str) -> None:
-    for _ in ask(head, "generate", {"prompt": prompt, "max_tokens": tokens}):
+    for _ in ask(head, "generate", {"prompt": prompt, "max_tokens": tokens}, notice=reporter()):
         pass

@@ -126,7 +126,8 @@ def _ring(
                 "Leave --model, --ranks and --layers out, or --config.",
             )
         loaded = load_config(config)
-        yield partial(ask, loaded.control_socket), find_whole_for_command(loaded), loaded.adapter
+        asks = partial(ask, loaded.control_socket, notice=reporter())
+        yield asks, find_whole_for_command(loaded), loaded.adapter
         return
     counts = _counts(layers)
     world = ranks or len(counts) or 2

@@ -368,7 +368,7 @@ class Connections:
             return
         self._logged = now
         log.warning(
-            "the API has as many connections as it may, %d, or %d from one address: so far "
+            "there are as many connections as may be, %d, or %d from one source: so far "
             "%d that waited for their clients were closed, and %d new ones refused",
             self.limit,
             self.limit_of_source,

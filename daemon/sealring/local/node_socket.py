@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -41,6 +42,10 @@ LOOK_SECONDS: Final = 12.0
 STATUS_SECONDS: Final = 3.0
 """Seconds that it has to say so. A person waits."""
 
+MAX_LINE: Final = 64 << 20
+"""Bytes of one line of an answer, at most."""
+
+_MOMENT: Final = 0.001
 _INVALID: Final = "invalid_request_error"  # as the API says it
 _PIECE: Final = 64 << 10
 _CLAIM: Final = "running.lock"
@@ -145,10 +150,7 @@ def ask(
             with contextlib.suppress(ConnectionError):  # a node that refuses says so, and closes
                 connection.sendall(_request(http, name, fields))
             for line in _lines(http, connection, seconds, lambda: _look(path, notice)):
-                event = json.loads(line)
-                if (error := event.get("error")) is not None:
-                    raise _error(error)
-                yield event
+                yield _event(path, line)
         except (ConnectionError, h11.RemoteProtocolError):
             raise OperationError(
                 "the node went away in the middle of its answer", "See the node's log."
@@ -177,31 +179,54 @@ def _lines(
 ) -> Iterator[bytes]:
     """The lines that come, each within *seconds* if it is given. *look* is called every
     `LOOK_SECONDS` without any, if they may take that long."""
-    connection.settimeout(LOOK_SECONDS if seconds is None else seconds)
-    begun = b""
+    patience = LOOK_SECONDS if seconds is None else seconds
+    begun, since = bytearray(), time.monotonic()
     while not isinstance(event := http.next_event(), h11.EndOfMessage):
         if event is h11.NEED_DATA:
             try:
+                # At least something, as 0 would not wait at all.
+                connection.settimeout(max(_MOMENT, since + patience - time.monotonic()))
                 http.receive_data(connection.recv(_PIECE))
             except TimeoutError:
                 if seconds is not None:
                     raise
                 look()
+                since = time.monotonic()
         elif isinstance(event, h11.Data):
-            *whole, begun = (begun + event.data).split(b"\n")
-            yield from whole
+            first, *others = event.data.split(b"\n")
+            begun += first
+            for other in others:
+                yield bytes(begun)
+                begun, since = bytearray(other), time.monotonic()
+            if len(begun) > MAX_LINE:
+                raise h11.RemoteProtocolError("a line without an end")
+        if seconds is not None and time.monotonic() > since + seconds:
+            raise TimeoutError
     if begun:  # an error of the server itself, which ends no line
-        yield begun
+        yield bytes(begun)
 
 
-def _error(error: dict[str, Any]) -> UserError:
-    """The *error* that a node answered: its own, or one in the API's form."""
-    if "what" not in error:
-        if error["type"] == _INVALID:
-            return UserError(error["message"], "Ask for less.")
-        return OperationError(error["message"], "The node's log may say more. Ask again.")
-    kind = OperationError if error["exit_code"] == OperationError.exit_code else UserError
-    return kind(error["what"], error["advice"])
+def _event(path: Path, line: bytes) -> dict[str, Any]:
+    """What a *line* of the node at *path* says. Raises the error that it answered: its own, or one
+    in the API's form; and `OperationError` if it is no line of a node."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        event = None
+    match event:
+        case {"error": {"what": str(what), "advice": str(advice), "exit_code": code}}:
+            kind = OperationError if code == OperationError.exit_code else UserError
+            raise kind(what, advice)
+        case {"error": {"type": str(kind), "message": str(message)}}:
+            if kind == _INVALID:
+                raise UserError(message, "Ask for less.")
+            raise OperationError(message, "The node's log may say more. Ask again.")
+        case dict() if "error" not in event:
+            return event
+    raise OperationError(
+        f"what answers at {path} is no node of this version of sealring",
+        "Stop what listens there, and start the node again.",
+    )
 
 
 def _look(path: Path, notice: Callable[[str], None]) -> None:

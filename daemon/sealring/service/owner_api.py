@@ -51,6 +51,7 @@ async def serve_owner(listener: socket.socket, app: ASGIApp) -> None:
         nursery.start_soon(book.turns.give)
         for number in itertools.count():
             connection = await _accepted(listener)
+            connection.setblocking(False)  # the book of connections looks at what has come
             if peer_uid(connection.getsockopt) != os.geteuid():
                 connection.close()
             elif (place := book.admit(f"client {number}", connection)) is not None:
@@ -111,6 +112,8 @@ class OwnerApi:
 
     async def _own(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for the node itself. Raises `ApiError`."""
+        if scope["method"] != "POST":
+            raise ApiError(405, "Requests to the node itself are POST.", "method_not_allowed")
         name = scope["path"].removeprefix(NODE)
         with contextlib.suppress(ClientDisconnect, ClientGone):
             body = await self._bodies.read(Request(scope, receive), "owner")

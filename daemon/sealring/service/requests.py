@@ -106,7 +106,7 @@ def read_fields(kind: type[F], body: bytes, command: str) -> F:
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
-        fault = error.errors()[0]
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = ".".join(map(str, fault["loc"])) or "the request cannot be read"
         raise UserError(f"{name}: {fault['msg']}", f"See: sealring {command} --help") from None
 

@@ -113,7 +113,7 @@ class AskedRow(pydantic.BaseModel, extra="forbid", frozen=True):
     of its own. What row *guesses* gave are guesses of its tokens, of which each third is wrong.
     Without *logprobs* its tokens alone are sent: such a row may read guesses ahead."""
 
-    prompt: Annotated[list[Number], pydantic.Field(min_length=1)]
+    prompt: Annotated[list[Number], pydantic.Field(min_length=1, fail_fast=True)]
     tokens: Annotated[int, pydantic.Field(ge=1, le=4096)]
     continues: Number | None = None
     cut: Number | None = None
@@ -127,7 +127,7 @@ class AskedRow(pydantic.BaseModel, extra="forbid", frozen=True):
 class VerifyFields(pydantic.BaseModel, extra="forbid", frozen=True):
     """What `sealring verify` asks of a head. Without *rows* it hears of the ring alone."""
 
-    rows: Annotated[list[AskedRow], pydantic.Field(max_length=MAX_ROWS)]
+    rows: Annotated[list[AskedRow], pydantic.Field(max_length=MAX_ROWS, fail_fast=True)]
     checked: bool = False
 
     @pydantic.field_validator("rows")
