@@ -17,7 +17,7 @@ from sealring_model.loading.model_store import LOG, PartialModel
 from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
 from sealring_trio.errors import UserError
 from sealring_trio.fetching import fetcher
-from sealring_trio.fetching.fetcher import PIECE, FetchProgress, cut, fetch
+from sealring_trio.fetching.fetcher import PIECE, SLACK, FetchProgress, cut, fetch
 from sealring_trio.fetching.hub import Hub, find_hub_model
 from sealring_trio.fetching.source import FetchFault, is_shared
 from sealring_trio.files.models import find_model
@@ -480,7 +480,7 @@ def test_progress_in_words():
 def test_near_ranges_are_one_and_long_ones_are_cut():
     mib = 1 << 20
     gaps = {"a": [(0, mib), (mib + 100, 2 * mib)], "b": [(0, 10), (50, 60), (mib, 80 * mib)]}
-    pieces = [(piece.file, piece.begin, piece.end) for piece in cut(gaps)]
+    pieces = [(piece.file, piece.begin, piece.end) for piece in cut(gaps, lambda *_: False)]
     assert pieces == [
         ("a", 0, 2 * mib),
         ("b", 0, 10),
@@ -489,6 +489,38 @@ def test_near_ranges_are_one_and_long_ones_are_cut():
         ("b", mib + PIECE, mib + 2 * PIECE),
         ("b", mib + 2 * PIECE, 80 * mib),
     ]
+
+
+@pytest.mark.parametrize("way", ["deleted", "cut short"])
+def test_what_others_did_to_the_weights_is_mended_as_it_says(hub, way):
+    folder = opened(hub).folder
+    (file,) = folder.glob("*.safetensors")
+    if way == "deleted":
+        file.unlink()
+    else:
+        os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(FetchFault, match=f"delete {folder} and fetch it again"):
+        opened(hub)
+    shutil.rmtree(folder)
+    assert opened(hub).folder == folder
+
+
+async def test_what_is_kept_does_not_come_again_between_others(hub, server):
+    """A wrong byte of it would be recorded as right."""
+    model = opened(hub)
+    order = sorted(model.entries.values(), key=lambda entry: entry.offset)
+    within = {e.file.name for e in order}
+    assert len(within) == 1
+    before, kept, after = max(
+        zip(order, order[1:], order[2:], strict=False),
+        key=lambda three: (three[0].size + three[2].size) / three[1].size,
+    )
+    assert kept.size <= SLACK * (before.size + kept.size + after.size)
+    with trio.fail_after(PERSON_SECONDS):
+        await fetch(model, [kept.name], hub, quiet)
+        server.wrong[kept.file.name] = [kept.offset + 1]
+        await fetch(model, [before.name, after.name], hub, quiet)
+    assert model.digest_of(kept.name) == model.hashes[kept.name]
 
 
 def test_a_log_of_another_model_is_no_harm(hub):

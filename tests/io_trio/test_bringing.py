@@ -14,7 +14,7 @@ import trio
 from sealring_model.loading import model_store
 from sealring_model.loading.model_folder import describe
 from sealring_model.loading.model_store import PartialModel
-from sealring_model.loading.weights import read_entries, tensors_of, write_manifest
+from sealring_model.loading.weights import TensorEntry, read_entries, tensors_of, write_manifest
 from sealring_protocol.codec.messages import Get, Piece
 from sealring_trio.fetching import fetcher, shared_files
 from sealring_trio.fetching.fetcher import FetchProgress, fetch
@@ -350,10 +350,25 @@ async def test_a_record_that_cannot_be_read_any_more_is_told(
     assert model.fault.permanent
 
 
+class WrongBeginning(SharedFiles):
+    """Gives wrong bytes of the beginning of *tensor*, and then no more of it; the rest is right."""
+
+    def __init__(self, folder: Path, tensor: TensorEntry) -> None:
+        super().__init__(folder)
+        self._tensor = tensor
+
+    def answer(self, get: Get) -> Piece:
+        piece = super().answer(get)
+        if get.name != WEIGHTS or not 0 <= get.offset - self._tensor.offset < self._tensor.size:
+            return piece
+        if get.offset > self._tensor.offset:
+            return Piece(0, b"", "enough")
+        return Piece(piece.size, bytes(len(piece.data)))
+
+
 async def test_who_completes_what_another_member_began_wrongly_is_not_blamed(
     tmp_path: Path, store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One gives wrong bytes of a tensor and then no more of it; the rest of it comes right."""
     source = copy_of_tiny(tmp_path / "model")
     write_manifest(source)
     async with holding({0: source, 1: source, 2: None}) as ring:
@@ -362,16 +377,7 @@ async def test_who_completes_what_another_member_began_wrongly_is_not_blamed(
         half = model.entries[max(names, key=lambda name: model.entries[name].size)]
         assert half.size > PART
 
-        class Half(SharedFiles):
-            def answer(self, get: Get) -> Piece:
-                piece = super().answer(get)
-                if get.name != WEIGHTS or not 0 <= get.offset - half.offset < half.size:
-                    return piece
-                if get.offset > half.offset:
-                    return Piece(0, b"", "enough")
-                return Piece(piece.size, bytes(len(piece.data)))
-
-        ring.runtimes[0]._sockets._giving._files = Half(source)
+        ring.runtimes[0]._sockets._giving._files = WrongBeginning(source, half)
         await fetched(ring, 2, model, names)
     assert_same(model, names, source)
     assert "of node1 is not what" not in caplog.text
@@ -387,21 +393,12 @@ async def test_who_began_the_last_tensor_wrongly_does_not_begin_it_again(
         last = max(model.entries.values(), key=lambda entry: entry.size)
         given = []
 
-        class Half(SharedFiles):
-            def answer(self, get: Get) -> Piece:
-                piece = super().answer(get)
-                if get.name != WEIGHTS or not 0 <= get.offset - last.offset < last.size:
-                    return piece
-                if get.offset > last.offset:
-                    return Piece(0, b"", "enough")
-                return Piece(piece.size, bytes(len(piece.data)))
-
         class Honest(SharedFiles):
             def answer(self, get: Get) -> Piece:
                 given.append(get.offset - last.offset)
                 return super().answer(get)
 
-        ring.runtimes[0]._sockets._giving._files = Half(source)
+        ring.runtimes[0]._sockets._giving._files = WrongBeginning(source, last)
         ring.runtimes[1]._sockets._giving._files = Honest(source)
         await fetched(ring, 2, model, [last.name])
     assert_same(model, [last.name], source)

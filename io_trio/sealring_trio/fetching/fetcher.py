@@ -23,6 +23,7 @@ import time
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -181,25 +182,31 @@ class FileRange:
     at: int = attrs.Factory(lambda self: self.begin, takes_self=True)
 
 
-def cut(gaps: Mapping[str, Sequence[Range]]) -> list[FileRange]:
-    """The pieces of *gaps*, the ranges to come of each file, in order."""
+HasSome = Callable[[str, int, int], bool]
+"""Whether any byte of a file's range is here."""
+
+
+def cut(gaps: Mapping[str, Sequence[Range]], has_some: HasSome) -> list[FileRange]:
+    """The pieces of *gaps*, the ranges to come of each file, in order. Nothing that is here comes
+    again: it may have been verified."""
     return [
         FileRange(file, start, min(start + PIECE, end))
         for file, ranges in gaps.items()
-        for begin, end in _joined(ranges)
+        for begin, end in _joined(ranges, partial(has_some, file))
         for start in range(begin, end, PIECE)
     ]
 
 
-def _joined(ranges: Sequence[Range]) -> Iterator[Range]:
-    """*ranges* of one file, in order, with those joined that have little between them."""
+def _joined(ranges: Sequence[Range], has_some: Callable[[int, int], bool]) -> Iterator[Range]:
+    """*ranges* of one file, in order, with those joined that have little between them, of which
+    nothing is here."""
     if not ranges:
         return
     begin, end = ranges[0]
     wanted = end - begin
     for start, stop in ranges[1:]:
         whole = stop - begin
-        if whole - (wanted + stop - start) <= SLACK * whole:
+        if whole - (wanted + stop - start) <= SLACK * whole and not has_some(end, start):
             wanted += stop - start
         else:
             yield begin, end
@@ -290,7 +297,7 @@ class _Fetch:
         alone."""
         model, found = self.model, []
         for names in [missing] if self.source.lone else [[name] for name in missing]:
-            for piece in cut(model.gaps(names)):
+            for piece in cut(model.gaps(names), model.has_some):
                 piece.tensors = self._touched(piece)
                 found.append(piece)
             for entry in map(model.entries.__getitem__, model.finished(names)):

@@ -38,7 +38,7 @@ from typing import Any, Final
 
 import attrs
 
-from sealring_model.errors import LoadError, NotHereError
+from sealring_model.errors import LoadError, NotHereError, ReadError
 from sealring_model.loading.foreign_json import LOG_LINE, parse_foreign
 from sealring_model.loading.weights import (
     TensorEntry,
@@ -85,7 +85,13 @@ class PartialModel:
         """Use `open` or `create`."""
         self.folder: Final = folder
         self.origin: Final = origin
-        self.entries: Final = read_entries(folder)
+        try:
+            self.entries: Final = read_entries(folder)
+        except ReadError:
+            raise
+        except LoadError as error:
+            # Its weights were cut or deleted by others. To ask again alone does not mend that.
+            raise LoadError(error.what, f"delete {folder} and fetch it again") from None
         self.hashes: dict[str, str] = {}
         self.verified: set[str] = set()
         """Files of weights that have the hub's hash."""
@@ -189,6 +195,11 @@ class PartialModel:
             self._ranges(entry).count(entry.offset, entry.offset + entry.size)
             for entry in map(self.entries.__getitem__, names)
         )
+
+    def has_some(self, file: str, begin: int, end: int) -> bool:
+        """Whether any byte of *begin* to *end* (excluded) of the weight file *file* is here."""
+        ranges = self._here.get(file)
+        return ranges is not None and ranges.count(begin, end) > 0
 
     def gaps(self, names: Iterable[str]) -> dict[str, list[Range]]:
         """By file the ranges of the tensors *names* that are still to come, in order. Those that
