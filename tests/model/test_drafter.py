@@ -12,7 +12,7 @@ from sealring_model.draft import main as module
 from sealring_model.draft.frames import DraftFrame, DraftFrameKind, FrameReader, pack
 from sealring_model.draft.main import CHUNK, DEPTH, Drafter
 from sealring_model.mlx_lm_import import mlx_lm, model_loader
-from sealring_model.sampling.sampler import LogitProcessors, sample
+from sealring_model.sampling.draw import LogitProcessors, sample
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.messages import Ping, Progress, Row
 

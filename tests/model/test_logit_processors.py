@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import reference_tokens
 from model_rings import Ring, StepFailed
-from sealring_model.sampling.sampler import LogitProcessors
+from sealring_model.sampling.draw import LogitProcessors
 from sealring_protocol.codec.messages import Decode, FailureKind, Join, Open, Prefill, Row
 from test_batches import PROMPTS, mingled
 

@@ -2,8 +2,8 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sealring_model.sampling.draw import row_key, sample
 from sealring_model.sampling.rows import LastTokens
-from sealring_model.sampling.sampler import row_key, sample
 from sealring_protocol.codec.messages import Row
 
 SIZE = 50

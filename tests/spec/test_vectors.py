@@ -4,7 +4,7 @@ by byte and at random, cut off, and grown."""
 from __future__ import annotations
 
 import pytest
-from sealring_model.sampling import sampler
+from sealring_model.sampling import draw
 from sealring_protocol.conformance.kinds import KINDS
 from sealring_protocol.conformance.report import ways
 from sealring_protocol.conformance.result import raw, run_end
@@ -16,7 +16,7 @@ from tests.spec.files import every
 
 @pytest.mark.parametrize("name", every())
 def test_vector(name: str) -> None:
-    for _, run in ways(every()[name], {**KINDS, **sampler.VECTORS}):
+    for _, run in ways(every()[name], {**KINDS, **draw.VECTORS}):
         run(every()[name])
 
 

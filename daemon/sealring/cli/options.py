@@ -1,4 +1,4 @@
-"""Types of options that several commands have: numbers within bounds."""
+"""What several commands take: numbers within bounds, a prompt, and how a head is reached."""
 
 from __future__ import annotations
 

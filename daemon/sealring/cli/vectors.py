@@ -70,9 +70,9 @@ def check(
         families = chosen(load(place), family or ())
     except NoVectors as error:
         raise UserError(str(error), error.advice) from None
-    from sealring_model.sampling import sampler  # noqa: PLC0415 - imports MLX
+    from sealring_model.sampling import draw  # noqa: PLC0415 - imports MLX
 
-    done = report.check(families, {**KINDS, **sampler.VECTORS})
+    done = report.check(families, {**KINDS, **draw.VECTORS})
     seconds = time.perf_counter() - begin
     everything = report.total(done.values())
     if json:

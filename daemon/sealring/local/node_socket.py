@@ -1,4 +1,5 @@
-"""Asks a node of this machine at its Unix socket, which `service.owner_api` serves.
+"""The Unix socket of a node: made and claimed by the node, which serves it by `service.owner_api`,
+and asked by commands.
 
 A client is one request and the lines of its answer, and a person waits for it. So h11 on a blocking
 socket does: an HTTP client takes a seventh of what the whole command takes to import.

@@ -1,5 +1,5 @@
 """What a node's owner may ask it at its Unix socket: `generate` and `verify` on the head, `status`,
-`profile` and `roster` on every rank.
+`profile` and `roster` on every rank, and `end` on a head that people watch. (`use` is `service`'s.)
 """
 
 from __future__ import annotations

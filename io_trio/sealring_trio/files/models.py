@@ -1,4 +1,4 @@
-"""Finding the model that a person named, with errors for people, and fetching it while he waits."""
+"""Finds the model that a person named, with errors for people, and fetches it meanwhile."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """One link of a node on one connected socket.
 
-The pump is the only code that touches the socket. Received bytes go to the node through the
-pump's owner, which then carries out what they caused and flushes every pump. Bytes to send are
-drained from the node only when the socket can take them, and are sent in the same call. So nothing
-comes between, and the bytes of a link leave in the order in which they were sealed, or the link
-ends.
+`DirectSocket` is a socket without a wait of its own, and `Wire` one with a queue of what is to be
+sent. The pump is the only code that touches the socket of a link. Received bytes go to the node
+through the pump's owner, which then carries out what they caused and flushes every pump. Bytes to
+send are drained from the node only when the socket can take them, and are sent in the same call. So
+nothing comes between, and the bytes of a link leave in the order in which they were sealed, or the
+link ends.
 
 Anything that ends the pump ends the link: an end of stream, an error of the socket, cancellation.
 If the node ends the link itself (`hang_up`), its last bytes are sent first. If there are none, as

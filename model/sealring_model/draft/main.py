@@ -3,24 +3,24 @@
     python -m sealring_model.draft.main --model FOLDER --fd N --vocabulary WIDTH
     python -m sealring_model.draft.main --model FOLDER --for MODEL
 
-The first follows the rows of a ring whose logits are *WIDTH* wide. It takes what the head sends of
-its rows on the socket, and sends guesses (`frames`). What has come is always taken before the next
+With ``--fd`` it follows the rows of a ring whose logits are *WIDTH* wide. It takes what the head
+sends of its rows on the socket, and sends guesses. What has come is always taken before the next
 forward, so that it does not fall behind by more than that; and nobody waits for it. It ends with
 the head's end of the socket.
 
 Each row has caches of its own. They hold the row's tokens and, after these, the guesses. When a
 token comes that is not the one guessed, the guesses go and the caches are cut. A row that samples
 is guessed by the draw that the ring will make: the same noise, from the row's seed, choice and the
-token's position (`sampling.sampler`), over the draft model's probabilities. The two draws agree
+token's position (`sampling.draw`), over the draft model's probabilities. The two draws agree
 more often than two independent ones would, since the noise is common to both. The noise depends on
 the width of the logits; so the draft's are made as wide as the ring's.
 
-The second prints the bytes that the draft model in FOLDER takes of the head's memory, or says why
-it cannot guess for the MODEL, and ends with 1: if it cannot be built, or has another vocabulary. A
-guess is a token id, which can be right only where the same id stands for the same text in both.
-(The widths of the output heads may differ: many models of one family pad them differently.) Nodes
-and commands ask this process, since it builds the model and reads two vocabularies: a node imports
-no MLX, and nobody ends by what a model's class does.
+With ``--for`` it prints the bytes that the draft model in FOLDER takes of the head's memory, or
+says why it cannot guess for the MODEL, and ends with 1: if it cannot be built, or has another
+vocabulary. A guess is a token id, which can be right only where the same id stands for the same
+text in both. (The widths of the output heads may differ: many models of one family pad them
+differently.) Nodes and commands ask this process, since it builds the model and reads two
+vocabularies: a node imports no MLX, and nobody ends by what a model's class does.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sealring_model.loading.structure import structure_of
 from sealring_model.loading.weights import read_json
 from sealring_model.machine import keep_kernels_private
 from sealring_model.mlx_lm_import import mlx_lm, model_loader
-from sealring_model.sampling.sampler import LogitProcessor, LogitProcessors, sample
+from sealring_model.sampling.draw import LogitProcessor, LogitProcessors, sample
 from sealring_model.stage.caches import FULL_CACHES, arrays
 from sealring_model.text.tokens import Tokenizer
 

@@ -30,7 +30,7 @@ from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 from sealring_model.channel import ChannelBroken
 from sealring_model.errors import LedgerError
 from sealring_model.sampling.constraints import Constraint, Constraints, Masks, Matchers
-from sealring_model.sampling.sampler import LogitProcessor, LogitProcessors, sample
+from sealring_model.sampling.draw import LogitProcessor, LogitProcessors, sample
 from sealring_model.sampling.scores import LogprobArrays, logprobs_of
 from sealring_model.stage.device import DeviceIO, Outlet
 

@@ -232,19 +232,15 @@ class _Counts:
 
     def apply(self, logits: mx.array) -> mx.array:
         drawn = self.output > 0
-        repetition = self._column([row.repetition for row in self.rows])
+        repetition = _column([row.repetition for row in self.rows])
         rest = logits[self.places]
         scaled = mx.where(rest > 0, rest / repetition, rest * repetition)
         rest = mx.where(self.prompt | drawn, scaled, rest)
-        rest = rest - self._column([row.frequency for row in self.rows]) * self.output
-        rest = rest - self._column([row.presence for row in self.rows]) * drawn
+        rest = rest - _column([row.frequency for row in self.rows]) * self.output
+        rest = rest - _column([row.presence for row in self.rows]) * drawn
         adjusted = mx.array(logits)
         adjusted[self.places] = rest
         return adjusted
-
-    @staticmethod
-    def _column(values: list[float]) -> mx.array:
-        return mx.array(values, mx.float32)[:, None]
 
     def after(self, tokens: mx.array) -> _Counts:
         lines = mx.arange(len(self.rows))
