@@ -23,7 +23,7 @@ from sealring.local.ring import LocalNode, local_ring
 from sealring_tools.bench.batch import make_prompts, ring_pace
 from sealring_tools.bench.gpus import gpu_places
 from sealring_tools.bench.random_model import write_random_model
-from sealring_tools.bench.speculate import _ask, _same, spoilt
+from sealring_tools.bench.speculate import one_answer, same_answer, spoilt
 
 from tools.arguments import command
 
@@ -78,8 +78,8 @@ def show(name: str, found: dict[str, list[float]]) -> None:
 
 def guessed(head: LocalNode, text: str, tokens: int, share: float) -> Callable[[], float]:
     """Asks for one answer, of which a *share* is guessed right."""
-    answer: Sequence[int] = _ask(head, text, tokens, guesses=())[1]["token_ids"]
-    return partial(_same, head, text, answer, spoilt(answer, share), lambda _: None)
+    answer: Sequence[int] = one_answer(head, text, tokens, guesses=())[1]["token_ids"]
+    return partial(same_answer, head, text, answer, spoilt(answer, share), lambda _: None)
 
 
 def main() -> int:
@@ -109,7 +109,7 @@ def main() -> int:
         print("starting the ring", file=sys.stderr)
         with local_ring(2, model, options=options, places=places) as (head, *_):
             loads: dict[str, Callable[[], float]] = {
-                "row": lambda: _ask(head, texts[0], asked.tokens, guesses=())[0],
+                "row": lambda: one_answer(head, texts[0], asked.tokens, guesses=())[0],
                 "groups": partial(ring_pace, head, texts, asked.tokens),
                 "guesses": guessed(head, texts[0], asked.tokens, 0.7),
             }

@@ -103,16 +103,16 @@ def measure(setup: Setup, model: Path, name: str, tell: Callable[[str], None]) -
         (head, *_) = stack.enter_context(
             local_ring(setup.ranks, model, setup.layers, options=setup.options, places=setup.places)
         )
-        _, done = _ask(head, text, setup.tokens, guesses=())
+        _, done = one_answer(head, text, setup.tokens, guesses=())
         answer: Sequence[int] = done["token_ids"]
         sides: dict[Side, Callable[[], float]] = {
             **stream,
-            (PLAIN, case): partial(_same, head, text, answer, (), None),
+            (PLAIN, case): partial(same_answer, head, text, answer, (), None),
         }
         for share in setup.shares:
             guesses = spoilt(answer, share)
             differs = None if setup.exact else tell
-            sides[_named(share), case] = partial(_same, head, text, answer, guesses, differs)
+            sides[_named(share), case] = partial(same_answer, head, text, answer, guesses, differs)
         found = take_turns(sides, setup.turns, tell)
     if setup.places:
         alone()
@@ -164,7 +164,7 @@ def _named(share: float) -> str:
     return f"{share:.0%} of guesses right"
 
 
-def _same(
+def same_answer(
     head: LocalNode,
     text: str,
     answer: Sequence[int],
@@ -173,7 +173,7 @@ def _same(
 ) -> float:
     """The pace of the ring with *guesses*. If they change the *answer*, *differs* is told; if there
     is none, raises `OperationError`."""
-    found, done = _ask(head, text, len(answer), guesses=guesses)
+    found, done = one_answer(head, text, len(answer), guesses=guesses)
     ids = done["token_ids"]
     if ids == answer:
         return found
@@ -185,10 +185,10 @@ def _same(
 
 
 def _chat(head: LocalNode, text: str, guesses: tuple[int, ...] | None) -> float:
-    return _ask(head, text, 128, raw=False, guesses=guesses)[0]
+    return one_answer(head, text, 128, raw=False, guesses=guesses)[0]
 
 
-def _ask(
+def one_answer(
     head: LocalNode,
     text: str,
     tokens: int,
