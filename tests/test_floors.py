@@ -148,7 +148,7 @@ def test_the_adapter_is_thin():
 
 ROOMS = {
     PROTOCOL: (
-        *("limits", "errors", "words", "table", "codec", "security", "link"),
+        *("limits", "errors", "words", "table", "codec", "security", "link", "joining"),
         *("control", "control/epoch", "control/scheduler", "control/head"),
         *("events", "links", "diagnosis", "node", "conformance"),
     ),

@@ -29,6 +29,7 @@ class CloseCode(enum.IntEnum):
     REPLACED = 11
     INTERNAL_ERROR = 12
     NOT_READY = 13
+    REFUSED = 14
 
 
 class SealringError(Exception):

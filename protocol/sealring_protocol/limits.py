@@ -179,6 +179,38 @@ CLOCK_STEP_MS: Final = 10_000
 """INIT's time of day is rounded down to a multiple of this many milliseconds. It goes in the clear,
 and how far a clock is off would distinguish dialers."""
 
+INVITATION_SECONDS: Final = 600
+"""Seconds for which an invitation is good, unless whoever makes it says otherwise."""
+
+MAX_INVITATIONS: Final = 16
+"""Invitations that an inviter keeps, used and expired ones included. Memory: 16 of some 1.5 KiB."""
+
+MAX_TRIES: Final = 3
+"""Machines that may introduce themselves with one invitation, one after the other."""
+
+MAX_JOINS: Final = 8
+"""Connections of newcomers at a time. One beyond that takes the place of the oldest that has not
+introduced itself. Memory: at most a JOIN_FIN each, 16 KiB in all."""
+
+JOIN_SIGNATURES_PER_SECOND: Final = 5
+"""JOIN_RESP signatures per second, for all newcomers together (token bucket, burst of the same
+size)."""
+
+JOIN_PATIENCE: Final = 10.0
+"""Seconds without a byte after which either end of a join gives up."""
+
+MAX_INVITATION: Final = 2048
+"""Characters of an invitation."""
+
+MAX_INVITATION_ADDRESSES: Final = 4
+"""Addresses in one invitation."""
+
+MAX_SYSTEM: Final = 128
+"""Bytes of what a newcomer says of its system (UTF-8)."""
+
+MAX_SETTINGS: Final = 4096
+"""Bytes of the settings in ADMIT (UTF-8)."""
+
 REPLAY_CACHE: Final = 65_536
 """INIT tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
 

@@ -66,6 +66,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Accept,
+    Admit,
     Backend,
     Bootstrap,
     CacheCost,
@@ -80,6 +81,7 @@ from sealring_protocol.codec.messages import (
     Hello,
     Hindrance,
     Join,
+    Joined,
     Message,
     MessageCode,
     Open,
@@ -120,6 +122,7 @@ from sealring_protocol.limits import (
     MAX_ROSTER,
     MAX_ROWS,
     MAX_SCORES,
+    MAX_SETTINGS,
     MAX_SPENT,
     MAX_TENSORS,
     MAX_WINDOWS,
@@ -234,6 +237,11 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("roster", Blob("u32", MAX_ROSTER, "bytes of a roster")),
     ),
     Close: (("why", U16, "code"), ("reason", _REASON)),
+    Admit: (
+        ("roster", Blob("u32", MAX_ROSTER, "bytes of a roster")),
+        ("settings", Name(MAX_SETTINGS, "bytes of settings")),
+    ),
+    Joined: (),
     Hello: (
         ("model", _HASH),
         ("layers", _LAYERS),

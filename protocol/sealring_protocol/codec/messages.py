@@ -53,6 +53,11 @@ class MessageCode(enum.IntEnum):
     GET = 0x12
     PIECE = 0x13
     CHECKED = 0x14
+    JOIN_INIT = 0x15
+    JOIN_RESP = 0x16
+    JOIN_FIN = 0x17
+    ADMIT = 0x18
+    JOINED = 0x19
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84
@@ -372,6 +377,27 @@ class Close:
     CODE: ClassVar = MessageCode.CLOSE
     code: int
     reason: str
+
+
+# ---------------------------------------------------------------------- joining
+# ADMIT and JOINED end the exchange of `joining`. No link has them.
+
+
+@attrs.frozen
+class Admit:
+    """The newcomer may join: the signed *roster* that holds it, and the *settings* that its node is
+    to begin with, a text that the two programs agree on."""
+
+    CODE: ClassVar = MessageCode.ADMIT
+    roster: bytes
+    settings: str
+
+
+@attrs.frozen
+class Joined:
+    """The newcomer has stored what `Admit` brought."""
+
+    CODE: ClassVar = MessageCode.JOINED
 
 
 # ---------------------------------------------------------------------- steps
@@ -736,6 +762,7 @@ __all__ = [
     "NO_LOGPROBS",
     "NO_WORK",
     "Accept",
+    "Admit",
     "Backend",
     "Bootstrap",
     "CacheCost",
@@ -750,6 +777,7 @@ __all__ = [
     "Hello",
     "Hindrance",
     "Join",
+    "Joined",
     "Message",
     "NoWork",
     "Open",
@@ -792,4 +820,6 @@ Message = (
     | Waiting
     | Get
     | Piece
+    | Admit
+    | Joined
 )

@@ -206,6 +206,11 @@ FIELDS: Final[Mapping[str, str]] = {
     "FIN": "code u8",
     "FIN.claims": "id_I bytes 32, id_R bytes 32, instance u64, serial u64, digest bytes 32, "
     "purpose u8, roster u32",
+    "JOIN_INIT": "code u8, wall_ms u64, suites u32, x_J bytes 32, ek_J bytes 1184, tag bytes 32",
+    "JOIN_RESP": "code u8, suite u8, x_H bytes 32, ct bytes 1088",
+    "JOIN_RESP.claims": "coordinator bytes 65, id_H bytes 32, roster u32",
+    "JOIN_FIN": "code u8",
+    "JOIN_FIN.claims": "public_key bytes 65, id_H bytes 32, build u64, memory u64",
     "ROSTER": "serial u64, issued_ms u64, expires_ms u64, policy u8, members u16",
     "ROSTER.member": "public_key bytes 65, trust u8, attestation bytes 32",
     "EVIDENCE": "version u8, kind u8, subject bytes 65, issued_ms u64, expires_ms u64, "

@@ -236,18 +236,23 @@ def suite_set(suites: Iterable[Suite]) -> int:
 
 
 def encode_init(
-    admission: bytes, wall_ms: int, suites: int, x_public: bytes, encapsulation_key: bytes
+    admission: bytes,
+    wall_ms: int,
+    suites: int,
+    x_public: bytes,
+    encapsulation_key: bytes,
+    code: MessageCode = MessageCode.INIT,
 ) -> bytes:
-    """The whole frame of INIT, with its tag under the key *admission*."""
-    fields = (MessageCode.INIT, wall_ms, suites, x_public, encapsulation_key, b"")
+    """The whole frame of INIT, or of JOIN_INIT (*code*), with its tag under the key *admission*."""
+    fields = (code, wall_ms, suites, x_public, encapsulation_key, b"")
     frame = frame_header(FrameKind.HANDSHAKE, INIT_BODY) + pack(_INIT, *fields)
     tagged = frame[:-SECRET]
     return tagged + mac(admission, tagged)
 
 
-def parse_init(frame: Frame) -> Init:
-    """INIT's fields. Raises `RemoteProtocolError`."""
-    whole = _whole(frame, MessageCode.INIT, INIT_BODY)
+def parse_init(frame: Frame, code: MessageCode = MessageCode.INIT) -> Init:
+    """The fields of INIT, or of JOIN_INIT (*code*). Raises `RemoteProtocolError`."""
+    whole = whole_frame(frame, code, INIT_BODY)
     _, wall_ms, suites, x_public, key, tag = _INIT.unpack_from(whole, FRAME_HEADER)
     return Init(wall_ms, suites, x_public, key, whole[:-SECRET], tag, whole)
 
@@ -268,7 +273,7 @@ def encode_resp_claims(node_id: bytes, instance: int, serial: int, digest: bytes
 
 def parse_resp(frame: Frame) -> Resp:
     """RESP's fields. Raises `RemoteProtocolError`."""
-    whole = _whole(frame, MessageCode.RESP, RESP_BODY)
+    whole = whole_frame(frame, MessageCode.RESP, RESP_BODY)
     _, suite, x_public, ciphertext = _RESP.unpack_from(whole, FRAME_HEADER)
     return Resp(suite, x_public, ciphertext, whole[:_SHARES_END], whole[_SHARES_END:], whole)
 
@@ -278,7 +283,7 @@ def parse_resp_claims(plaintext: bytes) -> tuple[Claims, Proven]:
     reader = Reader(plaintext)
     node_id, instance, serial, digest = reader.unpack(_RESP_CLAIMS)
     claims = Claims(node_id, instance, serial, digest, plaintext[: reader.position])
-    return claims, _read_proven(reader)
+    return claims, read_proven(reader)
 
 
 # ------------------------------------------------------------------------- FIN
@@ -309,7 +314,7 @@ def parse_fin(frame: Frame) -> Fin:
     """FIN's two parts. Raises `RemoteProtocolError` or `LimitExceeded`."""
     if len(frame.body) > MAX_FIN_BODY:
         raise LimitExceeded(f"FIN of {len(frame.body)} bytes; the limit is {MAX_FIN_BODY}")
-    whole = _whole(frame, MessageCode.FIN, len(frame.body))
+    whole = whole_frame(frame, MessageCode.FIN, len(frame.body))
     return Fin(whole[:HDR], whole[HDR:], whole)
 
 
@@ -320,7 +325,7 @@ def parse_fin_claims(plaintext: bytes) -> tuple[FinClaims, Proven]:
     node_id, responder, instance, serial, digest, code = reader.unpack(_FIN_CLAIMS)
     roster = reader.vector(MAX_ROSTER)
     encoded = plaintext[: reader.position]
-    proven = _read_proven(reader)
+    proven = read_proven(reader)
     purpose = _PURPOSES.get(code)
     if purpose is None:
         raise RemoteProtocolError(f"FIN for an unknown purpose {code}")
@@ -328,13 +333,16 @@ def parse_fin_claims(plaintext: bytes) -> tuple[FinClaims, Proven]:
     return FinClaims(claims, responder, purpose, roster), proven
 
 
-def _read_proven(reader: Reader) -> Proven:
+def read_proven(reader: Reader) -> Proven:
+    """The signature and MAC that end a sealed part. Raises `RemoteProtocolError`."""
     proven = Proven(reader.fixed(SIGNATURE), reader.fixed(SECRET))
     reader.end()
     return proven
 
 
-def _whole(frame: Frame, code: MessageCode, length: int) -> bytes:
+def whole_frame(frame: Frame, code: MessageCode, length: int) -> bytes:
+    """The header and body of *frame*, if it is the handshake message *code* of *length* bytes.
+    Raises `RemoteProtocolError`."""
     body = frame.body
     if frame.kind != FrameKind.HANDSHAKE:
         raise RemoteProtocolError(f"{code.name} is due, and a frame of kind {frame.kind} came")
@@ -518,6 +526,24 @@ class HandshakeConfig:
         return admission_key(self.roster.roster.cluster, self.signer_public_key)
 
 
+def check_proof(
+    public_key: bytes,
+    encoded: bytes,
+    proven: Proven,
+    *,
+    suite: Suite,
+    context: SignContext,
+    transcript: bytes,
+    mac_key: bytes,
+) -> None:
+    """Check that the holder of *public_key* and of *mac_key* made the claims *encoded*: the
+    signature, and then the MAC. Raises `AuthenticationFailed`."""
+    verify(public_key, proven.signature, signed_payload(suite, context, transcript, encoded))
+    expected = mac(mac_key, maced_payload(transcript, encoded, proven.signature))
+    if not compare_digest(expected, proven.mac):
+        raise AuthenticationFailed(f"the MAC in {context.name} does not verify")
+
+
 @attrs.frozen(init=False)
 class VerifiedPeer:
     """The proof that a peer holds its key and the keys of this exchange. It cannot be made
@@ -542,14 +568,15 @@ class VerifiedPeer:
         transcript: bytes,
         mac_key: bytes,
     ) -> None:
-        verify(
+        check_proof(
             public_key,
-            proven.signature,
-            signed_payload(suite, context, transcript, claims.encoded),
+            claims.encoded,
+            proven,
+            suite=suite,
+            context=context,
+            transcript=transcript,
+            mac_key=mac_key,
         )
-        expected = mac(mac_key, maced_payload(transcript, claims.encoded, proven.signature))
-        if not compare_digest(expected, proven.mac):
-            raise AuthenticationFailed(f"the MAC in {context.name} does not verify")
         if node_id(public_key) != claims.node_id:
             raise AuthenticationFailed(f"{context.name} comes from another node")
         self.__attrs_init__(claims.node_id, claims.instance, claims.serial, claims.digest)
@@ -644,7 +671,8 @@ E = TypeVar("E", bound=enum.Enum)
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
-H = TypeVar("H", bound="Handshake[Any, Any]")
+V = TypeVar("V")
+H = TypeVar("H", bound="Handshake[Any, Any, Any]")
 
 
 @attrs.frozen
@@ -677,8 +705,9 @@ def fatal(method: Callable[Concatenate[H, P], R]) -> Callable[Concatenate[H, P],
 _ENDS = (Closed, Dead)
 
 
-class Handshake(Generic[S, E]):
-    """One end of one handshake. See the module for how to drive it."""
+class Handshake(Generic[S, E, V]):
+    """One end of one handshake, with states S, moves E and events V. See the module for how to
+    drive it."""
 
     LIMITS: ClassVar[Mapping[Any, Mapping[int, int]]]
     FAIL: ClassVar[Any]
@@ -689,7 +718,7 @@ class Handshake(Generic[S, E]):
     def __init__(self, table: Table[S, E], initial: S, stage: object) -> None:
         self._machine = Machine(table, initial)
         self._stage = stage
-        self._events: deque[HandshakeEvent] = deque()
+        self._events: deque[V] = deque()
         self._out: list[bytes] = []
 
     @property
@@ -707,7 +736,7 @@ class Handshake(Generic[S, E]):
         """The frames to accept in this state: the longest body in bytes for each kind."""
         return self.LIMITS[self._machine.state]
 
-    def next_event(self) -> HandshakeEvent | None:
+    def next_event(self) -> V | None:
         """The next event; None if there is none. A dead handshake raises its error."""
         self._check_alive()
         return self._events.popleft() if self._events else None

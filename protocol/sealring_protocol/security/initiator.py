@@ -27,6 +27,7 @@ from sealring_protocol.security.handshake import (
     Exchange,
     Handshake,
     HandshakeConfig,
+    HandshakeEvent,
     PeerVerified,
     RosterReceived,
     Secrets,
@@ -284,7 +285,7 @@ TABLE: Final[Table[State, Event]] = {
 """The legal moves of an initiator."""
 
 
-class Initiator(Handshake[State, Event]):
+class Initiator(Handshake[State, Event, HandshakeEvent]):
     """The end that dials the node *peer_id*.
 
     *wall_ms* is the time of day in milliseconds since 1970; *entropy* has `ENTROPY` random bytes.

@@ -66,6 +66,7 @@ class Label(bytes, enum.Enum):
     """The use of a secret. No label is a prefix of another."""
 
     ADMISSION = b"adm"
+    JOIN = b"join"
     RESPONDER_KEY = b"kR"
     RESPONDER_MAC = b"mR"
     INITIATOR_KEY = b"kI"
@@ -83,6 +84,8 @@ class SignContext(bytes, enum.Enum):
 
     RESP = b"RESP"
     FIN = b"FIN"
+    JOIN_RESP = b"JOIN-RESP"
+    JOIN_FIN = b"JOIN-FIN"
     ROSTER = b"ROSTER"
     EVIDENCE = b"EVIDENCE"
 

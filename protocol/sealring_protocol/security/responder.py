@@ -40,6 +40,7 @@ from sealring_protocol.security.handshake import (
     FinClaims,
     Handshake,
     HandshakeConfig,
+    HandshakeEvent,
     Init,
     InitForAnother,
     PeerRefused,
@@ -374,7 +375,7 @@ TABLE: Final[Table[State, Event]] = {
 """The legal moves of a responder."""
 
 
-class Responder(Handshake[State, Event]):
+class Responder(Handshake[State, Event, HandshakeEvent]):
     """The end that was dialed.
 
     *wall_ms* is the time of day in milliseconds since 1970. *entropy* has `ENTROPY` random bytes.

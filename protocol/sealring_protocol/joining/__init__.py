@@ -1,0 +1,1 @@
+"""How a machine joins a cluster by an invitation: what both ends say, and who may."""
