@@ -14,6 +14,8 @@ PURE = {
     # The standard library's parts that touch nothing outside the process.
     "__future__",
     "abc",
+    "base64",
+    "binascii",
     "bisect",
     "collections",
     "contextlib",

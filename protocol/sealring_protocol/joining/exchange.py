@@ -532,7 +532,7 @@ class Answering:
         """The bytes to sign."""
         return signed_payload(self.keys.suite, SignContext.JOIN_RESP, self.transcript, self.claims)
 
-    def resp(self, signature: bytes) -> tuple[bytes, Answered]:
+    def resp(self, signature: bytes) -> tuple[bytes, Replied]:
         """JOIN_RESP, and the stage that waits for JOIN_FIN."""
         check_own_signature(signature)
         keys, t2 = self.keys, self.transcript
@@ -540,13 +540,13 @@ class Answering:
         plaintext = self.claims + signature + tag
         resp = self.shares + seal_once(keys.suite, keys.responder_key, plaintext, t2)
         before = self.before
-        return resp, Answered(
+        return resp, Replied(
             before.host, before.invitation, before.skew_ms, keys, chain(before.transcript, resp)
         )
 
 
 @attrs.frozen(eq=False)
-class Answered:
+class Replied:
     """JOIN_RESP was sent."""
 
     host: Host
@@ -814,7 +814,7 @@ class Inviter(Handshake[InviterState, InviterMove, InviterEvent]):
             request, following = stage.receive(frame)
             self._advance(InviterMove.INIT_KNOWN, following)
             self._events.append(request)
-        elif isinstance(stage, Answered):
+        elif isinstance(stage, Replied):
             introduced = stage.receive(frame)
             self._advance(InviterMove.FIN_VERIFIED, Deciding())
             self._events.append(introduced)
