@@ -27,6 +27,7 @@ from sealring_protocol.control.epoch.tensor import LEADER_TABLE
 from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import WIRE_CODES, CloseCode, SealringError
+from sealring_protocol.joining import exchange
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
@@ -71,8 +72,7 @@ def _limits() -> str:
 
 def _frame_limits() -> str:
     rows: list[tuple[str, str, str]] = []
-    roles = (("initiator", initiator.Initiator.LIMITS), ("responder", responder.Responder.LIMITS))
-    for role, states in roles:
+    for role, states in tables.ENDS.items():
         for state, taken in states.items():
             longest = ", ".join(f"{FrameKind(k).name.lower()} {n:,}" for k, n in taken.items())
             rows.append((role, state.name, longest or "nothing"))
@@ -80,7 +80,7 @@ def _frame_limits() -> str:
 
 
 def _travels(code: MessageCode) -> str:
-    if code <= MessageCode.FIN:
+    if code in tables.HANDSHAKE:
         return "handshake frame"
     if code in DECODERS:
         return "sealed frame" + (", local frame" if code in LOCAL_DECODERS else "")
@@ -164,6 +164,8 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "local-codes": lambda: _messages(local=True),
     "initiator": lambda: _machine(initiator.TABLE),
     "responder": lambda: _machine(responder.TABLE),
+    "joiner": lambda: _machine(exchange.JOINER_TABLE),
+    "inviter": lambda: _machine(exchange.INVITER_TABLE),
     "membership": lambda: _machine(MEMBERSHIP_TABLE),
     "pipeline": lambda: _machine(PIPELINE_TABLE),
     "joining": lambda: _machine(JOINING_TABLE),

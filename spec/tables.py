@@ -32,6 +32,7 @@ from sealring_protocol.control.epoch.tensor import LEADER_TABLE
 from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import CloseCode
+from sealring_protocol.joining import exchange
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
@@ -59,11 +60,36 @@ ABOUT: Final = (
 FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}
 """The fixed part of everything."""
 
+HANDSHAKE: Final = frozenset(
+    {
+        *(MessageCode.INIT, MessageCode.RESP, MessageCode.FIN),
+        *(MessageCode.JOIN_INIT, MessageCode.JOIN_RESP, MessageCode.JOIN_FIN),
+    }
+)
+"""What travels in handshake frames."""
+
+ENDS: Final[Mapping[str, Mapping[Any, Mapping[int, int]]]] = {
+    "initiator": initiator.Initiator.LIMITS,
+    "responder": responder.Responder.LIMITS,
+    "joiner": exchange.Joiner.LIMITS,
+    "inviter": exchange.Inviter.LIMITS,
+}
+"""What each end takes in each state."""
+
 _PROVEN: Final = "signature bytes 64, mac bytes 32"
 
 THEN: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "RESP": (("sealed", f"{FIELDS['RESP.claims']}, {_PROVEN}"),),
     "FIN": (("sealed", f"{FIELDS['FIN.claims'].replace('roster u32', 'roster blob')}, {_PROVEN}"),),
+    "JOIN_RESP": (
+        ("sealed", f"{FIELDS['JOIN_RESP.claims'].replace('roster u32', 'roster blob')}, {_PROVEN}"),
+    ),
+    "JOIN_FIN": (
+        (
+            "sealed",
+            f"{FIELDS['JOIN_FIN.claims']}, name text, system text, addresses texts, {_PROVEN}",
+        ),
+    ),
     **{
         codec.code.name: tuple(
             (name, field.entry) for name, field in codec.fields if isinstance(field, Varying)
@@ -90,7 +116,7 @@ def size_of(kind: str) -> int:
 
 
 def _message(code: MessageCode) -> Json:
-    kinds = ["handshake"] if code <= MessageCode.FIN else []
+    kinds = ["handshake"] if code in HANDSHAKE else []
     kinds += ["sealed"] if code in DECODERS else []
     kinds += ["local"] if code in LOCAL_DECODERS else []
     return {
@@ -147,10 +173,7 @@ def tables() -> Json:
         "frame": {"version": 1, "kinds": {kind.name.lower(): int(kind) for kind in FrameKind}},
         "layouts": {name: _layout(name) for name in FIELDS},
         "messages": {code.name: _message(code) for code in MessageCode},
-        "takes": {
-            "initiator": _takes(initiator.Initiator.LIMITS),
-            "responder": _takes(responder.Responder.LIMITS),
-        },
+        "takes": {end: _takes(states) for end, states in ENDS.items()},
         "suites": [{"code": int(suite), "protocol": suite.protocol.decode()} for suite in Suite],
         "labels": [label.value.decode() for label in Label],
         "contexts": [context.value.decode() for context in SignContext],
@@ -174,6 +197,8 @@ def tables() -> Json:
         "machines": {
             "initiator": _machine(initiator.TABLE),
             "responder": _machine(responder.TABLE),
+            "joiner": _machine(exchange.JOINER_TABLE),
+            "inviter": _machine(exchange.INVITER_TABLE),
             "membership": _machine(MEMBERSHIP_TABLE),
             "pipeline": _machine(PIPELINE_TABLE),
             "joining": _machine(JOINING_TABLE),

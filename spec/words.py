@@ -38,6 +38,7 @@ CLOSE: Final = {
     "place (5.5)",
     CloseCode.INTERNAL_ERROR: "the sender's own fault",
     CloseCode.NOT_READY: "not now; try again",
+    CloseCode.REFUSED: "to who asks to join: not with this invitation, or not this machine (14.6)",
 }
 
 FAILURES: Final = {
@@ -87,12 +88,15 @@ SUITES: Final = {
 CONTEXTS: Final = {
     SignContext.RESP: '`P ‖ "RESP" ‖ H(t2 ‖ cR)`, by the responder (5.3)',
     SignContext.FIN: '`P ‖ "FIN" ‖ H(t3 ‖ cI)`, by the initiator (5.4)',
+    SignContext.JOIN_RESP: '`P ‖ "JOIN-RESP" ‖ H(t2 ‖ cH)`, by the inviter (14.4)',
+    SignContext.JOIN_FIN: '`P ‖ "JOIN-FIN" ‖ H(t3 ‖ cJ)`, by the joiner (14.5)',
     SignContext.ROSTER: '`"sealring/1" ‖ "ROSTER" ‖ digest`, by the coordinator (3.2)',
     SignContext.EVIDENCE: '`"sealring/1" ‖ "EVIDENCE" ‖ digest`, by an attester (3.3)',
 }
 
 LABELS: Final = {
     Label.ADMISSION: ("salt of Extract, 5.2", "K_B"),
+    Label.JOIN: ("salt of Extract and t1, 14.3 and 14.4", "K_J; a join's transcript"),
     Label.RESPONDER_KEY: ("Expand of PRK, 5.3", "kR"),
     Label.RESPONDER_MAC: ("Expand of PRK, 5.3", "mR"),
     Label.INITIATOR_KEY: ("Expand of PRK, 5.3", "kI"),

@@ -16,6 +16,7 @@ from sealring_protocol.codec.local_messages import (
 )
 from sealring_protocol.codec.messages import (
     Accept,
+    Admit,
     Backend,
     Bootstrap,
     CacheCost,
@@ -30,6 +31,7 @@ from sealring_protocol.codec.messages import (
     Hello,
     Hindrance,
     Join,
+    Joined,
     Message,
     Open,
     Piece,
@@ -161,6 +163,9 @@ MESSAGES: dict[str, Message] = {
     "piece": Piece(1 << 34, bytes(range(9))),
     "piece-empty": Piece(0),
     "piece-reason": Piece(0, b"", "no such file — naïve"),
+    "admit": Admit(b"a roster", '{"model": "naïve"}'),
+    "admit-bare": Admit(b"", ""),
+    "joined": Joined(),
     "tunnel-open": Tunnel(EPOCH, 0, TunnelEvent.OPEN),
     "tunnel-close": Tunnel(EPOCH, 255, TunnelEvent.CLOSE),
 }
