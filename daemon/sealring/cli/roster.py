@@ -17,6 +17,7 @@ from sealring_trio.files.rosters import read_roster
 from sealring_trio.units import format_time, wall_ms
 
 from sealring.files.cluster import (
+    MAX_SERIAL,
     build_roster,
     find_twins,
     make_draft,
@@ -107,7 +108,6 @@ app = cyclopts.App(name="roster", help=HELP)
 
 DAY_MS = 24 * 3600 * 1000
 MAX_DAYS = 36_500
-MAX_SERIAL = (1 << 64) - 1
 
 Days = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=MAX_DAYS))]
 

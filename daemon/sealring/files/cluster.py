@@ -1,8 +1,12 @@
-"""What makes a cluster: keys, and the draft of a roster, which people read and edit.
+"""What makes a cluster: keys, the draft of a roster, which people read and edit, and the roster
+that follows one which is signed.
 
 The draft is TOML: the cluster's name and random id, its policy, and one ``[[member]]`` for each
 node, in rank order. Signing adds the serial and the validity and makes the binary form, whose bytes
 are exactly what travels between nodes.
+
+A roster that is signed is changed without a draft: `changed_roster` has other members, the next
+serial and the same lifetime, which begins anew, and `sign_next` signs it.
 """
 
 from __future__ import annotations
@@ -12,22 +16,33 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, TypeVar
 
+import attrs
 import pydantic
 from cryptography.hazmat.primitives.asymmetric import ec
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME
-from sealring_protocol.security.identity import SoftwareSigner
-from sealring_protocol.security.roster import Member, Roster, SignedRoster, TrustLevel
+from sealring_protocol.security.identity import Signer, SoftwareSigner
+from sealring_protocol.security.roster import (
+    Member,
+    Roster,
+    SignedRoster,
+    TrustLevel,
+    sign_roster,
+)
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import read_toml
-from sealring_trio.files.key_files import is_there, public_path, replace_file
+from sealring_trio.files.key_files import is_there, public_path, read_key, replace_file
 from sealring_trio.files.rosters import read_verified
 from sealring_trio.units import format_time, is_unspecified, parse_address
 
 TRUST_NAMES: Final = {level.name.lower().replace("_", "-"): level for level in TrustLevel}
 NO_ATTESTATION: Final = "00" * 32
+MAX_SERIAL: Final = (1 << 64) - 1
+
+CLOCK_SLACK_MS: Final = 120_000
+"""Milliseconds by which clocks of members may differ: an INIT that is further off is refused."""
 
 
 def _check_name(value: str) -> str:
@@ -45,6 +60,15 @@ def _check_address(value: str) -> str:
         )
     if len(value.encode()) > MAX_ADDRESS:
         raise ValueError(f"an address has at most {MAX_ADDRESS} bytes")
+    return value
+
+
+def _check_addresses(value: list[str]) -> list[str]:
+    known: set[str] = set()
+    for address in value:
+        if address.lower() in known:
+            raise ValueError(f"'{address}' is there twice")
+        known.add(address.lower())
     return value
 
 
@@ -66,7 +90,7 @@ class DraftMember(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
 
     name: Name = pydantic.Field(description="what people call it", examples=['"desk"'])
     public_key: KeyHex = pydantic.Field(description="its .pub file's line", examples=['"04..."'])
-    addresses: list[Address] = pydantic.Field(
+    addresses: Annotated[list[Address], pydantic.AfterValidator(_check_addresses)] = pydantic.Field(
         min_length=1,
         max_length=MAX_ADDRESSES,
         description="where the others reach it",
@@ -112,15 +136,19 @@ class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         return self
 
 
-def find_twins(members: Sequence[DraftMember]) -> str:
+AnyMember = TypeVar("AnyMember", DraftMember, Member)
+
+
+def find_twins(members: Sequence[AnyMember]) -> str:
     """What two of *members* share that each has to have alone; empty if there are no such two."""
     for first, second in itertools.combinations(members, 2):
         if first.public_key == second.public_key:
             return f"'{second.name}' has the key of '{first.name}'"
         if first.name == second.name:
             return f"there are two called '{first.name}'"
-        if shared := set(first.addresses) & set(second.addresses):
-            return f"'{second.name}' has an address of '{first.name}', {min(shared)}"
+        known = {address.lower() for address in first.addresses}
+        if shared := [address for address in second.addresses if address.lower() in known]:
+            return f"'{second.name}' has an address of '{first.name}', {shared[0]}"
     return ""
 
 
@@ -222,6 +250,89 @@ def _member(member: DraftMember) -> Member:
         trust=TRUST_NAMES[member.trust],
         attestation=bytes.fromhex(member.attestation),
     )
+
+
+# ---------------------------------------------------------------------- the next roster
+
+
+def changed_roster(before: Roster, members: Sequence[Member], wall_ms: int) -> Roster:
+    """The roster that follows *before*, with these *members* in rank order. It has the next serial,
+    and is valid from *wall_ms* on (milliseconds since 1970) for as long as *before* was in all.
+
+    Raises `UserError` for members that no roster can have, and for a clock that is behind that of
+    whoever signed *before*.
+    """
+    if twins := find_twins(members):
+        raise UserError(
+            f"roster {before.serial} cannot be changed so: {twins}",
+            "Every machine has a name, a key and addresses of its own.",
+        )
+    if before.serial >= MAX_SERIAL:
+        raise UserError(
+            f"roster {before.serial} has the greatest serial there is", "Begin a new cluster."
+        )
+    if wall_ms < before.issued_ms - CLOCK_SLACK_MS:
+        raise UserError(
+            f"this machine's clock says {format_time(wall_ms)}, and roster {before.serial} was "
+            f"signed at {format_time(before.issued_ms)}",
+            "One of the two clocks is wrong. Set this machine's, and try again.",
+        )
+    issued_ms = max(wall_ms, before.issued_ms)
+    try:
+        return attrs.evolve(
+            before,
+            serial=before.serial + 1,
+            issued_ms=issued_ms,
+            expires_ms=issued_ms + before.expires_ms - before.issued_ms,
+            members=tuple(members),
+        )
+    except SealringError as error:
+        raise UserError(
+            f"roster {before.serial} cannot be changed so: {error}", "Change it in another way."
+        ) from None
+
+
+def sign_next(
+    before: SignedRoster, members: Sequence[Member], signer: Signer, wall_ms: int
+) -> SignedRoster:
+    """`changed_roster`, signed by *signer*, which must have signed *before*: whoever else could
+    write a roster would choose what is signed next. Raises `UserError`."""
+    try:
+        before.verify(signer.public_key)
+    except SealringError:
+        raise UserError(
+            f"roster {before.roster.serial} of {before.roster.name} is not signed by this key, or "
+            "it was changed",
+            "Give the coordinator's private key, which signed it.",
+        ) from None
+    for member in members:
+        if member.public_key == signer.public_key:
+            raise UserError(
+                f"the key of '{member.name}' is the coordinator's, which belongs to no machine",
+                f"Make one for '{member.name}', on that machine: sealring keygen node.key",
+            )
+    return sign_roster(changed_roster(before.roster, members, wall_ms), signer)
+
+
+def read_coordinator_key(path: Path, coordinator: bytes) -> SoftwareSigner:
+    """The private key at *path*, which must be the half of the public key *coordinator* that signs
+    rosters. Raises `UserError`."""
+    if not is_there(path):
+        raise UserError(
+            f"there is no coordinator's key at {path}",
+            "Check the path. If it was taken off this machine, bring it back (sealring coordinator "
+            "import FILE), or take 'coordinator_key' out of the config and give it to the commands "
+            "that sign. A new key signs for no cluster that exists.",
+        )
+    signer = read_key(path)
+    if signer.public_key != coordinator:
+        raise UserError(
+            f"{path} is not the key that signs this cluster's rosters: it is not the private half "
+            "of the config's 'coordinator'",
+            "Give the coordinator's private key. If there is none on this machine, take "
+            "'coordinator_key' out of the config.",
+        )
+    return signer
 
 
 def verify_roster(path: Path, coordinator: bytes, wall_ms: int) -> SignedRoster:

@@ -1,4 +1,5 @@
-"""The TOML file of the daemon: a node's, and what the head's API needs."""
+"""The TOML file of the daemon: a node's, and what the head's API needs; and where it lies by
+default, which is where the platform has the configs of a user."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import platformdirs
 import pydantic
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import (
@@ -16,6 +18,7 @@ from sealring_trio.files.config import (
     StrategyName,
     load_file,
 )
+from sealring_trio.files.key_files import is_there
 
 from sealring.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
 
@@ -23,6 +26,7 @@ SharingName = Literal["connection", "off", "everyone"]
 KeysName = Literal["everywhere", "beyond-loopback"]
 SamplingName = Literal["model", "api"]
 
+CONFIG_NAME: Final = "node.toml"
 NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
 DEFAULT_TIMEOUT: Final = 600.0
@@ -47,6 +51,12 @@ class Config(NodeFile):
         validate_default=True,
         description="address of the head's HTTP API and its page, or 'off' (head)",
         examples=[f'"{DEFAULT_API}"'],
+    )
+    coordinator_key: FilePath | None = pydantic.Field(
+        default=None,
+        description="private key that signs rosters, where it lies on this machine: then this node "
+        "renews the roster by itself, and 'sealring machines' signs with it",
+        examples=['"coordinator.key"'],
     )
     aliases: Listed[Annotated[str, pydantic.Field(min_length=1, max_length=256)]] = pydantic.Field(
         default=(),
@@ -148,3 +158,26 @@ def load_config(path: Path, strategy: StrategyName | None = None) -> Config:
     Raises `UserError` that names the key and its line.
     """
     return load_file(path, Config, strategy)
+
+
+def default_folder() -> Path:
+    """Where a node's config, keys and roster lie if a person says nothing."""
+    return platformdirs.user_config_path("sealring", appauthor=False)
+
+
+def default_state() -> Path:
+    """Where what that node keeps lies."""
+    return platformdirs.user_state_path("sealring", appauthor=False)
+
+
+def own_config(path: Path | None) -> Config:
+    """The config at *path*, or that of the default folder. Raises `UserError`."""
+    if path is not None:
+        return load_config(path)
+    path = default_folder() / CONFIG_NAME
+    if not is_there(path):
+        raise UserError(
+            f"there is no config at {path}, where it lies by default",
+            "Say where this machine's is: --config FILE.",
+        )
+    return load_config(path)

@@ -55,6 +55,10 @@ _UCRED: Final = struct.Struct("=iII")  # struct ucred: pid, uid, gid
 _XUCRED: Final = struct.Struct("=II68x")  # struct xucred: version, uid; what getpeereid reads
 
 
+class NobodyThere(OperationError):
+    """No node runs here, nor starts."""
+
+
 class GetOption(Protocol):
     """A socket's ``getsockopt``, of either kind of socket."""
 
@@ -258,7 +262,7 @@ def _connect(path: Path, seconds: float = ANSWER_SECONDS) -> socket.socket:
             raise OperationError(
                 f"the node at {path} is starting", "Ask again soon. Its log says what it waits for."
             ) from None
-        raise OperationError(
+        raise NobodyThere(
             f"no node is running here: nothing listens at {path}",
             "Start it: sealring up CONFIG",
         ) from None

@@ -1,5 +1,6 @@
 """What a node's owner may ask it at its Unix socket: `generate` and `verify` on the head, `status`,
-`profile` and `roster` on every rank, and `end` on a head that people watch. (`use` is `service`'s.)
+`members`, `profile` and `roster` on every rank, and `end` on a head that people watch. (`use` is
+`service`'s.)
 """
 
 from __future__ import annotations
@@ -142,10 +143,14 @@ class Requests:
                 await self._install(bytes.fromhex(fields.roster), reply)
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
+            case "members":
+                node = self._runtime.node
+                me = node.roster.roster.members[node.rank].name
+                await reply({"roster": node.roster.encode().hex(), "me": me})
             case _:
                 raise UserError(
                     f"the node does not know '{name}'",
-                    "It knows: end, generate, profile, roster, status, use, verify.",
+                    "It knows: end, generate, members, profile, roster, status, use, verify.",
                 )
 
     async def _profile(self, reply: Reply) -> None:
