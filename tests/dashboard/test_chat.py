@@ -117,6 +117,36 @@ def test_conversations_stay_in_this_browser(page: Page) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_saved_or_deleted_stays_so_if_the_page_is_reloaded_at_once(page: Page) -> None:
+    show(page, "An answer.")
+    page.locator("#settings-open").click()
+    for seed in map(str, range(5)):
+        page.get_by_label("Seed").fill(seed)
+        press_and_reload(page, page.get_by_role("button", name="Save"))
+        answers(page, 1)
+        page.locator("#settings-open").click()
+        expect(page.get_by_label("Seed")).to_have_value(seed)
+    press_and_reload(page, page.locator("#conversation-delete"))
+    expect(page.locator("#no-conversations")).to_have_text("Nothing yet.")
+
+
+def press_and_reload(page: Page, button: Locator) -> None:
+    """Press *button* when the reloaded page is on its way: nothing of this one runs after it."""
+    with page.expect_navigation():
+        button.evaluate(PRESSED_LATE)
+
+
+PRESSED_LATE = """
+(button) => {
+  location.reload();
+  const end = performance.now() + 200;
+  while (performance.now() < end);
+  button.click();
+}
+"""
+
+
+@pytest.mark.slow
 def test_files_that_are_no_conversations_are_refused(page: Page) -> None:
     (head,) = [{"format": "sealring-conversations", "version": 1}]
     for data, why in (

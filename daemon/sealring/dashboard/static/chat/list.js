@@ -75,8 +75,7 @@ export class List {
 
   async remove(id) {
     this.on.gone(id);
-    this.taken = await this.store.get(id);
-    await this.store.remove(id);
+    this.taken = await this.store.remove(id);
     this.show();
     if (!this.taken) return;
     byId("regret").hidden = false;

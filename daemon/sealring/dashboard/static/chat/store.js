@@ -85,17 +85,21 @@ export class Store {
     await this.#done(doing, id);
   }
 
+  /** Remove a conversation; returns it, undefined if there is none. */
   async remove(id) {
     await this.opened;
     this.heads.delete(id);
     if (this.memory) {
+      const body = this.memory.get(id);
       this.memory.delete(id);
-      return;
+      return body;
     }
     const { doing, heads, bodies } = this.#stores("readwrite");
+    const body = outcome(bodies.get(id));
     heads.delete(id);
     bodies.delete(id);
     await this.#done(doing, id);
+    return body;
   }
 
   /** All of all conversations. */
@@ -117,7 +121,11 @@ export class Store {
     return found;
   }
 
+  /** Commit what has been asked of the transaction `doing`, and wait until it is done. */
   async #done(doing, id) {
+    // Without an explicit commit the browser waits for this page to see each request's outcome, and takes all of it
+    // back if the page is reloaded before.
+    doing.commit();
     await new Promise((resolve, reject) => {
       doing.addEventListener("complete", resolve);
       doing.addEventListener("abort", () => reject(new Full(doing.error?.message ?? "The browser keeps no more.")));
