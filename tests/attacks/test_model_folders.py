@@ -393,7 +393,12 @@ LOADS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    rows(LOADS, "A3: a word far beyond the others", "A5: marks of 4,000 characters"),
+    rows(
+        LOADS,
+        "A3: a word far beyond the others",
+        "A5: marks of 4,000 characters",
+        ci=["A2: a normalizer that grows"],
+    ),
 )
 async def test_a_hostile_tokenizer_costs_a_worker_and_not_the_node(
     folder: Path, spoil: Callable[[Path], None], why: str

@@ -118,7 +118,7 @@ def expected(source):
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_has_nothing_gets_its_share_and_resumes(
     tmp_path, server, expected, store, monkeypatch
 ):

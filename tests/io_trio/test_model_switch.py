@@ -39,7 +39,7 @@ def served(url: str) -> list[str]:
     return [model["id"] for model in httpx2.get(f"{url}/v1/models").json()["data"]]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_ring_of_one(tmp_path, other):
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
@@ -119,8 +119,9 @@ def test_the_old_one_is_back_if_the_new_one_fails(tmp_path, other):
         assert answer(node) == first
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)]
+)
 def test_the_old_one_is_back_if_the_new_ones_tokenizer_cannot_be_loaded(tmp_path, other, ranks):
     """It is there, so only loading shows it."""
     broken = Path(shutil.copytree(other, tmp_path / "broken"))
@@ -135,7 +136,7 @@ def test_the_old_one_is_back_if_the_new_ones_tokenizer_cannot_be_loaded(tmp_path
         assert ("it serves" if ranks == 1 else "does not serve yet: rank 1") in outcome.err
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_ring_of_two_serves_once_both_have_it(tmp_path, other):
     configs = write_cluster(tmp_path, 2, tiny.path())
     with running_node(configs[0]) as head, running_node(configs[1]) as last:

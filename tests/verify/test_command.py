@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sealring.local.ring import LocalNode
 from sealring_model import tiny
 
 from tests.io_trio.helpers import sealring
-from tests.verify.rings import ring
+from tests.verify.rings import family, ring
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +19,7 @@ def nodes() -> Iterator[list[LocalNode]]:
         yield found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_running_ring_is_right(nodes: list[LocalNode]) -> None:
     outcome = sealring("verify", "--config", nodes[0].config, "--json", "--seed", "3")
     assert outcome.code == 0, outcome.err
@@ -37,6 +38,17 @@ def test_a_running_ring_is_right(nodes: list[LocalNode]) -> None:
     assert told["seed"] == 3
     assert max(place["largest"] for place in told["places"]) < 1e-3
     assert "the ring runs 20 rows" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_ring_that_it_starts_is_right(tmp_path: Path) -> None:
+    outcome = sealring("verify", "--model", family(tmp_path, "qwen3_5"), "--json")
+    assert outcome.code == 0, outcome.err
+    told = outcome.json()
+    assert told["passed"]
+    assert told["largest_batch"] > 1
+    assert told["cached_tokens"] > 0
+    assert (told["first"], told["served"], told["silent"]) == (None, None, {})
 
 
 @pytest.mark.long

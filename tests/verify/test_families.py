@@ -25,13 +25,6 @@ FAMILIES = {
 }
 """By family, what it is here for."""
 
-IN_CI = ("qwen3_5",)
-SAMPLED = [
-    pytest.param(name, marks=pytest.mark.slow if name in IN_CI else pytest.mark.long)
-    for name in FAMILIES
-]
-"""Each takes half a minute of two cores."""
-
 
 def check(found: Verified, ranks: int) -> None:
     told = as_json(found)
@@ -42,7 +35,8 @@ def check(found: Verified, ranks: int) -> None:
     assert told["cached_tokens"] > 0, "a second turn read again what was there"
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.long
+@pytest.mark.parametrize("name", FAMILIES)
 def test_a_ring_of_a_family_is_right(name: str, tmp_path: Path) -> None:
     ranks = 3 if name in ("gpt_oss", "ministral3") else 2
     found = verified(family(tmp_path, name), ranks)
