@@ -226,8 +226,8 @@ def test_the_bits_are_those_that_the_matcher_gives_token_by_token():
 
 def test_a_mask_leaves_what_it_allows_as_it_is():
     constraints = Constraints(40, None)
-    row, free = Row(1, ends=(3, 39), least=8), Row(2)
-    both = constraints.begin([row, free])
+    row = Row(1, ends=(3, 39), least=8)
+    both = [constraints.of(row), None]
     logits = mx.arange(80, dtype=mx.float32).reshape(2, 40)
     masked = constraints.masks(both, [7, 7], ()).apply(logits)
     changed = {(r, c) for r in range(2) for c in range(40) if masked[r, c] != logits[r, c]}

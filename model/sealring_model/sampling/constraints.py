@@ -78,12 +78,9 @@ class Constraints:
         self._matchers: Final = matchers
         self._by_uid: Final[dict[int, Constraint]] = {}
 
-    def begin(self, rows: Sequence[Row]) -> tuple[Constraint | None, ...]:
-        """A decode of *rows* begins: the constraint of each that has one. Raises `LedgerError` for
-        a grammar where nothing follows one."""
-        return tuple([self._of(row) if row.constrained else None for row in rows])
-
-    def _of(self, row: Row) -> Constraint:
+    def of(self, row: Row) -> Constraint:
+        """The constraint of *row*, which has one. Raises `LedgerError` for a grammar where nothing
+        follows one."""
         known = self._by_uid.get(row.uid)
         if known is None or known.row is not row:
             known = self._by_uid[row.uid] = Constraint(row, self._words, self._matchers)

@@ -93,7 +93,8 @@ class Sampler:
         """The state that the decode of *batch* is sampled with; *positions* are those of the new
         tokens, the first one's where *guesses* are read ahead."""
         rows = self._params.get(uids)
-        constraints = self._constraints.begin(rows)
+        of = self._constraints.of
+        constraints = tuple([of(row) if row.constrained else None for row in rows])
         processor = None if on_guess else self._processors.take(batch, rows)
         before = self._begun.get(batch) if on_guess else None
         state = SamplerState(

@@ -86,7 +86,8 @@ class Dialer:
     def __init__(self, own: bytes) -> None:
         self._own = own
         self._wishes: dict[Key, _Wanted] = {}
-        self._up: dict[Key, LiveLink] = {}
+        self.up: dict[Key, LiveLink] = {}
+        """The established links. To be read only."""
         self._answered: set[Key] = set()  # this node's dials that are past RESP
         self._replaced: dict[Key, deque[int]] = {}  # the replaced instances, oldest first
         self._doubtful: set[bytes] = set()  # peers that once seemed to have removed this node
@@ -107,7 +108,7 @@ class Dialer:
         """Dial *key* until the peer has exchanged rosters once. If a link is up, the peer refuses
         the dial as a duplicate, but only after it has taken the roster."""
         wish = self._wishes.setdefault(key, _Wanted(True, now))
-        if key in self._up:
+        if key in self.up:
             wish.greeting = True
             wish.next_try = min(wish.next_try, now)
 
@@ -141,7 +142,7 @@ class Dialer:
         return min(times, default=None)
 
     def _is_wanting(self, key: Key, wish: _Wanted) -> bool:
-        return not wish.dialing and (wish.greeting or key not in self._up)
+        return not wish.dialing and (wish.greeting or key not in self.up)
 
     def _next_try(self, key: Key, wish: _Wanted) -> float:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))
@@ -192,21 +193,17 @@ class Dialer:
 
     # ----------------------------------------------------------------- links
 
-    def get(self, key: Key) -> LiveLink | None:
-        """The established link of *key*."""
-        return self._up.get(key)
-
     def standing(self, peer: bytes) -> dict[Purpose, float]:
         """The established links with *peer*: the start of each, by purpose."""
-        return {key[1]: contact.since for key, contact in self._up.items() if key[0] == peer}
+        return {key[1]: contact.since for key, contact in self.up.items() if key[0] == peer}
 
     def wanted_or_up(self, key: Key) -> bool:
         """True if the link *key* is wanted, or up."""
-        return key in self._wishes or key in self._up
+        return key in self._wishes or key in self.up
 
     def judge(self, key: Key, instance: int) -> Verdict:
         """What to do with an incoming link *key* from the peer's process *instance*."""
-        contact = self._up.get(key)
+        contact = self.up.get(key)
         if contact is not None:
             if contact.instance == instance:
                 return Verdict.DUPLICATE
@@ -224,7 +221,7 @@ class Dialer:
     def lives(self, key: Key) -> list[int]:
         """The instances of the peer that have had the link *key*, each replaced by the next; the
         last is the present one."""
-        contact = self._up.get(key)
+        contact = self.up.get(key)
         return [*self._replaced.get(key, ()), *([] if contact is None else [contact.instance])]
 
     def established(self, key: Key, contact: LiveLink) -> None:
@@ -232,17 +229,17 @@ class Dialer:
         self._answered.discard(key)
         self._doubtful.discard(key[0])
         self._resting.pop(key[0], None)
-        self._up[key] = contact
+        self.up[key] = contact
         wish = self._wishes.get(key)
         if wish is not None:
             wish.dialing = False
 
     def lost(self, key: Key, link: int, now: float) -> bool:
         """Link number *link* of *key* is gone. False if another has taken its place."""
-        contact = self._up.get(key)
+        contact = self.up.get(key)
         if contact is None or contact.link != link:
             return False
-        del self._up[key]
+        del self.up[key]
         self._replaced.pop(key, None)
         wish = self._wishes.get(key)
         if wish is not None:

@@ -357,10 +357,10 @@ class LinkManager:
     # --------------------------------------------------- beginnings and ends
 
     def _rank(self, key: Key) -> int:
-        return self.current_roster.config.roster.roster.rank(key[0])
+        return self.current_roster.config.roster.roster.ranks[key[0]]
 
     def _find(self, rank: int, purpose: Purpose) -> Connection | None:
-        contact = self._dialer.get((self.member(rank).id, purpose))
+        contact = self._dialer.up.get((self.member(rank).id, purpose))
         return None if contact is None else self._connections.get(contact.link)
 
     def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
@@ -415,7 +415,7 @@ class LinkManager:
         self._release_admission(connection)
         key = connection.key
         if key is not None and key[0] in self.config.roster.roster and not self.closed:
-            contact = self._dialer.get(key) if connection.up else None
+            contact = self._dialer.up.get(key) if connection.up else None
             since = None if contact is None else contact.since
             if contact is not None and isinstance(error, PeerTimeout) and connection.link:
                 self._silent[key[0]] = contact.instance, connection.link.keepalive.heard_at
@@ -503,7 +503,7 @@ class LinkManager:
         held = self._connections.get(self._held.pop(key, 0))
         if held is None:
             return
-        if self._dialer.get(key) is not None:
+        if self._dialer.up.get(key) is not None:
             self._refuse(held, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
         else:
             self._with(held.number, now, lambda link: link.admit(now))
@@ -718,7 +718,7 @@ class LinkManager:
         stays a member, is to have it first: it lets its requests finish."""
         head = self.member(0)
         other = roster.members[0].id != head.id and head.id in roster
-        return other and self._dialer.get((head.id, Purpose.CONTROL)) is not None
+        return other and self._dialer.up.get((head.id, Purpose.CONTROL)) is not None
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began: store or refuse it."""
@@ -779,7 +779,7 @@ class LinkManager:
         if not self.current_roster.is_in_force(event.roster):
             self._shut(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
-        if self._dialer.get(key) is not None:  # the peer has accepted both of two crossing dials
+        if self._dialer.up.get(key) is not None:  # the peer has accepted both of two crossing dials
             self._shut(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
             return
         rank = self._rank(key)

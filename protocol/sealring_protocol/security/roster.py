@@ -329,7 +329,7 @@ class Roster:
             raise LocalProtocolError("a roster expires after it was issued")
         if not 1 <= len(self.members) <= MAX_MEMBERS:
             raise LocalProtocolError(f"a roster has 1 to {MAX_MEMBERS} members")
-        if len(self._by_id) < len(self.members):
+        if len(self.ranks) < len(self.members):
             raise LocalProtocolError("two members have the same key")
         if len({member.name for member in self.members}) < len(self.members):
             raise LocalProtocolError("two members have the same name")
@@ -337,7 +337,8 @@ class Roster:
             raise LocalProtocolError(f"a signed roster has at most {MAX_ROSTER} bytes")
 
     @functools.cached_property
-    def _by_id(self) -> dict[bytes, int]:
+    def ranks(self) -> dict[bytes, int]:
+        """The rank of each member, by its id."""
         return {member.id: rank for rank, member in enumerate(self.members)}
 
     @property
@@ -382,16 +383,16 @@ class Roster:
         return cluster_trust(member.trust for member in self.members)
 
     def __contains__(self, member_id: object) -> bool:
-        return member_id in self._by_id
+        return member_id in self.ranks
 
     def member(self, member_id: bytes) -> Member | None:
         """The member with the node id *member_id*; None if there is none."""
-        rank = self._by_id.get(member_id)
+        rank = self.ranks.get(member_id)
         return None if rank is None else self.members[rank]
 
     def rank(self, member_id: bytes) -> int:
         """The rank of the member *member_id*. Raises `LocalProtocolError` if there is none."""
-        rank = self._by_id.get(member_id)
+        rank = self.ranks.get(member_id)
         if rank is None:
             raise LocalProtocolError("no member of the roster has this id")
         return rank

@@ -130,7 +130,9 @@ class Joining:
         self._ports: _Ports | None = None
         self._loaded = False
         self._tunnel = False  # the link to the right neighbour is up
-        self._tunnel_ends: float | None = None
+        self.deadline: float | None = None
+        """When to give up waiting for the tunnel link; None while it is not waited for. To be read
+        only."""
         self._tunnel_seconds = TUNNEL_SECONDS
         self._grouped: Grouped | None = None
 
@@ -154,7 +156,7 @@ class Joining:
         links."""
         self._machine.fire(JoiningEvent.PREPARE)
         self._order, self._ports, self._loaded, self._grouped = order, None, False, None
-        self._tunnel_ends = None
+        self.deadline = None
         alone = Bootstrap(
             order.epoch,
             Backend.PIPELINE,
@@ -211,18 +213,13 @@ class Joining:
         preparing = self.state is JoiningState.PREPARING
         sealed = self._order is not None and not self._order.trusted
         if self._tunnel or not (preparing and sealed and self._loaded and self._ports):
-            self._tunnel_ends = None
-        elif self._tunnel_ends is None:
-            self._tunnel_ends = now + self._tunnel_seconds
-
-    @property
-    def deadline(self) -> float | None:
-        """When to give up waiting for the tunnel link; None while it is not waited for."""
-        return self._tunnel_ends if self._machine.state is JoiningState.PREPARING else None
+            self.deadline = None
+        elif self.deadline is None:
+            self.deadline = now + self._tunnel_seconds
 
     def give_up(self) -> str:
         """The tunnel's deadline has passed. Returns the reason to report."""
-        self._tunnel_ends = None
+        self.deadline = None
         waited, most = self._tunnel_seconds, LONGEST_TUNNEL_SECONDS
         self._tunnel_seconds = min(2 * waited, most)
         return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
@@ -276,6 +273,7 @@ class Joining:
         """The collective is over. Close its connections and replace the engine that was in it."""
         before = self.state
         after = self._machine.fire(JoiningEvent.LEAVE)
+        self.deadline = None
         if before is after:
             return []
         why = "the one before was in a collective that is over, and joins no other"
@@ -285,6 +283,7 @@ class Joining:
         """The engine process is gone, and its collective with it."""
         before = self.state
         after = self._machine.fire(JoiningEvent.ENGINE_LOST)
+        self.deadline = None
         return [] if before is after else [EndCollective(self._epoch)]
 
     def engine_up(self) -> bool:
