@@ -133,6 +133,21 @@ def test_the_first_wrong_value_of_a_list_ends_its_check(
     assert caught.value.error_count() == 1
 
 
+def test_fields_beyond_number_are_refused_before_each_is_an_error() -> None:
+    known = '{"prompt":"a:b"'
+    unknown = "".join(f',"{n}":1' for n in range(999))
+    with pytest.raises(UserError, match="0: Extra inputs"):
+        read_fields(GenerateFields, f"{known}{unknown}}}".encode(), "generate")
+    with pytest.raises(UserError, match="it has 1,001 fields, and 1,000 are the most"):
+        read_fields(GenerateFields, f'{known}{unknown},"x":1}}'.encode(), "generate")
+
+
+def test_what_a_prompt_says_is_no_field() -> None:
+    prompt = json.dumps({str(n): [n] for n in range(5000)})
+    body = json.dumps({"prompt": prompt, "guesses": [*range(5000)]}).encode()
+    assert read_fields(GenerateFields, body, "generate").prompt == prompt
+
+
 async def test_a_fault_in_answering_ends_that_connection_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with serving(path, ECHO):

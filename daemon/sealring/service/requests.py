@@ -1,6 +1,9 @@
-"""What a node's owner may ask it at its Unix socket: `generate` and `verify` on the head, `status`,
-`members`, `profile` and `roster` on every rank, and `end` on a head that people watch. (`use` is
-`service`'s.)
+"""What a node's owner may ask it at its Unix socket: the fields of each request, and `Requests`,
+which answers them.
+
+`generate` and `verify` are for the head, `status`, `members`, `profile` and `roster` for every rank,
+`end` for a head that people watch. `use` outlives the node that it is asked of, so `service.ModelSwitch`
+answers that; `verify` is in `verification`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from sealring.generation.status import describe_node, describe_place
 from sealring.generation.trace import StepRecorder, Trace, processor_times
 from sealring.http.connections import OWNER
 from sealring.service.verification import Reply, Verification, VerifyFields, WaitNotes
-from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull
+from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull, keys_in
 
 Share = Annotated[float, pydantic.Field(ge=0, le=1, allow_inf_nan=False)]
 Repetition = Annotated[float, pydantic.Field(gt=0, le=10, allow_inf_nan=False)]
@@ -100,10 +103,19 @@ class _RosterFields(_Fields):
 
 F = TypeVar("F", bound=pydantic.BaseModel)
 
+_MAX_KEYS: Final = 1000
+"""Keys in a body, at most; `MAX_ROWS` rows of `VerifyFields` have 600. Pydantic makes an error of
+each unknown one, which takes over 1 kB."""
+
 
 def read_fields(kind: type[F], body: bytes, command: str) -> F:
     """The fields of a request in *body*, which is JSON. Raises `UserError` that names the field,
     and the *command* that sends such requests."""
+    if (keys := keys_in(body)) > _MAX_KEYS:
+        raise UserError(
+            f"the request cannot be read: it has {keys:,} fields, and {_MAX_KEYS:,} are the most",
+            f"See: sealring {command} --help",
+        )
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
