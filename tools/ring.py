@@ -2,6 +2,7 @@
 
 ``python -m tools.ring``              this checkout
 ``python -m tools.ring CHECKOUT``     another one, older or newer
+``python -m tools.ring --files``      and which files a token passes
 
 It runs the checkout's `sealring demo` twice, for few tokens and for many, with a probe in its nodes
 and engines (`tools/probe`). What the longer run has more, divided by the tokens that it has more,
@@ -113,9 +114,21 @@ def files_of(each: dict[str, float]) -> set[str]:
     return {name.split()[1] for name in each if name not in CROSSINGS}
 
 
+def by_file(by_process: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The calls in each file, by process."""
+    found: dict[str, dict[str, float]] = {}
+    for process, each in by_process.items():
+        for name, count in each.items():
+            if name not in CROSSINGS:
+                calls = found.setdefault(name.split()[1], {})
+                calls[process] = calls.get(process, 0.0) + count
+    return dict(sorted(found.items()))
+
+
 def main() -> int:
     """Count, and print a table or JSON."""
     parser = about_a_checkout("tools.ring", __doc__)
+    parser.add_argument("--files", action="store_true", help="print every file, too")
     parser.add_argument("--functions", action="store_true", help="print every function, too")
     asked = parser.parse_args()
     checkout = asked.checkout.resolve()
@@ -127,11 +140,18 @@ def main() -> int:
         whole.update(each)
     told = {process: summary(each) for process, each in {**by_process, "ring": whole}.items()}
     if asked.json:
-        print(json.dumps(told | ({"functions": by_process} if asked.functions else {})))
+        files = {"by file": by_file(by_process)} if asked.files else {}
+        functions = {"functions": by_process} if asked.functions else {}
+        print(json.dumps(told | files | functions))
         return 0
     print(f"{'for each token':16}", *(f"{name:>9}" for name in told["ring"]), sep="")
     for process, counts in told.items():
         print(f"{process:16}", *(f"{count:>9,}" for count in counts.values()), sep="")
+    if asked.files:
+        print()
+        for file, calls in by_file(by_process).items():
+            parts = ", ".join(f"{process} {count:.1f}" for process, count in calls.items())
+            print(f"{file}: {parts}")
     if asked.functions:
         for process, each in by_process.items():
             print(f"\n{process}")

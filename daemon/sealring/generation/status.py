@@ -239,12 +239,14 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
     its hops.
     """
-    hops = sorted(
-        timing.away_us / runtime.node.world
+    world = runtime.node.world
+    hops = [
+        timing.away_us / world
         for timing in runtime.timings
         if isinstance(timing.work, Decode) and not timing.parallel
-    )
-    if not hops or runtime.node.world == 1:
+    ]
+    hops.sort()
+    if not hops or world == 1:
         return None
     return {
         "p50": round(hops[len(hops) // 2], 1),
