@@ -1,4 +1,8 @@
-"""What several commands take: numbers within bounds, a prompt, and how a head is reached."""
+"""Options and arguments that several commands share.
+
+Types of numbers within bounds come first, then a prompt (`Prompt`, `read_prompt`), then how a head
+is reached: `Access`, the options for its key and its certificate, and `head_at`, its address.
+"""
 
 from __future__ import annotations
 

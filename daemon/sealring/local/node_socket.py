@@ -1,5 +1,9 @@
-"""The Unix socket of a node: made and claimed by the node, which serves it by `service.owner_api`,
-and asked by commands.
+"""The Unix socket at which a node's owner asks it: both ends of it, and who may be at the other.
+
+- Both ends ask the kernel for the user id of the other (`peer_uid`).
+- The node marks its folder as that of a running node (`claimed`) and listens (`listening`);
+  `service.owner_api` answers.
+- A command asks (`ask`).
 
 A client is one request and the lines of its answer, and a person waits for it. So h11 on a blocking
 socket does: an HTTP client takes a seventh of what the whole command takes to import.

@@ -6,8 +6,10 @@
 An epoch begins when every rank is present. A pipeline's takes one round (BOOTSTRAP, READY). A
 collective's has another round before it (BOOTSTRAP, PREPARED), with a barrier between the two. The
 strategy `auto` tries tensor parallelism first where it is possible. If it fails to start, or is
-measured and not clearly faster, that is kept as the reason for the pipeline that follows. However
-an epoch ends, the head comes back here.
+measured and not clearly faster, that is kept as the reason for the pipeline that follows
+(`TensorTries`). However an epoch ends, the head comes back here. After a failure the next epoch
+waits (`EpochBackoff`); `FailureLog` counts the failures for status, and `Notices` tells the other
+ranks why there is no epoch.
 
 A rank with another model, other weights or another build is refused, in a text by which its owner
 knows what to do. A model's digest covers its manifest (``sealring.json``, the hashes of its

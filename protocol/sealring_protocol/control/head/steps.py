@@ -4,6 +4,9 @@
 scheduler, which says what the next step is, with a machine that says where a step goes and when it
 is over: a `HeadPipeline`, or a `TensorLeader`. Methods return the effects to carry out. After a
 step has failed, `over` is true; then all steps are settled, and the epoch must end.
+
+What outlives the epoch is in a `Timekeeper`: what the times of steps have taught. In a checked
+epoch `CheckedSteps` knows which fingerprints are due.
 """
 
 from __future__ import annotations
