@@ -1,9 +1,9 @@
 """What a node's owner may ask it at its Unix socket: the fields of each request, and `Requests`,
 which answers them.
 
-`generate` and `verify` are for the head, `status`, `members`, `profile` and `roster` for every rank,
-`end` for a head that people watch. `use` outlives the node that it is asked of, so `service.ModelSwitch`
-answers that; `verify` is in `verification`.
+`generate` and `verify` are for the head, `status`, `members`, `profile` and `roster` for every
+rank, `end` for a head that people watch. `use` outlives the node that it is asked of, so
+`service.ModelSwitch` answers that; `verify` is in `verification`.
 """
 
 from __future__ import annotations
