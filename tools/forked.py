@@ -50,6 +50,7 @@ _TESTS: Final = {
     "sealring_protocol.control": ("tests/control/test_epochs.py", "tests/control"),
     "sealring_protocol.joining": ("tests/joining",),
     "sealring_protocol.link": _LINK,
+    "sealring_protocol.joining": ("tests/joining/test_machines.py", "tests/joining"),
     "sealring_trio.engine": (
         "tests/io_trio/test_engine_group.py",
         "tests/io_trio/test_engine_group_orders.py",

@@ -16,7 +16,7 @@ from itertools import repeat, starmap
 from typing import Any, Final
 
 from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor, encode_tensor
-from sealring_protocol.codec.wire import Buffer, Reader, clip, letter, plain, sized, text
+from sealring_protocol.codec.wire import Buffer, Reader, clip, letter, plain, sized, text, utf8
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_REASON, MAX_TENSORS, MAX_WORLD
 
@@ -209,8 +209,8 @@ class Name(Varying):
         super().__init__("u16", "byte", most, what)
 
     def write(self, value: Any) -> tuple[int, list[Buffer]]:
-        """UTF-8."""
-        data = value.encode()
+        """UTF-8. Raises `LocalProtocolError` if it cannot be that."""
+        data = utf8(value)
         return len(data), [data]
 
     def read(self, reader: Reader, count: int) -> Any:

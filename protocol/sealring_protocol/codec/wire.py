@@ -132,9 +132,19 @@ def sized(value: bytes, size: int) -> bytes:
     return value
 
 
+def utf8(value: str) -> bytes:
+    """*value* as UTF-8. Raises `LocalProtocolError` if it holds half a surrogate pair, as the names
+    of files and hosts that are no UTF-8 do."""
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise LocalProtocolError("a text cannot be written as UTF-8") from None
+
+
 def text(value: str, limit: int) -> bytes:
-    """*value* as UTF-8 with a u16 length. Raises `LocalProtocolError` beyond *limit* bytes."""
-    data = value.encode()
+    """*value* as UTF-8 with a u16 length. Raises `LocalProtocolError` beyond *limit* bytes, and for
+    what is no UTF-8."""
+    data = utf8(value)
     if len(data) > limit:
         raise LocalProtocolError(f"a text of {len(data)} bytes does not fit the limit of {limit}")
     return U16.pack(len(data)) + data

@@ -186,6 +186,9 @@ class Newcomer:
             raise LocalProtocolError(f"a newcomer has 1 to {MAX_INVITATION_ADDRESSES} addresses")
         if not all(address and is_plain(address) for address in self.addresses):
             raise LocalProtocolError("an address is printable and not empty")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise LocalProtocolError("a newcomer has each of its addresses once")
+        encode_newcomer(self, bytes(32))  # or what is too long is noticed when JOIN_FIN is due
 
     @property
     def id(self) -> bytes:
@@ -418,21 +421,22 @@ class Introducing:
             _traffic(keys, Direction.TO_INITIATOR, self.inviter, own, t4),
         )
         proved = InviterProved(self.roster, self.coordinator, self.inviter, secrets)
-        return fin, proved, Waited(self)
+        return fin, proved, Waited(self.roster, self.coordinator, own, self.inviter)
 
 
 @attrs.frozen(eq=False)
 class Waited:
     """JOIN_FIN was sent; only ADMIT or CLOSE may come, whenever somebody decides."""
 
-    introduced: Introducing
+    roster: SignedRoster
+    coordinator: bytes
+    own: bytes
+    inviter: bytes
 
     def receive(self, admit: Admit, wall_ms: int) -> Admitted:
         """What ADMIT brings. Raises `RemoteProtocolError` or a subclass."""
-        known, own = self.introduced, self.introduced.asking.newcomer.id
-        current = known.roster.roster
-        ends = (own, known.inviter)
-        signed = newer(known.coordinator, current, admit.roster, wall_ms, *ends)
+        current, ends = self.roster.roster, (self.own, self.inviter)
+        signed = newer(self.coordinator, current, admit.roster, wall_ms, *ends)
         return Admitted(signed, admit.settings)
 
 
@@ -468,7 +472,7 @@ class Expecting:
         """What to ask for, and the next stage, if *frame* is a JOIN_INIT by one of the invitations.
         Raises `RemoteProtocolError` or a subclass."""
         init = parse_init(frame, MessageCode.JOIN_INIT)
-        invitation = self.invitations.find(init)
+        invitation = self.invitations.find(init, self.wall_ms)
         if invitation is None:
             raise AuthenticationFailed("this machine has given no such invitation")
         suite = next((suite for suite in self.host.suites if init.suites >> suite & 1), None)
@@ -766,7 +770,10 @@ class Joiner(Handshake[JoinerState, JoinerMove, JoinerEvent]):
     @fatal
     def receive_admit(self, admit: Admit, wall_ms: int) -> None:
         """ADMIT came at *wall_ms*. Raises `RemoteProtocolError` or a subclass."""
-        admitted = self._current(Waited, JoinerMove.ADMITTED).receive(admit, wall_ms)
+        stage = self._stage
+        if not isinstance(stage, Waited):
+            raise RemoteProtocolError(f"ADMIT came in {self.state.name}")
+        admitted = stage.receive(admit, wall_ms)
         self._advance(JoinerMove.ADMITTED, Storing())
         self._events.append(admitted)
 

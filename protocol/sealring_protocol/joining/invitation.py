@@ -11,8 +11,11 @@ that. Whoever reads an invitation can ask to join as long as it is good, and no 
 person at the inviter sees who asks.
 
 `Invitations` are those of one inviter. They are in memory alone. Each is good until it expires, one
-machine has joined with it, one was refused, or `MAX_TRIES` machines have introduced themselves. Who
-brings one that is over is told why, so it is kept until others need its place.
+machine has joined with it, one was refused, or `MAX_TRIES` machines have introduced themselves. A
+machine that was admitted, and left before it had stored that, may come back with it; no other may.
+Who brings one that is over is told why, so it is kept until others need its place. To be told, one
+has to be answered, and the answer has the cluster's roster: so that a text found later gives
+nothing away, `INVITATION_SECONDS` after it expired it is answered no more.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import attrs
 from sealring_protocol.codec.wire import U8, U32, Reader, is_plain, pack, text
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import (
+    INVITATION_SECONDS,
     JOIN_SIGNATURES_PER_SECOND,
     MAX_ADDRESS,
     MAX_INVITATION,
@@ -44,6 +48,9 @@ PREFIX: Final = "sr1-"
 
 INVITATION_SECRET: Final = 16
 """Bytes of an invitation's secret."""
+
+USED: Final = "this invitation was used"
+"""Why nobody joins with an invitation with which a machine has joined."""
 
 _CHECK: Final = 4
 _HASH: Final = 32
@@ -128,7 +135,12 @@ class _Kept:
     admission: bytes = attrs.field(repr=False)
     tries: int = 0
     busy: bool = False
+    machine: bytes = b""  # the node id of the one that was admitted
     over: str = ""  # why it is good no more, apart from its time
+
+    def worth(self) -> tuple[bool, bool, int]:
+        """The least gives way first."""
+        return not self.over, self.busy, self.invitation.expires_s
 
 
 class Invitations:
@@ -143,17 +155,19 @@ class Invitations:
         return (kept.invitation for kept in self._kept)
 
     def add(self, invitation: Invitation) -> None:
-        """*invitation* was given to somebody. The oldest that is over gives way, or else the
-        oldest."""
+        """*invitation* was given to somebody. One that is over gives way, or else the one that
+        expires first; one with which a machine is joining only if all are like that."""
         if len(self._kept) == MAX_INVITATIONS:
-            over = (kept for kept in self._kept if kept.over)
-            self._kept.remove(next(over, self._kept[0]))
+            self._kept.remove(min(self._kept, key=_Kept.worth))
         self._kept.append(_Kept(invitation, invitation.admission))
 
-    def find(self, init: Init) -> Invitation | None:
-        """The invitation with whose secret the tag of *init* was made; None if there is none.
-        Raises `AuthenticationFailed` if this JOIN_INIT has been here before."""
+    def find(self, init: Init, wall_ms: int) -> Invitation | None:
+        """The invitation with whose secret the tag of *init* was made; None if there is none, or it
+        expired long before *wall_ms*. Raises `AuthenticationFailed` if this JOIN_INIT has been here
+        before."""
         for kept in self._kept:
+            if wall_ms >= 1000 * (kept.invitation.expires_s + INVITATION_SECONDS):
+                continue
             if compare_digest(mac(kept.admission, init.tagged), init.tag):
                 self._replay.add(init.tag)
                 return kept.invitation
@@ -164,13 +178,16 @@ class Invitations:
         if not self._signatures.take(now):
             raise LimitExceeded("too many newcomers ask for a signature")
 
-    def fault(self, invitation: Invitation, wall_ms: int) -> str:
-        """Why nobody joins with *invitation* at *wall_ms*, in words; empty if somebody may."""
+    def fault(self, invitation: Invitation, wall_ms: int, machine: bytes = b"") -> str:
+        """Why *machine* (node id; empty for one never seen) cannot join with *invitation* at
+        *wall_ms*, in words; empty if it may."""
         kept = self._find(invitation)
         if kept is None:
             return "this invitation was withdrawn"
         if kept.over:
             return kept.over
+        if kept.machine not in (b"", machine):
+            return USED
         if wall_ms >= 1000 * invitation.expires_s:
             return "this invitation has expired"
         if kept.busy:
@@ -182,6 +199,11 @@ class Invitations:
         if (kept := self._find(invitation)) is not None:
             kept.tries += 1
             kept.busy = True
+
+    def admitted(self, invitation: Invitation, machine: bytes) -> None:
+        """*machine* (node id) was admitted with *invitation*: no other can join with it."""
+        if (kept := self._find(invitation)) is not None:
+            kept.machine = machine
 
     def give_back(self, invitation: Invitation) -> None:
         """The machine that had taken *invitation* has left, and has not joined."""
@@ -196,4 +218,4 @@ class Invitations:
             kept.over = why
 
     def _find(self, invitation: Invitation) -> _Kept | None:
-        return next((kept for kept in self._kept if kept.invitation is invitation), None)
+        return next((kept for kept in self._kept if kept.invitation == invitation), None)

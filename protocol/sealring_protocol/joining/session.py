@@ -41,10 +41,11 @@ from sealring_protocol.joining.exchange import (
     JoinSecrets,
     Newcomer,
 )
-from sealring_protocol.joining.invitation import Invitation, Invitations
+from sealring_protocol.joining.invitation import USED, Invitation, Invitations
 from sealring_protocol.limits import HANDSHAKE_TIMEOUT, JOIN_PATIENCE, MAX_CLOCK_SKEW_MS
 from sealring_protocol.link import Keepalive, LinkClosed, Patience
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
+from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import OpeningChannel, SealingChannel
 from sealring_protocol.words import lasting
@@ -82,6 +83,8 @@ class JoinSession:
         self._spend = spend
         self._invitations = invitations
         self._taken: Invitation | None = None  # which the newcomer of this session holds
+        self._newcomer = b""  # the node id of that newcomer
+        self._own = b""  # the node id of an inviter
         self._decoder = FrameDecoder(role.frame_limits)
         self._events: deque[JoinEvent] = deque()
         self._out: list[bytes | bytearray] = []
@@ -119,7 +122,9 @@ class JoinSession:
         """The end of *host*, which has given *invitations*. *entropy* is `INVITER_ENTROPY` random
         bytes."""
         role = Inviter(host, invitations, wall_ms, entropy)
-        return cls(role, invitations.spend, invitations, now, wall_ms)
+        session = cls(role, invitations.spend, invitations, now, wall_ms)
+        session._own = node_id(host.signer_public_key)
+        return session
 
     # ---------------------------------------------------------------- in, out
 
@@ -153,8 +158,8 @@ class JoinSession:
         reason = "the connection ended"
         if self._role.state is JoinerState.WAIT_RESP:
             reason = (
-                "it ended the connection without a word. It has given no such invitation, or was "
-                "started again since"
+                "it ended the connection without a word. It has given no such invitation, has "
+                "forgotten it because it expired long ago, or was started again since"
             )
         self._die(ConnectionLost(reason))
 
@@ -170,7 +175,7 @@ class JoinSession:
                 if frame is None:
                     return None
                 self._frame(frame)
-            except RemoteProtocolError as error:
+            except SealringError as error:
                 self._die(error)
         return self._events.popleft()
 
@@ -185,8 +190,14 @@ class JoinSession:
         self._do(lambda: self._role.provide_signature(signature), now)
 
     def admit(self, admit: Admit, now: float) -> None:
-        """The answer to `Introduced`: the newcomer may join, and gets *admit*."""
+        """The answer to `Introduced`: the newcomer may join, and gets *admit*. From now on no other
+        machine can join with its invitation. Raises `LocalProtocolError`, and changes nothing, if
+        *admit* is beyond a limit."""
+        self._check_alive()
+        encode(admit)
         self._do(self._inviter().admit, now)
+        if self._invitations is not None and self._taken is not None:
+            self._invitations.admitted(self._taken, self._newcomer)
         self._send(admit)
 
     def stored(self, now: float) -> None:
@@ -263,7 +274,7 @@ class JoinSession:
             case Joined() if isinstance(role, Inviter):
                 role.receive_joined()
                 if self._invitations is not None and self._taken is not None:
-                    self._invitations.end(self._taken, "this invitation was used")
+                    self._invitations.end(self._taken, USED)
                 self._events.append(message)
             case _:
                 raise RoleViolation(f"{message.CODE.name} has no place in a join")
@@ -274,7 +285,7 @@ class JoinSession:
         try:
             action()
             self._follow()
-        except RemoteProtocolError as error:
+        except SealringError as error:
             self._die(error)
 
     def _follow(self) -> None:
@@ -298,18 +309,24 @@ class JoinSession:
         """Close the session of a newcomer that cannot join, whoever decides; else take its
         invitation."""
         invitations, invitation = self._invitations, event.invitation
+        newcomer = event.newcomer.id
         if invitations is None:
             return False
-        if abs(event.skew_ms) > MAX_CLOCK_SKEW_MS:
+        if newcomer == self._own:
+            why = (
+                "the machine that joins has the inviter's own key. It is the same machine, or its "
+                "folder is a copy: remove the copy's node.key, and a new one is made"
+            )
+        elif abs(event.skew_ms) > MAX_CLOCK_SKEW_MS:
             side = "ahead of" if event.skew_ms > 0 else "behind"
             apart = lasting(abs(event.skew_ms) / 1000)
             why = f"the clock of the machine that joins is {apart} {side} the inviter's"
         else:
-            why = invitations.fault(invitation, self._wall_ms())
+            why = invitations.fault(invitation, self._wall_ms(), newcomer)
         if why:
             self._die(JoinRefused(why, event.newcomer))
         invitations.take(invitation)
-        self._taken = invitation
+        self._taken, self._newcomer = invitation, newcomer
         return True
 
     def _seal(self, secrets: JoinSecrets) -> None:
@@ -332,7 +349,7 @@ class JoinSession:
 
     def _check_alive(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)
 
     def _die(self, error: SealringError) -> NoReturn:
         """End the session with *error*, and raise it. Whoever has proved himself hears of it."""
@@ -343,6 +360,7 @@ class JoinSession:
                 code = CloseCode.REFUSED if isinstance(error, JoinRefused) else wire_code(error)
                 self._send(Close(code, str(error)))
             self._error = error
+            error.__context__ = None  # it would keep frames of the stack alive, and keys in them
             self._events.clear()
             if not self._role.over:
                 self._role.fail(error)

@@ -6,8 +6,8 @@ each key and each signature has exactly one encoding. `cryptography` accepts fur
 module refuses them.
 
 Verifying signatures is the most expensive part of a handshake, and decoding the public point is the
-part that can be cached. Only keys in a signed roster, or pinned by the owner, come here, so
-strangers cannot fill the cache.
+part that can be cached. Only keys in a signed roster, pinned by the owner, or of machines that hold
+an invitation come here, so strangers cannot fill the cache.
 """
 
 from __future__ import annotations
