@@ -1,6 +1,6 @@
 """``python -m spec.formal``: search every scenario, then every weakened variant.
 
-The exit code is 1 if the handshake has an attack, or if a variant has none of those that it must
+The exit code is 1 if the handshake or a join has an attack, or if a variant has none of those that it must
 have: a check that cannot fail shows nothing.
 """
 
@@ -9,9 +9,49 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
 
 from spec.formal.cases import REDUNDANT, SCENARIOS, WEAK, broken, search
-from spec.formal.search import PROPERTIES, Attack
+from spec.formal.join_search import (
+    JOIN_PROPERTIES,
+    JOIN_REDUNDANT,
+    JOIN_SCENARIOS,
+    JOIN_WEAK,
+    join_broken,
+    join_search,
+)
+from spec.formal.search import PROPERTIES, Attack, Found
+
+
+@attrs.frozen
+class Subject:
+    """One exchange: its scenarios, its variants, and how they are searched. A variant's name begins
+    with *prefix*."""
+
+    prefix: str
+    scenarios: Sequence[Any]
+    weak: Mapping[str, tuple[str, set[str]]]
+    redundant: Mapping[str, str]
+    properties: Mapping[str, str]
+    search: Callable[..., Found]
+    broken: Callable[[str], Found]
+
+
+SUBJECTS: Final = (
+    Subject("", SCENARIOS, WEAK, REDUNDANT, PROPERTIES, search, broken),
+    Subject(
+        "join:",
+        JOIN_SCENARIOS,
+        JOIN_WEAK,
+        JOIN_REDUNDANT,
+        JOIN_PROPERTIES,
+        join_search,
+        join_broken,
+    ),
+)
 
 
 def main() -> int:
@@ -21,28 +61,34 @@ def main() -> int:
     trace = parser.parse_args().trace
     if trace is not None:
         return _show(trace)
-    failed = _sound()
-    for weak, (about, owed) in WEAK.items():
-        missed = owed - broken(weak).attacks.keys()
+    return int(any([_holds(subject) for subject in SUBJECTS]))
+
+
+def _holds(subject: Subject) -> bool:
+    """Search all of *subject*; true if anything is not as it should be."""
+    failed = _sound(subject)
+    for weak, (about, owed) in subject.weak.items():
+        missed = owed - subject.broken(weak).attacks.keys()
         failed |= bool(missed)
         told = f"NOT CAUGHT: {', '.join(sorted(missed))}" if missed else "caught"
-        names = ", ".join(name for name in PROPERTIES if name in owed)
-        print(f"{weak:<26} {about:<56} {told}: {names}")
-    for weak, about in REDUNDANT.items():
-        attacks = sorted(search(weak).attacks)
+        names = ", ".join(name for name in subject.properties if name in owed)
+        print(f"{subject.prefix + weak:<26} {about:<56} {told}: {names}")
+    for weak, about in subject.redundant.items():
+        attacks = sorted(subject.search(weak).attacks)
         failed |= bool(attacks)
-        print(f"{weak:<26} {about:<56} {', '.join(attacks) or 'nothing breaks'}")
-    return int(failed)
+        told = ", ".join(attacks) or "nothing breaks"
+        print(f"{subject.prefix + weak:<26} {about:<56} {told}")
+    return failed
 
 
-def _sound() -> bool:
+def _sound(subject: Subject) -> bool:
     failed = False
-    for scenario in SCENARIOS:
+    for scenario in subject.scenarios:
         begin = time.perf_counter()
-        found = search("", (scenario,))
+        found = subject.search("", (scenario,))
         failed |= bool(found.attacks) or not found.completed
         print(
-            f"{scenario.name:<40} {found.states:>7,} states, {found.completed:>6,} completions, "
+            f"{scenario.name:<42} {found.states:>7,} states, {found.completed:>6,} completions, "
             f"{time.perf_counter() - begin:5.1f} s, "
             f"{', '.join(found.attacks) or 'no attack'}"
         )
@@ -51,11 +97,14 @@ def _sound() -> bool:
     return failed
 
 
-def _show(weak: str) -> int:
-    if weak not in {*WEAK, *REDUNDANT}:
-        sys.stderr.write(f"no such variant; there are {', '.join([*WEAK, *REDUNDANT])}\n")
+def _show(name: str) -> int:
+    variants = {s.prefix + weak: (s, weak) for s in SUBJECTS for weak in (*s.weak, *s.redundant)}
+    if name not in variants:
+        sys.stderr.write(f"no such variant; there are {', '.join(variants)}\n")
         return 2
-    for attack in (search if weak in REDUNDANT else broken)(weak).attacks.values():
+    subject, weak = variants[name]
+    found = subject.search(weak) if weak in subject.redundant else subject.broken(weak)
+    for attack in found.attacks.values():
         _tell(attack)
     return 0
 

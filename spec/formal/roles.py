@@ -85,6 +85,11 @@ class Run:
     init: Term | None = None
 
     @property
+    def label(self) -> str:
+        """This end for people."""
+        return f"{self.owner} ({self.role}{self.number})"
+
+    @property
     def weak(self) -> str:
         """The weakness of the world."""
         return self.world.weak

@@ -9,8 +9,8 @@ agreement must be with what has been, and at secrets where the intruder can lear
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import attrs
 
@@ -64,19 +64,83 @@ class Found:
     """The first for each property."""
 
 
-class Search:
+class AnyRun(Protocol):
+    """One end of one exchange, as an `Exploration` moves it."""
+
+    @property
+    def label(self) -> str:
+        """The end for people: who, which role, which number."""
+
+    def expect(self, intruder: Knowledge) -> Iterable[tuple[Term, Any, tuple[Term, ...]]]:
+        """Every message that this end takes now, the run after it, and what is sent then."""
+
+
+R = TypeVar("R", bound=AnyRun)
+
+
+class Exploration(Generic[R]):
+    """The visit of every state of one *scenario*; or of as many as it takes to break the properties
+    in *until*."""
+
+    def __init__(self, scenario: str, until: frozenset[str]) -> None:
+        self._name = scenario
+        self._until = until
+        self.found = Found()
+        self._seen: set[tuple[R, ...]] = set()
+
+    def _visit(
+        self,
+        runs: tuple[R, ...],
+        intruder: Knowledge,
+        wire: tuple[Term, ...],
+        trace: tuple[str, ...],
+    ) -> None:
+        if runs in self._seen or (self._until and self._until <= self.found.attacks.keys()):
+            return
+        self._seen.add(runs)
+        self.found.states += 1
+        leaf = True
+        for index, run in enumerate(runs):
+            for message, after, sent in run.expect(intruder):
+                if not intruder.can(message) or self._refused(after, runs):
+                    continue
+                leaf = False
+                step = (*trace, f"{run.label} takes {_short(message)}")
+                following = (*runs[:index], after, *runs[index + 1 :])
+                self._check_beliefs(after, following, intruder, step)
+                self._visit(following, intruder.with_(sent), (*wire, *sent), step)
+        if leaf:
+            self._check_secrets(runs, intruder, wire, trace)
+
+    def _attack(self, name: str, detail: str, trace: tuple[str, ...]) -> None:
+        self.found.attacks.setdefault(name, Attack(self._name, name, detail, trace))
+
+    def _refused(self, after: R, runs: Sequence[R]) -> bool:
+        """What *runs* hold keeps one of them from becoming *after*."""
+        raise NotImplementedError
+
+    def _check_beliefs(
+        self, run: R, runs: Sequence[R], intruder: Knowledge, trace: tuple[str, ...]
+    ) -> None:
+        raise NotImplementedError
+
+    def _check_secrets(
+        self, runs: Sequence[R], intruder: Knowledge, wire: tuple[Term, ...], trace: tuple[str, ...]
+    ) -> None:
+        raise NotImplementedError
+
+
+class Search(Exploration[Run]):
     """The whole of one scenario, with one weakness or none; or as much of it as it takes to break
     the properties in *until*."""
 
     def __init__(
         self, scenario: Scenario, weak: str = "", until: frozenset[str] = frozenset()
     ) -> None:
+        super().__init__(scenario.name, until)
         self._scenario = scenario
-        self._until = until
         rosters = {node: "new" if node == "B" else "old" for node in scenario.members}
         self._world = World(scenario.members, rosters, weak)
-        self.found = Found()
-        self._seen: set[tuple[Run, ...]] = set()
 
     def run(self) -> Found:
         """Visit every state."""
@@ -92,31 +156,7 @@ class Search:
         self._visit(tuple(runs), Knowledge([*known, *sent]), tuple(sent), ())
         return self.found
 
-    def _visit(
-        self,
-        runs: tuple[Run, ...],
-        intruder: Knowledge,
-        wire: tuple[Term, ...],
-        trace: tuple[str, ...],
-    ) -> None:
-        if runs in self._seen or (self._until and self._until <= self.found.attacks.keys()):
-            return
-        self._seen.add(runs)
-        self.found.states += 1
-        leaf = True
-        for index, run in enumerate(runs):
-            for message, after, sent in run.expect(intruder):
-                if not intruder.can(message) or self._replayed(after, runs):
-                    continue
-                leaf = False
-                step = (*trace, f"{run.owner} ({run.role}{run.number}) takes {_short(message)}")
-                following = (*runs[:index], after, *runs[index + 1 :])
-                self._check_beliefs(after, following, step)
-                self._visit(following, intruder.with_(sent), (*wire, *sent), step)
-        if leaf:
-            self._check_secrets(runs, intruder, wire, trace)
-
-    def _replayed(self, after: Run, runs: Sequence[Run]) -> bool:
+    def _refused(self, after: Run, runs: Sequence[Run]) -> bool:
         """[HS-04]: a node takes an INIT once."""
         return (
             after.role == "R"
@@ -128,12 +168,11 @@ class Search:
     def _honest(self, node: str) -> bool:
         return node not in self._scenario.leaked
 
-    def _attack(self, name: str, detail: str, trace: tuple[str, ...]) -> None:
-        self.found.attacks.setdefault(name, Attack(self._scenario.name, name, detail, trace))
-
     # ---------------------------------------------------------- properties
 
-    def _check_beliefs(self, run: Run, runs: Sequence[Run], trace: tuple[str, ...]) -> None:
+    def _check_beliefs(
+        self, run: Run, runs: Sequence[Run], intruder: Knowledge, trace: tuple[str, ...]
+    ) -> None:
         self.found.completed += run.complete
         verified = run.complete or (run.role == "I" and run.stage == 2)
         if not verified or not self._honest(run.peer):
