@@ -38,7 +38,7 @@ CLOSE: Final = {
     "place (5.5)",
     CloseCode.INTERNAL_ERROR: "the sender's own fault",
     CloseCode.NOT_READY: "not now; try again",
-    CloseCode.REFUSED: "to who asks to join: not with this invitation, or not this machine (14.6)",
+    CloseCode.REFUSED: "to who asks to join: not with this invitation, or not this machine (14.5)",
 }
 
 FAILURES: Final = {
@@ -96,7 +96,7 @@ CONTEXTS: Final = {
 
 LABELS: Final = {
     Label.ADMISSION: ("salt of Extract, 5.2", "K_B"),
-    Label.JOIN: ("salt of Extract and t1, 14.3 and 14.4", "K_J; a join's transcript"),
+    Label.JOIN: ("salt of Extract, 14.3; t1, 14.4", "K_J; a join's transcript"),
     Label.RESPONDER_KEY: ("Expand of PRK, 5.3", "kR"),
     Label.RESPONDER_MAC: ("Expand of PRK, 5.3", "mR"),
     Label.INITIATOR_KEY: ("Expand of PRK, 5.3", "kI"),

@@ -48,7 +48,6 @@ _TESTS: Final = {
     "sealring_protocol.control.epoch.tensor": ("tests/control/test_tensor_leader.py", *_CONTROL),
     "sealring_protocol.control.scheduler": ("tests/control/test_scheduler.py", *_CONTROL),
     "sealring_protocol.control": ("tests/control/test_epochs.py", "tests/control"),
-    "sealring_protocol.joining": ("tests/joining",),
     "sealring_protocol.link": _LINK,
     "sealring_protocol.joining": ("tests/joining/test_machines.py", "tests/joining"),
     "sealring_trio.engine": (
@@ -71,6 +70,8 @@ _FAMILIES: Final = {
     "sealring_protocol.security.id": ("signatures",),
     "sealring_protocol.security.seal": ("seals", "inner_seals"),
     "sealring_protocol.security": ("initiators", "responders"),
+    "sealring_protocol.joining.invitation": ("invitations",),
+    "sealring_protocol.joining": ("joiners", "inviters"),
     "sealring_protocol.control.epoch.ledger": ("ledgers",),
     "sealring_protocol.control": ("lockstep", "ranks"),
     "": ("sessions",),

@@ -76,6 +76,10 @@ class PeerTimeout(RemoteProtocolError):
     """The peer did not answer within its deadline."""
 
 
+class Declined(RemoteProtocolError):
+    """The peer asked for what it may not have, though nothing that it sent is wrong."""
+
+
 class ConnectionLost(RemoteProtocolError):
     """The stream ended without CLOSE."""
 
@@ -90,6 +94,7 @@ WIRE_CODES: Final[dict[type[SealringError], CloseCode]] = {
     ModelMismatch: CloseCode.MODEL_MISMATCH,
     PolicyMismatch: CloseCode.POLICY_MISMATCH,
     PeerTimeout: CloseCode.TIMEOUT,
+    Declined: CloseCode.REFUSED,
     ConnectionLost: CloseCode.PROTOCOL_ERROR,
     LocalProtocolError: CloseCode.INTERNAL_ERROR,
 }

@@ -17,6 +17,7 @@ const UNAVOIDABLE = new Set([
   "a signature that does not verify",
   "cut short",
   "it does not open",
+  "no such invitation",
   "no suite in common",
   "not UTF-8",
   "nothing opens after a failure",

@@ -16,6 +16,8 @@ import { FrameReader, SEALED } from "./sealring/frame.js";
 import { initiate, respond } from "./sealring/handshake.js";
 import { Identity, nodeId, verify } from "./sealring/identity.js";
 import { InnerOpener } from "./sealring/inner.js";
+import { Invitations, readInvitation, writeInvitation } from "./sealring/invitation.js";
+import { answer as answerJoin, ask } from "./sealring/join.js";
 import { Ledger } from "./sealring/ledger.js";
 import { MAX_SEALED_BODY } from "./sealring/limits.js";
 import { Link } from "./sealring/link.js";
@@ -165,6 +167,18 @@ const transcripts = formula(({ suite, cluster, responder, init, resp, fin }) => 
   const t2 = schedule.hash(t1, hex(resp).subarray(0, 1130));
   const t3 = schedule.hash(t1, hex(resp));
   return { t1, t2, t3, t4: schedule.hash(t3, hex(fin)) };
+});
+
+const invitation = formula(({ text }) => {
+  const read = readInvitation(text);
+  return { ...read, text: writeInvitation(read) };
+});
+
+const joinExchange = formula(({ suite, coordinator, secret, ss_kem, ss_x, init, shares }) => {
+  const t1 = schedule.joinTranscript(SUITES[suite], hex(coordinator), hex(init));
+  const t2 = schedule.hash(t1, hex(shares));
+  const prk = schedule.exchangeSecret(SUITES[suite], hex(ss_kem), hex(ss_x), hex(secret));
+  return { t1, t2, prk, ...schedule.handshakeKeys(SUITES[suite], prk, t2) };
 });
 
 const linkSecrets = formula(({ suite, prk, direction, sender, receiver, t4 }) =>
@@ -317,21 +331,90 @@ const linkEnd =
       const link = new Link(end, node, BigInt(input.wall_ms), (self) =>
         end === "initiator" ? initiate(self, node, dial) : respond(self, node, { entropy, encapsulate }),
       );
-      for (const { at, data } of input.deliveries) {
-        link.tick(at);
-        for (const piece of cut(hex(data))) link.receive(piece, at);
-        link.work();
-      }
-      if (input.end) link.end();
-      outcome.released = link.messages.map(({ plaintext }) => plaintext);
-      outcome.output = {
-        sent: link.told === null ? link.outgoing : link.outgoing.slice(0, -1),
-        told: link.told,
-        messages: outcome.released,
-        closed: link.closed,
-        link: link.session && tellSession(link.session),
-      };
-      if (link.failure) throw link.failure;
+      deliver(link, input, cut, outcome, () => ({ link: link.session && tellSession(link.session) }));
+    });
+
+/**
+ * What comes to one end, and what came of it.
+ *
+ * @param {Link} link
+ * @param {any} input
+ * @param {(data: Buffer) => Buffer[]} cut
+ * @param {Outcome} outcome
+ * @param {() => any} tell what the output has beside
+ */
+function deliver(link, input, cut, outcome, tell) {
+  for (const { at, data } of input.deliveries) {
+    link.tick(at);
+    for (const piece of cut(hex(data))) link.receive(piece, at);
+    link.work();
+  }
+  if (input.end) link.end();
+  outcome.released = link.messages.map(({ plaintext }) => plaintext);
+  outcome.output = {
+    sent: link.told === null ? link.outgoing : link.outgoing.slice(0, -1),
+    told: link.told,
+    messages: outcome.released,
+    closed: link.closed,
+    ...tell(),
+  };
+  if (link.failure) throw link.failure;
+}
+
+/** @param {any} input */
+function joinerNode(input) {
+  const { name, system, memory, build, addresses } = input;
+  return {
+    identity: new Identity(hex(input.scalar)),
+    suites: input.suites,
+    newcomer: { name, system, memory: BigInt(memory), build: BigInt(build), addresses },
+    invitation: readInvitation(input.invitation),
+    store: () => {},
+  };
+}
+
+/** @param {any} input */
+function inviterNode(input) {
+  const coordinator = hex(input.coordinator);
+  const kept = input.invitations.map((/** @type {any} */ { text, admitted, ...state }) => ({
+    ...state,
+    invitation: readInvitation(text),
+    admitted: admitted && hex(admitted),
+  }));
+  const invitations = new Invitations(kept);
+  for (const tag of input.seen) invitations.seen.add(hex(tag));
+  const decision = input.admit && { roster: hex(input.admit.roster), settings: input.admit.settings };
+  return {
+    identity: new Identity(hex(input.scalar)),
+    suites: input.suites,
+    roster: readRoster(hex(input.roster), coordinator),
+    coordinator,
+    invitations,
+    decide: () => decision,
+  };
+}
+
+/**
+ * One end of a join.
+ *
+ * @param {"joiner" | "inviter"} end
+ */
+const joinEnd =
+  (end) =>
+  /** @param {any} input */
+  (input) =>
+    [(/** @type {Buffer} */ data) => [data], bytesOf].map((cut) => (/** @type {Outcome} */ outcome) => {
+      const entropy = hex(input.entropy);
+      const encapsulate = () => ({
+        ciphertext: hex(input.encapsulation.ciphertext),
+        secret: hex(input.encapsulation.secret),
+      });
+      const link = new Link(end, null, BigInt(input.wall_ms), (self) =>
+        end === "joiner"
+          ? ask(self, joinerNode(input), entropy)
+          : answerJoin(self, inviterNode(input), { entropy, encapsulate }),
+      );
+      deliver(link, input, cut, outcome, () => ({ met: link.met }));
     });
 
 /** @param {import("./sealring/link.js").Session} session */
@@ -361,6 +444,11 @@ const KINDS = {
   transcripts,
   "link-secrets": linkSecrets,
   traffic,
+  invitation,
+  "join-key": formula(({ coordinator, secret }) => ({ key: schedule.joinKey(hex(coordinator), hex(secret)) })),
+  "join-exchange": joinExchange,
+  joiner: joinEnd("joiner"),
+  inviter: joinEnd("inviter"),
   initiator: linkEnd("initiator"),
   responder: linkEnd("responder"),
   sealed,

@@ -39,7 +39,8 @@ Delivery = bytes | tuple[float, bytes]
 """Bytes, or the second at which they come and the bytes."""
 
 
-def _deliveries(deliveries: Iterable[Delivery]) -> Json:
+def deliveries_of(deliveries: Iterable[Delivery]) -> Json:
+    """Deliveries as a vector tells them."""
     told = []
     for number, delivery in enumerate(deliveries):
         at, data = delivery if isinstance(delivery, tuple) else (0.01 * (number + 1), delivery)
@@ -55,7 +56,7 @@ def _end(who: Node, held: bytes, deliveries: Iterable[Delivery], say: dict[str, 
         "instance": u64(who.instance),
         "suites": say.get("suites", [1, 2]),
         "wall_ms": u64(say.get("wall_ms", NOW)),
-        "deliveries": _deliveries(deliveries),
+        "deliveries": deliveries_of(deliveries),
         "end": say.get("end", False),
     }
 

@@ -18,7 +18,7 @@ from sealring_protocol.codec.local_messages import (
     RowReady,
     Scores,
 )
-from sealring_protocol.codec.messages import Accept, Backend, Close
+from sealring_protocol.codec.messages import Accept, Admit, Backend, Close, Joined
 from sealring_protocol.codec.tensor import DType
 
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
@@ -167,6 +167,8 @@ def vectors() -> Iterator[Vector]:
     worded = put(joined, 82, u16(257)) + b"a" * (257 - 28)
     for name, ids, about, data, why in [
         ("accept", "LM-01", "ACCEPT", flat(Accept(bytes(32), 1, b"")), MALFORMED),
+        ("admit", "LM-01", "ADMIT", flat(Admit(b"", "")), MALFORMED),
+        ("joined", "LM-01", "JOINED", flat(Joined()), MALFORMED),
         ("close", "LM-01", "CLOSE", flat(Close(0, "")), MALFORMED),
         ("tunnel", "LM-01", "TUNNEL", flat(DATA), MALFORMED),
         ("hello", "LM-01", "HELLO", flat(HELLO), MALFORMED),

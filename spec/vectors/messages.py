@@ -9,6 +9,7 @@ import attrs
 from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import (
     Accept,
+    Admit,
     CacheCost,
     CannotServe,
     Close,
@@ -364,6 +365,11 @@ def _beyond_limits() -> Iterator[Case]:
     yield "close-long", "MS-02 CV-02", "a reason of 257 bytes", longer
     roster = grown(flat(Accept(bytes(32), 7, b"")), 41, u32(49153), 49153)
     yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", roster
+    admit = flat(Admit(b"", ""))
+    given = grown(admit, 1, u32(49153), 49153)
+    yield "admit-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", given
+    given = grown(admit, 5, u16(4097), 4097)
+    yield "admit-settings-long", "JN-25 CV-02", "settings of 4,097 bytes", given
     windowless = flat(attrs.evolve(READY, cost=CacheCost(1, 2)))
     windows = grown(windowless, len(windowless) - 2, u16(17), 17 * 12)
     yield "ready-windows", "MS-03 CV-02", "17 windows", windows

@@ -135,6 +135,7 @@ def _bad_init() -> Iterator[Vector]:
         ("ek", "HS-06", "coefficients beyond the modulus", _init(ek=b"\xff" * 1184), MALFORMED),
         ("x-zero", "HS-07", "x_I is 0", _init(x=bytes(32)), MALFORMED),
         ("x-order-8", "HS-07", "x_I has order 8", _init(x=SMALL_ORDER), MALFORMED),
+        ("init-of-join", "JN-01 HS-01", "JOIN_INIT's code", _init(code=b"\x15"), MALFORMED),
         ("fin-first", "HS-01", "FIN where INIT is due", met().fin_frame, MALFORMED),
         ("sealed-first", "HS-29 FR-02", "a sealed frame", frame(2, bytes(64)), MALFORMED),
         ("impatient", "HS-29", "a byte after INIT", init + b"\x01", LIMIT),

@@ -19,6 +19,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Accept,
+    Admit,
     Backend,
     Bootstrap,
     CacheCost,
@@ -33,6 +34,7 @@ from sealring_protocol.codec.messages import (
     Hello,
     Hindrance,
     Join,
+    Joined,
     Message,
     Open,
     Piece,
@@ -291,6 +293,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         Row(5, bias=((0, 0.0),) * 1024),
     ),
     "accept-longest": ("a roster of 49,152 bytes", Accept(bytes(32), 7, bytes(49152))),
+    "admit": ("ADMIT", Admit(HOME_6, '{"model": "naïve"}')),
+    "admit-bare": ("ADMIT of nothing", Admit(b"", "")),
+    "admit-settings": ("settings of 4,096 bytes", Admit(b"", "é\n" * 1365 + "x")),
+    "joined": ("JOINED", Joined()),
     "waiting": ("WAITING with a reason of a rank, and one of none", WAITING),
     "waiting-nothing": ("reasons are withdrawn", Waiting()),
     "waiting-16": (

@@ -30,7 +30,7 @@ CHARACTERS = st.characters(min_codepoint=0x21, max_codepoint=0x2FF, exclude_char
 ADDRESS = st.text(CHARACTERS.filter(lambda c: not 0x7F <= ord(c) <= 0x9F), min_size=1, max_size=40)
 ANY = st.builds(
     Invitation,
-    st.lists(ADDRESS, min_size=1, max_size=MAX_INVITATION_ADDRESSES).map(tuple),
+    st.lists(ADDRESS, min_size=1, max_size=MAX_INVITATION_ADDRESSES, unique=True).map(tuple),
     st.binary(min_size=32, max_size=32),
     st.binary(min_size=16, max_size=16),
     st.integers(0, 2**32 - 1),
@@ -52,7 +52,7 @@ def test_a_text_reads_as_what_was_written(invitation: Invitation) -> None:
 
 
 def test_the_longest_fits() -> None:
-    longest = attrs.evolve(INVITATION, addresses=("é" * (MAX_ADDRESS // 2),) * 4)
+    longest = attrs.evolve(INVITATION, addresses=tuple(c * (MAX_ADDRESS // 2) for c in "éèêë"))
     text = longest.encode()
     assert len(text) < MAX_INVITATION
     assert Invitation.decode(text) == longest
@@ -89,8 +89,9 @@ def test_any_other_text_is_refused_in_words(text: str) -> None:
         b"\x01\x01\x00" + b"a" * 256,
         b"\x01\x00\x01\xff",
         b"\x01\x00\x01\x1b",
+        b"\x02" + b"\x00\x01a" * 2,
     ],
-    ids=["none", "trailing", "cut", "five", "empty", "long", "not-utf-8", "hidden"],
+    ids=["none", "trailing", "cut", "five", "empty", "long", "not-utf-8", "hidden", "twice"],
 )
 def test_addresses_that_may_not_be_are_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):

@@ -79,7 +79,8 @@ class Reading:
                 return self.one("rest")
             case "byte":
                 data = self.take(int(count))
-                return data.decode() if then["field"] in ("reason", "name") else data.hex()
+                texts = ("reason", "name", "settings")
+                return data.decode() if then["field"] in texts else data.hex()
             case str() as kind:
                 return [self.one(kind) for _ in range(int(count))]
         named = [(field["name"], field["type"]) for field in then["fields"]]

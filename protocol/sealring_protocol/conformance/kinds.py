@@ -55,6 +55,8 @@ from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.membership import Membership
 from sealring_protocol.control.plan import Joints, partition
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
+from sealring_protocol.joining.exchange import join_exchange, join_transcript
+from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.security import handshake as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
@@ -288,13 +290,42 @@ def _admission_key(given: Given, result: Result) -> None:
 def _exchange(given: Given, result: Result) -> None:
     secrets = raw(given["ss_kem"]), raw(given["ss_x"])
     keys = schedule.key_exchange(Suite(given["suite"]), *secrets, raw(given["t2"]))
-    result.output = {
+    result.output = _keys_of(keys)
+
+
+def _keys_of(keys: schedule.Exchange) -> Given:
+    return {
         "prk": keys.prk.hex(),
         "kR": keys.responder_key.hex(),
         "mR": keys.responder_mac.hex(),
         "kI": keys.initiator_key.hex(),
         "mI": keys.initiator_mac.hex(),
     }
+
+
+def _invitation(given: Given, result: Result) -> None:
+    invitation = Invitation.decode(given["text"])
+    result.output = {
+        "addresses": list(invitation.addresses),
+        "coordinator": invitation.coordinator.hex(),
+        "secret": invitation.secret.hex(),
+        "expires_s": invitation.expires_s,
+        "text": invitation.encode(),
+    }
+
+
+def _join_key(given: Given, result: Result) -> None:
+    invitation = Invitation(("any",), raw(given["coordinator"]), raw(given["secret"]), 0)
+    result.output = {"key": invitation.admission.hex()}
+
+
+def _join_exchange(given: Given, result: Result) -> None:
+    suite = Suite(given["suite"])
+    t1 = join_transcript(suite, raw(given["coordinator"]), raw(given["init"]))
+    t2 = schedule.chain(t1, raw(given["shares"]))
+    secrets = raw(given["ss_kem"]), raw(given["ss_x"]), raw(given["secret"])
+    keys = join_exchange(suite, *secrets, t2)
+    result.output = {"t1": t1.hex(), "t2": t2.hex(), **_keys_of(keys)}
 
 
 def _transcripts(given: Given, result: Result) -> None:
@@ -396,6 +427,9 @@ SECURITY_KINDS: Final[Kinds] = {
     "transcripts": _transcripts,
     "link-secrets": _link_secrets,
     "traffic": _traffic,
+    "invitation": _invitation,
+    "join-key": _join_key,
+    "join-exchange": _join_exchange,
     "sealed": _sealed,
     "sealed-many": _sealed_many,
     "inner": _inner,
@@ -533,6 +567,8 @@ KINDS: Final[Kinds] = {
     "local-message": _local_message,
     "initiator": _end,
     "responder": _end,
+    "joiner": _end,
+    "inviter": _end,
     "role": _role,
     "ledger": _ledger,
     "rank": _rank,

@@ -211,6 +211,18 @@ def _is_tunnel_data(vector: Given) -> bool:
     return (fields["message"], fields.get("event")) == ("TUNNEL", int(TunnelEvent.DATA))
 
 
+def _text_shorter(vector: Given) -> int:
+    words = vector["input"]["text"].strip()
+    for size in range(len(words)):
+        _refuses(vector["kind"], {"text": words[:size]}, f"{size} characters")
+    return len(words)
+
+
+def _text_longer(vector: Given) -> int:
+    _refuses(vector["kind"], {"text": vector["input"]["text"].strip() + "a"}, "a letter more")
+    return 1
+
+
 def _signed_longer(vector: Given) -> int:
     return _longer(vector, vector["kind"])
 
@@ -222,10 +234,15 @@ _ANY: Final[dict[str, dict[str, Run]]] = {
     "frames": {"bytewise": _bytewise, "pieces": _pieces, "truncated": _beginnings},
     "initiator": {"bytewise": _bytewise, "pieces": _pieces},
     "responder": {"bytewise": _bytewise, "pieces": _pieces},
+    "joiner": {"bytewise": _bytewise, "pieces": _pieces},
+    "inviter": {"bytewise": _bytewise, "pieces": _pieces},
 }
 _VALID: Final[dict[str, dict[str, Run]]] = {
     "initiator": {"truncated": _lost},
     "responder": {"truncated": _lost},
+    "joiner": {"truncated": _lost},
+    "inviter": {"truncated": _lost},
+    "invitation": {"truncated": _text_shorter, "trailing": _text_longer},
     "message": {"truncated": _plaintext_shorter, "trailing": _plaintext_longer},
     "local-message": {"truncated": _plaintext_shorter, "trailing": _plaintext_longer},
     "roster": {"truncated": _signed_shorter, "trailing": _signed_longer},

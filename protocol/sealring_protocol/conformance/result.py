@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import hashlib
 import json
 from collections import deque
@@ -12,9 +13,19 @@ import attrs
 
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
-from sealring_protocol.codec.messages import Close, FailureKind
+from sealring_protocol.codec.messages import Admit, Close, FailureKind
 from sealring_protocol.conformance.files import Json, NoVectors
 from sealring_protocol.errors import SealringError, wire_code
+from sealring_protocol.joining.exchange import (
+    Admitted,
+    Host,
+    Introduced,
+    InviterProved,
+    JoinSecrets,
+    Newcomer,
+)
+from sealring_protocol.joining.invitation import Invitation, Invitations
+from sealring_protocol.joining.session import JoinSession
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.link import Link, LinkClosed, LinkOpened, PeerProved, RosterReceived
 from sealring_protocol.security.admission import Admission
@@ -69,38 +80,29 @@ class _Link(Link):
         super()._on(event)
 
 
-class End:
-    """One end of a link, as a vector describes it. After `run` it has what was sent and released,
-    and the error."""
+class _Join(JoinSession):
+    """A session that records its secrets."""
+
+    seen: JoinSecrets | None = None
+
+    def _seal(self, secrets: JoinSecrets) -> None:
+        self.seen = secrets
+        super()._seal(secrets)
+
+
+class _End(abc.ABC):
+    """One end of a connection, as a vector describes it. After `run` it has what was sent and
+    released, and the error."""
 
     def __init__(self, given: Given) -> None:
         self._given = given
         self._signer = SoftwareSigner.from_scalar(int(given["scalar"], 16))
         self._asked: deque[Callable[[float], None]] = deque()
-        self._up: LinkOpened | None = None
         self._sent = bytearray()
         self.messages: list[bytes] = []
         self.closed: int | None = None
         self.error: SealringError | None = None
-        self._link = self._make()
-
-    def _make(self) -> _Link:
-        given = self._given
-        config = HandshakeConfig(
-            self._signer.public_key,
-            SignedRoster.decode(bytes.fromhex(given["roster"])),
-            bytes.fromhex(given["coordinator"]),
-            int(given["instance"]),
-            tuple(Suite(suite) for suite in given["suites"]),
-        )
-        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
-        if "peer" in given:
-            peer, purpose = bytes.fromhex(given["peer"]), Purpose(given["purpose"])
-            return cast(_Link, _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy))
-        admission = Admission(0.0)
-        for tag in given["seen"]:
-            admission.replay.add(bytes.fromhex(tag))
-        return cast(_Link, _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy))
+        self._link: Link | JoinSession
 
     def run(self, cut: Cut = whole) -> None:
         """Deliver all of the vector's deliveries, each cut by *cut*.
@@ -148,12 +150,6 @@ class End:
                         given["ciphertext"], given["secret"], now
                     )
                 )
-            case RosterReceived():
-                ask(link.roster_stored)
-            case PeerProved():
-                ask(link.admit)
-            case LinkOpened():
-                self._up = event
             case LinkClosed(code):
                 self.closed = code
                 self._asked.clear()
@@ -167,15 +163,22 @@ class End:
         """All plaintext that the link released."""
         return b"".join(self.messages)
 
+    @abc.abstractmethod
     def output(self) -> Given:
         """The vector's output: what the end sent, received and derived."""
+
+    @abc.abstractmethod
+    def _sends_under(self) -> tuple[Suite, bytes] | None:
+        """The suite and the first traffic secret of what it sends, once it has them."""
+
+    def _heard(self) -> Given:
+        """What the outputs of all ends have."""
         frames, code = self._frames()
         return {
             "sent": frames,
             "told": code,
             "messages": [message.hex() for message in self.messages],
             "closed": self.closed,
-            "link": None if self._up is None else self._secrets_of(self._up),
         }
 
     def _frames(self) -> tuple[list[str], int | None]:
@@ -184,8 +187,8 @@ class End:
         decoder = FrameDecoder({int(kind): MAX_SEALED_BODY for kind in kinds})
         decoder.receive_data(bytes(self._sent))
         frames, code = [], None
-        secrets = self._link.seen
-        opener = OpeningChannel(secrets.suite, secrets.send_traffic) if secrets else None
+        under = self._sends_under()
+        opener = OpeningChannel(*under) if under is not None else None
         while (frame := decoder.next_frame()) is not None:
             if frame.kind == FrameKind.SEALED:
                 if opener is None:
@@ -197,6 +200,55 @@ class End:
             frames.append((frame.header + bytes(frame.body)).hex())
         must(decoder.buffered == 0, "it sent a part of a frame")
         return frames, code
+
+
+class End(_End):
+    """One end of a link."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._up: LinkOpened | None = None
+        self._link: _Link = self._make()
+
+    def _make(self) -> _Link:
+        given = self._given
+        config = HandshakeConfig(
+            self._signer.public_key,
+            SignedRoster.decode(bytes.fromhex(given["roster"])),
+            bytes.fromhex(given["coordinator"]),
+            int(given["instance"]),
+            tuple(Suite(suite) for suite in given["suites"]),
+        )
+        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
+        if "peer" in given:
+            peer, purpose = bytes.fromhex(given["peer"]), Purpose(given["purpose"])
+            return cast(_Link, _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy))
+        admission = Admission(0.0)
+        for tag in given["seen"]:
+            admission.replay.add(bytes.fromhex(tag))
+        return cast(_Link, _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy))
+
+    def _on(self, event: Any) -> None:
+        link = self._link
+        match event:
+            case RosterReceived():
+                self._asked.append(link.roster_stored)
+            case PeerProved():
+                self._asked.append(link.admit)
+            case LinkOpened():
+                self._up = event
+            case _:
+                super()._on(event)
+
+    # ------------------------------------------------------------------- after
+
+    def output(self) -> Given:
+        """The vector's output."""
+        return {**self._heard(), "link": None if self._up is None else self._secrets_of(self._up)}
+
+    def _sends_under(self) -> tuple[Suite, bytes] | None:
+        secrets = self._link.seen
+        return None if secrets is None else (secrets.suite, secrets.send_traffic)
 
     def _secrets_of(self, up: LinkOpened) -> Given:
         secrets = self._link.seen
@@ -218,9 +270,119 @@ class End:
         return found
 
 
-def run_end(given: Given, cut: Cut = whole) -> End:
+class JoinEnd(_End):
+    """One end of a join. A joiner stores what it was given at once; an inviter admits at once with
+    what the vector has for that, or never."""
+
+    def __init__(self, given: Given) -> None:
+        super().__init__(given)
+        self._met: InviterProved | Introduced | None = None
+        self._link: _Join = self._ask() if "invitation" in given else self._answerer()
+
+    def _suites(self) -> tuple[Suite, ...]:
+        return tuple(Suite(suite) for suite in self._given["suites"])
+
+    def _ask(self) -> _Join:
+        given = self._given
+        newcomer = Newcomer(
+            self._signer.public_key,
+            given["name"],
+            given["system"],
+            int(given["memory"]),
+            int(given["build"]),
+            tuple(given["addresses"]),
+        )
+        invitation = Invitation.decode(given["invitation"])
+        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
+        asked = _Join.ask(invitation, newcomer, 0.0, wall_ms, entropy, self._suites())
+        return cast(_Join, asked)
+
+    def _answerer(self) -> _Join:
+        given = self._given
+        host = Host(
+            self._signer.public_key,
+            SignedRoster.decode(bytes.fromhex(given["roster"])),
+            bytes.fromhex(given["coordinator"]),
+            self._suites(),
+        )
+        invitations = Invitations(0.0)
+        for each in given["invitations"]:
+            _keep(invitations, each)
+        for tag in given["seen"]:
+            invitations.answered(bytes.fromhex(tag))
+        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
+        return cast(_Join, _Join.answer(host, invitations, 0.0, wall_ms, entropy))
+
+    def _on(self, event: Any) -> None:
+        link, admit = self._link, self._given.get("admit")
+        match event:
+            case InviterProved():
+                self._met = event
+            case Introduced():
+                self._met = event
+                if admit is not None:
+                    given = Admit(bytes.fromhex(admit["roster"]), admit["settings"])
+                    self._asked.append(lambda now: link.admit(given, now))
+            case Admitted(roster, settings):
+                super()._on(Admit(roster.encoded, settings))
+                self._asked.append(link.stored)
+            case _:
+                super()._on(event)
+
+    # ------------------------------------------------------------------- after
+
+    def output(self) -> Given:
+        """The vector's output."""
+        return {**self._heard(), "met": None if self._met is None else _told_of(self._met)}
+
+    def _sends_under(self) -> tuple[Suite, bytes] | None:
+        secrets = self._link.seen
+        return None if secrets is None else (secrets.suite, secrets.send)
+
+
+def _keep(invitations: Invitations, given: Given) -> None:
+    """Add an invitation to which has happened what *given* says."""
+    invitation = Invitation.decode(given["text"])
+    invitations.add(invitation)
+    for _ in range(given["tries"]):
+        invitations.take(invitation)
+        invitations.give_back(invitation)
+    if given["busy"]:
+        invitations.take(invitation)
+    if given["admitted"] is not None:
+        invitations.admitted(invitation, bytes.fromhex(given["admitted"]))
+    if given["used"]:
+        invitations.end(invitation, "this invitation was used")
+
+
+def _told_of(met: InviterProved | Introduced) -> Given:
+    """What an end knows of the other, and its secrets."""
+    secrets = met.secrets
+    found: Given = {
+        "suite": int(secrets.suite),
+        "send": secrets.send.hex(),
+        "receive": secrets.receive.hex(),
+    }
+    if isinstance(met, InviterProved):
+        digest = met.roster.roster.digest.hex()
+        return {**found, "inviter": met.inviter.hex(), "roster": digest}
+    newcomer = met.newcomer
+    return {
+        **found,
+        "public_key": newcomer.public_key.hex(),
+        "name": newcomer.name,
+        "system": newcomer.system,
+        "memory": str(newcomer.memory),
+        "build": str(newcomer.build),
+        "addresses": list(newcomer.addresses),
+        "skew_ms": met.skew_ms,
+    }
+
+
+def run_end(given: Given, cut: Cut = whole) -> End | JoinEnd:
     """Run the end of *given* through all its deliveries."""
-    end = End(given)
+    joins = "invitation" in given or "invitations" in given
+    end = JoinEnd(given) if joins else End(given)
     end.run(cut)
     return end
 

@@ -7,7 +7,7 @@ shows its public key, and a person decides.
 
 ===== ==========================================================================================
 INIT  ``hdr · wall_ms u64 · suites u32 · x_J 32 · ek_J 1184 · tag 32``, as a link's, with
-      another code; the tag is under ``Extract(P || "join", coordinator || secret)``
+      another code; the tag is under ``Extract("sealring/1" || "join", coordinator || secret)``
 RESP  ``hdr · suite u8 · x_H 32 · ct 1088 · AEAD(coordinator's key 65 · id_H 32 · roster u32 + bytes
       · signature 64 · mac 32)``
 FIN   ``hdr · AEAD(key 65 · id_H 32 · build u64 · memory u64 · name · system · count u16 · addresses
@@ -434,8 +434,13 @@ class Waited:
     inviter: bytes
 
     def receive(self, admit: Admit, wall_ms: int) -> Admitted:
-        """What ADMIT brings. Raises `RemoteProtocolError` or a subclass."""
+        """What ADMIT brings: a newer roster than JOIN_RESP did, or the same one, if that holds the
+        newcomer already. Raises `RemoteProtocolError` or a subclass."""
         current, ends = self.roster.roster, (self.own, self.inviter)
+        if self.own in current and admit.roster == self.roster.encoded:
+            if current.expired(wall_ms):
+                raise RosterExpired(f"the cluster's roster {current.serial} has expired meanwhile")
+            return Admitted(self.roster, admit.settings)
         signed = newer(self.coordinator, current, admit.roster, wall_ms, *ends)
         return Admitted(signed, admit.settings)
 
@@ -700,9 +705,6 @@ INVITER_TABLE: Final[Table[InviterState, InviterMove]] = {
 }
 """The legal moves of an inviter."""
 
-SMALL_BODY: Final = max(CLOSE_BODY, 512)
-"""Bytes of the longest sealed body but ADMIT: a CLOSE, or a PING."""
-
 
 # --------------------------------------------------------------------------- roles
 
@@ -721,8 +723,8 @@ class Joiner(Handshake[JoinerState, JoinerMove, JoinerEvent]):
         JoinerState.WAIT_RESP: {FrameKind.HANDSHAKE: MAX_JOIN_RESP},
         JoinerState.WAIT_SIGNATURE: {},
         JoinerState.WAIT_ADMIT: {FrameKind.SEALED: ADMIT_BODY},
-        JoinerState.WAIT_STORE: {FrameKind.SEALED: SMALL_BODY},
-        JoinerState.JOINED: {FrameKind.SEALED: SMALL_BODY},
+        JoinerState.WAIT_STORE: {FrameKind.SEALED: CLOSE_BODY},
+        JoinerState.JOINED: {FrameKind.SEALED: CLOSE_BODY},
         JoinerState.CLOSED: {},
         JoinerState.DEAD: {},
     }
@@ -798,9 +800,9 @@ class Inviter(Handshake[InviterState, InviterMove, InviterEvent]):
         InviterState.WAIT_ENCAPSULATION: {},
         InviterState.WAIT_SIGNATURE: {},
         InviterState.WAIT_FIN: {FrameKind.HANDSHAKE: MAX_JOIN_FIN},
-        InviterState.WAIT_DECISION: {FrameKind.SEALED: SMALL_BODY},
-        InviterState.WAIT_JOINED: {FrameKind.SEALED: SMALL_BODY},
-        InviterState.JOINED: {FrameKind.SEALED: SMALL_BODY},
+        InviterState.WAIT_DECISION: {FrameKind.SEALED: CLOSE_BODY},
+        InviterState.WAIT_JOINED: {FrameKind.SEALED: CLOSE_BODY},
+        InviterState.JOINED: {FrameKind.SEALED: CLOSE_BODY},
         InviterState.CLOSED: {},
         InviterState.DEAD: {},
     }

@@ -75,6 +75,8 @@ class Invitation:
             raise LocalProtocolError(f"an invitation has 1 to {MAX_INVITATION_ADDRESSES} addresses")
         if not all(address and is_plain(address) for address in self.addresses):
             raise LocalProtocolError("an address is printable and not empty")
+        if len(set(self.addresses)) < len(self.addresses):
+            raise LocalProtocolError("an address is there twice")
         if len(self.coordinator) != _HASH or len(self.secret) != INVITATION_SECRET:
             raise LocalProtocolError("a hash has 32 bytes, and an invitation's secret 16")
 
@@ -88,15 +90,19 @@ class Invitation:
 
     @classmethod
     def decode(cls, given: str) -> Invitation:
-        """Read what `encode` gives, in either case and with blanks around it.
+        """Read what `encode` gives, in either case and with blanks and line ends around it.
 
-        Raises `RemoteProtocolError`, with what is wrong in words, for anything else.
+        Raises `RemoteProtocolError`, with what is wrong in words, for anything else, and
+        `LimitExceeded` beyond a limit.
         """
-        words = given.strip().lower()
+        given = given.strip(" \t\r\n")
+        if len(given) > MAX_INVITATION:
+            raise LimitExceeded("this is longer than any invitation")
+        if not given.isascii():
+            raise RemoteProtocolError("an invitation has letters and digits alone")
+        words = given.lower()
         if not words.startswith(PREFIX):
             raise RemoteProtocolError(f"an invitation begins with {PREFIX}")
-        if len(words) > MAX_INVITATION:
-            raise RemoteProtocolError("this is longer than any invitation")
         body = words.removeprefix(PREFIX).upper()
         try:
             data = base64.b32decode(body + "=" * (-len(body) % 8))
@@ -115,7 +121,7 @@ class Invitation:
         expires_s, coordinator, secret = reader.u32(), reader.fixed(_HASH), reader.fixed(16)
         count = reader.u8()
         if count > MAX_INVITATION_ADDRESSES:
-            raise RemoteProtocolError(f"it has {count} addresses")
+            raise LimitExceeded(f"it has {count} addresses")
         addresses = tuple(reader.text(MAX_ADDRESS) for _ in range(count))
         reader.end()
         try:
@@ -169,9 +175,14 @@ class Invitations:
             if wall_ms >= 1000 * (kept.invitation.expires_s + INVITATION_SECONDS):
                 continue
             if compare_digest(mac(kept.admission, init.tagged), init.tag):
-                self._replay.add(init.tag)
+                self.answered(init.tag)
                 return kept.invitation
         return None
+
+    def answered(self, tag: bytes) -> None:
+        """A JOIN_INIT with *tag* is to be answered. Raises `AuthenticationFailed` if one has
+        been."""
+        self._replay.add(tag)
 
     def spend(self, now: float) -> None:
         """Spend one signature. Raises `LimitExceeded` if none is left for now."""

@@ -22,9 +22,10 @@ from sealring_protocol.codec.messages import Admit, Close, Joined, Message, Ping
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
+    Declined,
+    LimitExceeded,
     LocalProtocolError,
     PeerTimeout,
-    RemoteProtocolError,
     RoleViolation,
     SealringError,
     wire_code,
@@ -147,8 +148,7 @@ class JoinSession:
             return
         self._decoder.receive_data(data)
         self._keepalive.heard(now)
-        if self._role.state in _WAITS and self._decoder.buffered:
-            self._die(RemoteProtocolError("data came while this end has to answer"))
+        self._waits()
 
     def receive_eof(self) -> None:
         """The stream ended. Raises `ConnectionLost` unless CLOSE had come."""
@@ -168,7 +168,7 @@ class JoinSession:
         or a subclass, for what the other end may not do."""
         while not self._events:
             self._check_alive()
-            if self._closed or self._role.state in _WAITS:
+            if self._closed or self._waits():
                 return None
             try:
                 frame = self._decoder.next_frame()
@@ -247,6 +247,13 @@ class JoinSession:
         if not isinstance(self._role, Inviter):
             raise LocalProtocolError("only the inviter can do that")
         return self._role
+
+    def _waits(self) -> bool:
+        """True if this end has to answer before the next frame, and the other end to wait."""
+        waits = self._role.state in _WAITS
+        if waits and self._decoder.buffered:
+            self._die(LimitExceeded("data came while this end has to answer"))
+        return waits
 
     def _wall_ms(self) -> int:
         return self._wall_offset_ms + round(self._now * 1000)
@@ -357,8 +364,7 @@ class JoinSession:
             if self._sealer is None:
                 self._out.clear()
             elif not isinstance(error, ConnectionLost):
-                code = CloseCode.REFUSED if isinstance(error, JoinRefused) else wire_code(error)
-                self._send(Close(code, str(error)))
+                self._send(Close(wire_code(error), str(error)))
             self._error = error
             error.__context__ = None  # it would keep frames of the stack alive, and keys in them
             self._events.clear()
@@ -368,7 +374,7 @@ class JoinSession:
         raise error
 
 
-class JoinRefused(RemoteProtocolError):
+class JoinRefused(Declined):
     """*newcomer* cannot join, because of the reason."""
 
     def __init__(self, reason: str, newcomer: Newcomer) -> None:

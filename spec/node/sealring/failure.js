@@ -20,6 +20,7 @@ export const CLOSE = Object.freeze({
   REPLACED: 11,
   INTERNAL_ERROR: 12,
   NOT_READY: 13,
+  REFUSED: 14,
 });
 
 export class Failure extends Error {

@@ -44,9 +44,9 @@ const FIN = 0x03;
 
 const SIGNATURE = 64;
 const MAC = 32;
-const proof = { signature: bytes(SIGNATURE), mac: bytes(MAC) };
+export const proof = { signature: bytes(SIGNATURE), mac: bytes(MAC) };
 
-const initCodec = struct({ wall_ms: u64, suites: u32, x: bytes(32), ek: bytes(1184), tag: bytes(32) });
+export const initCodec = struct({ wall_ms: u64, suites: u32, x: bytes(32), ek: bytes(1184), tag: bytes(32) });
 const respCodec = struct({ suite: u8, x: bytes(32), ct: bytes(1088), sealed: bytes(80 + SIGNATURE + MAC + AEAD_TAG) });
 const respClaim = { id_R: bytes(32), instance: u64, serial: u64, digest: bytes(32) };
 const finClaim = {
@@ -60,16 +60,16 @@ const finClaim = {
 };
 
 const NO_ROSTER = Buffer.alloc(0);
-const UNSEALED_OF_RESP = 1130;
+export const UNSEALED_OF_RESP = 1130;
 
-const denied = (/** @type {unknown} */ holds, /** @type {string} */ reason) =>
+export const denied = (/** @type {unknown} */ holds, /** @type {string} */ reason) =>
   must(holds, reason, "AUTHENTICATION_FAILED");
 
 /**
  * @param {number} code
  * @param {Buffer} fields
  */
-const handshakeFrame = (code, fields) =>
+export const handshakeFrame = (code, fields) =>
   Buffer.concat([frameHeader(HANDSHAKE, 1 + fields.length), u8.write(code), fields]);
 
 /**
@@ -77,7 +77,7 @@ const handshakeFrame = (code, fields) =>
  * @param {number} code
  * @returns {Buffer} what follows the code
  */
-function bodyOf(frame, code) {
+export function bodyOf(frame, code) {
   must(frame.body[0] === code, "another code than is due");
   return frame.body.subarray(1);
 }
@@ -87,12 +87,12 @@ function bodyOf(frame, code) {
  *
  * @param {import("./identity.js").Identity} identity
  * @param {string} protocol
- * @param {"RESP" | "FIN"} context
+ * @param {"RESP" | "FIN" | "JOIN-RESP" | "JOIN-FIN"} context
  * @param {Uint8Array} macKey
  * @param {Uint8Array} transcript
  * @param {Buffer} claim
  */
-function prove(identity, protocol, context, macKey, transcript, claim) {
+export function prove(identity, protocol, context, macKey, transcript, claim) {
   const signature = identity.sign(signedPayload(protocol, context, hash(transcript, claim)));
   return Buffer.concat([claim, signature, hmac(macKey, hash(transcript, claim, signature))]);
 }
@@ -100,12 +100,12 @@ function prove(identity, protocol, context, macKey, transcript, claim) {
 /**
  * @param {Uint8Array} publicKey
  * @param {string} protocol
- * @param {"RESP" | "FIN"} context
+ * @param {"RESP" | "FIN" | "JOIN-RESP" | "JOIN-FIN"} context
  * @param {Uint8Array} macKey
  * @param {Uint8Array} transcript
  * @param {Buffer} proven a claim, its signature and its MAC
  */
-function checkProof(publicKey, protocol, context, macKey, transcript, proven) {
+export function checkProof(publicKey, protocol, context, macKey, transcript, proven) {
   const claim = proven.subarray(0, -SIGNATURE - MAC);
   const signature = proven.subarray(-SIGNATURE - MAC, -MAC);
   verify(publicKey, signature, signedPayload(protocol, context, hash(transcript, claim)));

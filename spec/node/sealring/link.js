@@ -23,20 +23,32 @@ import {
   PINGS_PER_SECOND,
   PING_INTERVAL,
   PING_TIMEOUT,
+  JOIN_PATIENCE,
+  MAX_ADDRESS,
+  MAX_INVITATION_ADDRESSES,
+  MAX_NAME,
+  MAX_SETTINGS,
+  MAX_SYSTEM,
 } from "./limits.js";
 import { decodeMessage, encodeMessage } from "./messages.js";
 import { maySend } from "./roles.js";
 import { Opener, Sealer } from "./seal.js";
+import { SUITES } from "./suites.js";
 
 const NOTHING = Object.freeze({});
 const ANY_MESSAGE = Object.freeze({ [SEALED]: MAX_SEALED_BODY });
 const LONGEST_ACCEPT = Object.freeze({ [SEALED]: 45 + MAX_ROSTER + AEAD_TAG });
 const LONGEST_CLOSE = Object.freeze({ [SEALED]: 5 + MAX_REASON + AEAD_TAG });
 
+/** @typedef {"initiator" | "responder" | "joiner" | "inviter"} End */
+
+const PROOF_SEALED = 64 + 32 + AEAD_TAG;
+const LONGEST_ADDRESSES = 2 + MAX_INVITATION_ADDRESSES * (2 + MAX_ADDRESS);
+
 /**
  * What each state takes (section 4).
  *
- * @type {Readonly<Record<"initiator" | "responder", Readonly<Record<string, import("./frame.js").Takes>>>>}
+ * @type {Readonly<Record<End, Readonly<Record<string, import("./frame.js").Takes>>>>}
  */
 const TAKES = Object.freeze({
   initiator: {
@@ -55,13 +67,31 @@ const TAKES = Object.freeze({
     WAIT_ADMIT: LONGEST_CLOSE,
     ESTABLISHED: ANY_MESSAGE,
   },
+  joiner: {
+    WAIT_RESP: { [HANDSHAKE]: 1_122 + 101 + MAX_ROSTER + PROOF_SEALED },
+    WAIT_SIGNATURE: NOTHING,
+    WAIT_ADMIT: { [SEALED]: 7 + MAX_ROSTER + MAX_SETTINGS + AEAD_TAG },
+    WAIT_STORE: LONGEST_CLOSE,
+    JOINED: LONGEST_CLOSE,
+  },
+  inviter: {
+    WAIT_INIT: { [HANDSHAKE]: 1_261 },
+    WAIT_ENCAPSULATION: NOTHING,
+    WAIT_SIGNATURE: NOTHING,
+    WAIT_FIN: { [HANDSHAKE]: 1 + 113 + 2 + MAX_NAME + 2 + MAX_SYSTEM + LONGEST_ADDRESSES + PROOF_SEALED },
+    WAIT_DECISION: LONGEST_CLOSE,
+    WAIT_JOINED: LONGEST_CLOSE,
+    JOINED: LONGEST_CLOSE,
+  },
 });
 
 /** The states in which an end waits for itself. */
-const OWN_WORK = new Set(["WAIT_ENCAPSULATION", "WAIT_SIGNATURE", "WAIT_STORE", "WAIT_ADMIT"]);
-
-/** Seconds that a PING waits for any byte at all. */
-const PING_PATIENCE = PING_TIMEOUT - PING_INTERVAL;
+const OWN_WORK = Object.freeze({
+  initiator: ["WAIT_SIGNATURE", "WAIT_STORE"],
+  responder: ["WAIT_ENCAPSULATION", "WAIT_SIGNATURE", "WAIT_STORE", "WAIT_ADMIT"],
+  joiner: ["WAIT_SIGNATURE", "WAIT_STORE"],
+  inviter: ["WAIT_ENCAPSULATION", "WAIT_SIGNATURE", "WAIT_DECISION"],
+});
 
 const NO_LOAD = Object.freeze({
   steps_received: 0n,
@@ -102,9 +132,13 @@ export class Link {
   told = null;
   /** The code of the CLOSE that came. @type {number | null} */
   closed = null;
+  /** In a join, what is known of the other end and its secrets, once both have proved themselves. @type {any} */
+  met = null;
 
   #state = "START";
   #takes;
+  #ownWork;
+  #patience;
   #handshake;
   #reader = new FrameReader();
   #now = 0;
@@ -127,14 +161,16 @@ export class Link {
   #pingTokensAt = 0;
 
   /**
-   * @param {"initiator" | "responder"} end
-   * @param {import("./handshake.js").Node} node
+   * @param {End} end
+   * @param {any} node a `Node` of the handshake; of a join, what its side takes
    * @param {bigint} startMs the wall clock at the connection, in milliseconds
    * @param {(link: Link) => import("./handshake.js").Side} handshake
    */
   constructor(end, node, startMs, handshake) {
     this.node = node;
     this.#takes = TAKES[end];
+    this.#ownWork = OWN_WORK[end];
+    this.#patience = end === "joiner" || end === "inviter" ? JOIN_PATIENCE : PING_TIMEOUT;
     this.startMs = startMs;
     this.#handshake = handshake(this);
     this.#guard(() => this.#advance());
@@ -142,6 +178,11 @@ export class Link {
 
   get isUp() {
     return this.#state === "ESTABLISHED";
+  }
+
+  /** The wall clock now, in milliseconds. */
+  get wallMs() {
+    return this.startMs + BigInt(Math.round(this.#now * 1000));
   }
 
   /** Whether nothing is acted on any more. */
@@ -158,13 +199,18 @@ export class Link {
     if (this.isOver || bytes.length === 0) return;
     this.#reader.push(bytes);
     this.#guard(() => this.#read());
-    if (now <= this.#lastFrameAt + PING_TIMEOUT + this.#reader.declared / MIN_FRAME_RATE) this.#hear();
+    const isQuick = now <= this.#lastFrameAt + this.#patience + this.#reader.declared / MIN_FRAME_RATE;
+    if (isQuick || this.met) this.#hear();
   }
 
   /** Do what the end itself has to do. */
   work() {
     this.#guard(() => {
-      while (OWN_WORK.has(this.#state)) this.#advance();
+      while (this.#ownWork.includes(this.#state)) {
+        const before = this.#state;
+        this.#advance();
+        if (this.#state === before) return; // somebody else decides
+      }
     });
   }
 
@@ -175,7 +221,7 @@ export class Link {
    */
   tick(now) {
     this.#now = now;
-    if (!this.isOver) this.#guard(() => (this.isUp ? this.#keepAlive() : this.#hurry()));
+    if (!this.isOver) this.#guard(() => (this.isUp || this.met ? this.#keepAlive() : this.#hurry()));
   }
 
   /** The stream has ended: without CLOSE before it that is a loss [LK-01], and nobody is there to be told. */
@@ -219,6 +265,23 @@ export class Link {
   key(suite, outward, inward) {
     this.#sealer = new Sealer(suite, outward);
     this.#opener = new Opener(suite, inward);
+  }
+
+  /**
+   * Both ends of a join have proved themselves.
+   *
+   * @param {any} met what is known of the other end, with the suite's code and both traffic secrets
+   * @param {readonly string[]} maySend what may come from it
+   */
+  meet(met, maySend) {
+    if (!this.#sealer) this.key(SUITES[met.suite], met.send, met.receive);
+    this.#peerMaySend = maySend;
+    this.met = met;
+  }
+
+  /** A message of a join is to be given out. @param {any} message */
+  give(message) {
+    this.messages.push({ plaintext: encodeMessage(message), message });
   }
 
   /**
@@ -266,6 +329,7 @@ export class Link {
     if (message.message === "CLOSE") this.closedWith(message.why);
     else if (message.message === "PING") this.#pong(message.echo);
     else if (message.message === "PONG") must(this.#unanswered.shift() === message.echo, "a PONG to no PING");
+    else if (this.met) this.#advance(message);
     else this.messages.push({ plaintext, message });
   }
 
@@ -285,14 +349,14 @@ export class Link {
       const frame = this.#reader.next(takes);
       if (!frame) return;
       this.#lastFrameAt = this.#now;
-      if (this.isUp) this.take(frame);
+      if (this.isUp || this.met) this.take(frame);
       else this.#advance(frame);
     }
   }
 
-  /** @param {import("./frame.js").Frame} [frame] */
-  #advance(frame) {
-    const { value, done } = this.#handshake.next(/** @type {any} */ (frame));
+  /** @param {import("./frame.js").Frame | import("./messages.js").Message} [came] */
+  #advance(came) {
+    const { value, done } = this.#handshake.next(/** @type {any} */ (came));
     if (!done) this.#state = value;
   }
 
@@ -302,15 +366,15 @@ export class Link {
   }
 
   #hurry() {
-    const patience = this.#state === "WAIT_INIT" ? INIT_TIMEOUT : HANDSHAKE_TIMEOUT;
+    const isShort = this.#state === "WAIT_INIT" && this.#patience !== JOIN_PATIENCE;
+    const patience = isShort ? INIT_TIMEOUT : HANDSHAKE_TIMEOUT;
     must(this.#now < patience, "the handshake takes too long", "TIMEOUT");
   }
 
   #keepAlive() {
-    const wallMs = this.startMs + BigInt(Math.floor(this.#now * 1000));
-    must(!this.#roster?.hasExpired(wallMs), "the roster has expired", "ROSTER_EXPIRED");
+    must(!this.#roster?.hasExpired(this.wallMs), "the roster has expired", "ROSTER_EXPIRED");
     if (this.#pingedAt !== null) {
-      must(this.#now < this.#pingedAt + PING_PATIENCE, "the peer is silent", "TIMEOUT");
+      must(this.#now < this.#pingedAt + this.#patience - PING_INTERVAL, "the peer is silent", "TIMEOUT");
     } else if (this.#now >= this.#heardAt + PING_INTERVAL) {
       this.#ping();
     }

@@ -23,6 +23,7 @@ import {
   MAX_ROSTER,
   MAX_ROWS,
   MAX_SCORES,
+  MAX_SETTINGS,
   MAX_SPENT,
   MAX_TENSORS,
   MAX_WINDOWS,
@@ -297,6 +298,8 @@ const piece = struct(
   },
 );
 
+const admit = struct({ roster: wire.blob(MAX_ROSTER), settings: wire.text(MAX_SETTINGS) });
+
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
   must(g.backend !== BACKEND.PIPELINE && g.rank < g.size, "no such member");
   must(g.hosts.length === 0 || g.hosts.length === g.size, "hosts of some");
@@ -330,6 +333,8 @@ export const NETWORK = Object.freeze({
   0x0f: ["PREPARED", prepared],
   0x12: ["GET", get],
   0x13: ["PIECE", piece],
+  0x18: ["ADMIT", admit],
+  0x19: ["JOINED", struct({})],
 });
 
 /** @type {Table} */

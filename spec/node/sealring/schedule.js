@@ -50,6 +50,23 @@ export const admissionKey = (cluster, publicKey) =>
   extract(ascii("sealring/1adm"), Buffer.concat([cluster, publicKey]));
 
 /**
+ * K_J, the key of JOIN_INIT's tag.
+ *
+ * @param {Uint8Array} coordinator what an invitation names
+ * @param {Uint8Array} secret of that invitation
+ */
+export const joinKey = (coordinator, secret) => extract(ascii("sealring/1join"), Buffer.concat([coordinator, secret]));
+
+/**
+ * t1 of a join, over JOIN_INIT.
+ *
+ * @param {import("./suites.js").Suite} suite
+ * @param {Uint8Array} coordinator what the invitation names
+ * @param {Uint8Array} init
+ */
+export const joinTranscript = (suite, coordinator, init) => hash(ascii(`${suite.protocol}join`), coordinator, init);
+
+/**
  * t1, over INIT.
  *
  * @param {import("./suites.js").Suite} suite
@@ -66,9 +83,10 @@ export const firstTranscript = (suite, cluster, publicKey, init) =>
  * @param {import("./suites.js").Suite} suite
  * @param {Uint8Array} kemSecret
  * @param {Uint8Array} x25519Secret
+ * @param {Uint8Array} shared in a join, the invitation's secret
  */
-export const exchangeSecret = (suite, kemSecret, x25519Secret) =>
-  extract(hash(ascii(suite.protocol)), Buffer.concat([kemSecret, x25519Secret]));
+export const exchangeSecret = (suite, kemSecret, x25519Secret, shared = Buffer.alloc(0)) =>
+  extract(hash(ascii(suite.protocol)), Buffer.concat([kemSecret, x25519Secret, shared]));
 
 /**
  * The keys that seal RESP and FIN, and those of the MACs within.
