@@ -31,6 +31,7 @@ MODULES: Final = (
     "codec.messages",
     *(f"security.{name}" for name in ("admission", "handshake", "identity", "initiator")),
     *(f"security.{name}" for name in ("keys", "responder", "roles", "roster", "seal")),
+    *(f"joining.{name}" for name in ("exchange", "invitation", "session")),
     "control.epoch.ledger",
     "control.membership",
     "link",
