@@ -129,8 +129,10 @@ APPLICATION = {
     "jinja2",
     "llguidance",
     "prometheus_client",
+    "platformdirs",
     "prompt_toolkit",
     "rich",
+    "segno",
     "starlette",
 }
 
@@ -164,7 +166,8 @@ ROOMS = {
     ),
     "daemon/sealring": (
         *("output", "files", "text", "generation", "dialects", "structured", "text_worker"),
-        *("http", "dashboard", "local", "service", "verify", "profiling", "cli", "__main__"),
+        *("http", "dashboard", "local", "joining", "service", "verify", "profiling"),
+        *("cli", "__main__"),
     ),
 }
 """The rooms of each package, in order. A room imports what stands before it."""

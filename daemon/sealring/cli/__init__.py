@@ -64,9 +64,8 @@ Try it on this machine alone:
     sealring demo
     sealring run tiny "Tell me a story."
 
-Then on two machines: make a key on each (keygen), list both in a roster
-and sign it (roster), write a config for each and start them (up), and
-ask (generate). Every command explains itself: sealring COMMAND --help
+Then on two machines: start on the first, and on the second the join that it
+prints. Every command explains itself: sealring COMMAND --help
 
 Exit codes: 0 it worked; 1 it could not be done; 2 the command line or a file
 is wrong; 3 it was checked, and is not right; 130 interrupted. With --json,
@@ -88,6 +87,9 @@ GROUPS: Final = {
         "pull": ("models:pull", "Fetch a model from the hub, or some of its layers."),
     },
     "A ring of your own": {
+        "start": ("start:start", "Make a cluster of this machine, and invite others."),
+        "join": ("join:join", "Join a cluster by an invitation, and serve."),
+        "machines": ("machines:app", "Show and change which machines belong to the cluster."),
         "keygen": ("keys:keygen", "Make a key pair for a node, or for the coordinator."),
         "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
         "up": ("up:up", "Run one node of a ring."),

@@ -6,32 +6,39 @@ import logging
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
+from sealring_trio.files.key_files import is_there
 
-from sealring.files.config import Config, load_config
+from sealring.files.config import CONFIG_NAME, Config, default_folder, load_config
 from sealring.local.node_socket import claimed
+
+if TYPE_CHECKING:
+    from sealring.joining.door import Door
+
+LogName = Literal["debug", "info", "warning", "error"]
 
 
 def up(
-    config: Path,
+    config: Path | None = None,
     *,
     strategy: StrategyName | None = None,
-    log: Literal["debug", "info", "warning", "error"] = "info",
+    log: LogName = "info",
     trace: bool = False,
     lifeline: Annotated[int | None, cyclopts.Parameter(show=False)] = None,
 ) -> None:
     """Run one node of a ring, until Ctrl-C.
 
-    Start one on every machine of the roster, in any order; each says what it
-    waits for. The first member of the roster is the head, the one to ask. A
-    config is a TOML file:
+    Without a config it is that of the cluster which 'sealring start' made or
+    'sealring join' joined. Start one on every machine of the roster, in any
+    order; each says what it waits for. The first member of the roster is the
+    head, the one to ask. A config is a TOML file:
 
         key = "desk.key"           # from sealring keygen
         roster = "home.roster"     # from sealring roster sign
@@ -66,7 +73,8 @@ def up(
     Parameters
     ----------
     config
-        The node's config file.
+        The node's config file, or the folder that has it as node.toml; that
+        of this user's cluster if left out.
     strategy
         How the model is split, in place of what the config says: 'tp' gives
         each rank a share of every layer, 'pp' some of the layers, 'auto'
@@ -80,17 +88,50 @@ def up(
         A socket's descriptor, for supervisors: 'up' is written there when the
         node is up, and the node stops when it goes dead.
     """
-    logging.basicConfig(
-        level=log.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
-    )
+    log_to_stderr(log)
     logging.getLogger("sealring.steps").setLevel(logging.INFO if trace else logging.WARNING)
-    settings = load_config(config, strategy)
+    run_node(load_config(_config_at(config), strategy), lifeline)
+
+
+def log_to_stderr(level: LogName = "info") -> None:
+    """Have the log go to standard error, from *level* up."""
+    logging.basicConfig(
+        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
+    )
+    logging.getLogger("sealring.steps").setLevel(logging.WARNING)
+
+
+def _config_at(given: Path | None) -> Path:
+    """The config that is *given*, or is in the folder that is; else this user's. Raises
+    `UserError`."""
+    if given is not None:
+        return given / CONFIG_NAME if given.is_dir() else given
+    config = default_folder() / CONFIG_NAME
+    if not is_there(config):
+        raise UserError(
+            f"this machine is in no cluster: there is no {config}",
+            "Make one: sealring start. Or join one: sealring join INVITATION. Or name a config: "
+            "sealring up CONFIG",
+        )
+    return config
+
+
+def run_node(
+    settings: Config,
+    lifeline: int | None = None,
+    beside: Callable[[Door], Awaitable[None]] | None = None,
+) -> None:
+    """Run the node of *settings* until it ends, and *beside* as `service.serve` does. Raises
+    `UserError`."""
     with claimed(settings.state):
-        _run(settings, lifeline)
+        _run(settings, lifeline, beside)
 
 
-def _run(settings: Config, lifeline: int | None) -> None:
-    """Run the node of *settings* until it ends. Raises `UserError`."""
+def _run(
+    settings: Config,
+    lifeline: int | None,
+    beside: Callable[[Door], Awaitable[None]] | None,
+) -> None:
     # These take half a second to import, which a mistake in the config need not wait for.
     import trio  # noqa: PLC0415
 
@@ -99,7 +140,7 @@ def _run(settings: Config, lifeline: int | None) -> None:
 
     prepared = prepare(settings, partial(_pause, lifeline))
     try:
-        trio.run(serve, prepared, lifeline)
+        trio.run(serve, prepared, lifeline, beside)
     except BaseException as error:
         faults = list(_leaves(error))
         for fault in faults:

@@ -351,19 +351,29 @@ def create_key(path: Path) -> SoftwareSigner:
 
     Raises `UserError` when either file exists or cannot be made.
     """
-    signer = SoftwareSigner(ec.generate_private_key(ec.SECP256R1()))
+    signer = new_key()
+    keep_key(path, signer)
+    return signer
+
+
+def new_key() -> SoftwareSigner:
+    """A new private key, in memory alone."""
+    return SoftwareSigner(ec.generate_private_key(ec.SECP256R1()))
+
+
+def keep_key(path: Path, signer: SoftwareSigner) -> None:
+    """Write the key of *signer*, as `create_key` does. Raises `UserError`."""
     public = public_path(path)
     if is_there(public):
         raise UserError(
             f"{public} already exists, and is left as it is",
             "Choose another name, or move it away.",
         )
-    _write_new(path, signer.to_pem(), 0o600)
-    _write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
-    return signer
+    write_new(path, signer.to_pem(), 0o600)
+    write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
+def write_new(path: Path, data: bytes, mode: int) -> None:
     """Create *path* with *data* and *mode*, never replacing anything. Raises `UserError`."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

@@ -58,6 +58,12 @@ class Config(NodeFile):
         "renews the roster by itself, and 'sealring machines' signs with it",
         examples=['"coordinator.key"'],
     )
+    door: Address | None = pydantic.Field(
+        default=None,
+        description="address at which machines knock that were invited, open only while an "
+        "invitation is; if left out, that of 'listen' with the next port",
+        examples=['"0.0.0.0:7471"'],
+    )
     aliases: Listed[Annotated[str, pydantic.Field(min_length=1, max_length=256)]] = pydantic.Field(
         default=(),
         max_length=64,

@@ -162,7 +162,8 @@ class Requests:
             case _:
                 raise UserError(
                     f"the node does not know '{name}'",
-                    "It knows: end, generate, members, profile, roster, status, use, verify.",
+                    "It knows: accept, end, generate, invite, members, profile, refuse, roster, "
+                    "status, use, verify, waiting.",
                 )
 
     async def _profile(self, reply: Reply) -> None:

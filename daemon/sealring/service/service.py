@@ -16,7 +16,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -34,7 +34,9 @@ from sealring.files.config import Config
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_node
 from sealring.http.connections import raise_limit
+from sealring.joining.door import Door
 from sealring.local.node_socket import listening
+from sealring.service.door_requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.head_api import HeadApi, prepare, why_not_head
 from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
 from sealring.service.verification import Reply
@@ -56,8 +58,13 @@ OTHERS_SECONDS: Final = 10.0
 _QUESTION: Final = GenerateFields(prompt="Hello.", max_tokens=1)
 
 
-async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
-    """Run the node until a signal, or until *lifeline* (a socket's descriptor) goes dead.
+async def serve(
+    setup: NodeSetup[Config],
+    lifeline: int | None,
+    beside: Callable[[Door], Awaitable[None]] | None = None,
+) -> None:
+    """Run the node until a signal, or until *lifeline* (a socket's descriptor) goes dead. Once it
+    is up, *beside* runs with it and is given its door.
 
     Raises `UserError` or `OperationError` when it cannot begin.
     """
@@ -66,6 +73,8 @@ async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
     raise_limit()
     setup.store.begin(setup.roster)
     switch = ModelSwitch(partial(prepare, pause=None))
+    identity = setup.identity
+    door = Door(setup.config, identity.signer, identity.coordinator)
     with (
         listening(setup.config.control_socket) as listener,
         # Before the node says that it is up: whoever hears that may end it at once.
@@ -74,34 +83,55 @@ async def serve(setup: NodeSetup[Config], lifeline: int | None) -> None:
         async with trio.open_nursery() as nursery:
             held = _Lifeline(lifeline)
             nursery.start_soon(held.hold)
-            nursery.start_soon(_serve_owner, listener, switch, held.up)
-            await _live(setup, switch, signals, held)
+            nursery.start_soon(_serve_owner, listener, switch, door, held.up)
+            await nursery.start(door.run)
+            if beside is not None:
+                nursery.start_soon(_begin, beside, door, held.up)
+            await _live(setup, switch, door, signals, held)
             while (following := switch.next) is not None:
                 began = switch.lives
                 try:
-                    await _live(renewed(following), switch, signals, held)
+                    await _live(renewed(following), switch, door, signals, held)
                 except* UserError as errors:
                     if switch.lives > began:
                         raise
                     switch.failed(errors)
                 if switch.lives == began:
-                    await _live(renewed(setup), switch, signals, held)
+                    await _live(renewed(setup), switch, door, signals, held)
                 else:
                     setup = following
             nursery.cancel_scope.cancel()
 
 
-async def _serve_owner(listener: socket.socket, switch: ModelSwitch, up: trio.Event) -> None:
+async def _begin(beside: Callable[[Door], Awaitable[None]], door: Door, up: trio.Event) -> None:
+    """Run *beside* once the node is *up*."""
+    await up.wait()
+    await beside(door)
+
+
+async def _serve_owner(
+    listener: socket.socket, switch: ModelSwitch, door: Door, up: trio.Event
+) -> None:
     """Answer the owner at *listener* once the node is *up*. Until then its clients wait."""
     await up.wait()
     # A tenth of the node's start to import, and the engine starts meanwhile.
     from sealring.service.owner_api import OwnerApi, serve_owner  # noqa: PLC0415
 
-    await serve_owner(listener, OwnerApi(switch.answer, switch.api))
+    async def answer(name: str, body: bytes, reply: Reply) -> None:
+        if name in DOOR_REQUESTS:
+            await answer_at_door(door, name, body, reply)
+        else:
+            await switch.answer(name, body, reply)
+
+    await serve_owner(listener, OwnerApi(answer, switch.api))
 
 
 async def _live(
-    setup: NodeSetup[Config], switch: ModelSwitch, signals: AsyncIterator[int], lifeline: _Lifeline
+    setup: NodeSetup[Config],
+    switch: ModelSwitch,
+    door: Door,
+    signals: AsyncIterator[int],
+    lifeline: _Lifeline,
 ) -> None:
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
     config = setup.config
@@ -121,7 +151,11 @@ async def _live(
             nursery.start_soon(_serve_texts, generator)
             nursery.start_soon(_keep, generator)
             switch.begin(setup, generator, api)
+            door.begin(lambda: runtime.node.roster, runtime.install, config.model)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)
+            door.pause()
+            if switch.next is None:
+                await door.close("sealring is stopped there")
         switch.over()
         nursery.cancel_scope.cancel()
 

@@ -1,0 +1,237 @@
+"""`sealring join`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sealring_protocol.codec.wire import is_plain
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.security.identity import node_id
+from sealring_protocol.words import lasting
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.models import TINY, find_model, is_hub_id
+
+from sealring.cli.up import log_to_stderr, run_node
+from sealring.files.cluster import new_key
+from sealring.files.config import DEFAULT_API, load_config
+from sealring.joining.founding import (
+    DEFAULT_PORT,
+    Place,
+    Settings,
+    check_ports,
+    read_api,
+    read_listen,
+    settle,
+)
+from sealring.joining.machine import machine_name, plain_name
+from sealring.output import print_json, visible
+
+if TYPE_CHECKING:
+    from sealring.joining.asking import Asking
+
+
+def join(
+    invitation: str,
+    folder: Path | None = None,
+    *,
+    model: str | None = None,
+    listen: str = f"0.0.0.0:{DEFAULT_PORT}",
+    api: str = DEFAULT_API,
+    name: str = "",
+    json: bool = False,
+) -> int:
+    """Join a cluster by an invitation, and run this machine's node.
+
+    'sealring start' or 'sealring machines invite' on a machine of the
+    cluster prints what to type here:
+
+        sealring join sr1-...
+
+    This machine makes a key, which never leaves it, and shows it as four
+    words. Whoever is at the other machine sees the same words, and says
+    whether this one may join. Then it fetches its part of the model, and
+    serves until Ctrl-C.
+
+    Start it again with: sealring up
+
+    Parameters
+    ----------
+    invitation
+        What the other machine printed.
+    folder
+        Where the files of this machine go; if left out, where this system
+        keeps the configs of a user.
+    model
+        Folder of the model on this machine, where the cluster's is no hub id.
+    listen
+        Address at which other machines reach this one, HOST or HOST:PORT.
+    api
+        Address of the API and the page, should this machine become the head,
+        or 'off'.
+    name
+        What to call this machine; its host name if left out.
+    json
+        Print one JSON object once it has joined.
+    """
+    given = _read(invitation)
+    place = Place.at(folder)
+    place.check_free()
+    where = read_listen(listen, DEFAULT_PORT)
+    if model is not None:
+        find_model(model)
+    own = Path(model).resolve() if model is not None and Path(model).is_dir() else model
+    settings = Settings(
+        plain_name(name) or machine_name(), where, read_api(api), "" if own is None else str(own)
+    )
+    check_ports(where)
+    log_to_stderr()
+    if not _join(given, place, settings, json=json):
+        return 130
+    config = load_config(place.config)
+    if config.model == _ABSENT:
+        raise OperationError(
+            "this machine has joined, and does not have the cluster's model: that is a folder of "
+            "another machine",
+            f"Copy it to {place.folder / _ABSENT}, or name it with 'model' in {config.path}. "
+            "Then: sealring up",
+        )
+    run_node(config)
+    return 0
+
+
+_ABSENT = "./model"
+"""The folder, beside the config, of a model that no hub has."""
+
+
+def _read(text: str) -> Invitation:
+    """The invitation in *text*, which may have the command before it. Raises `UserError`."""
+    try:
+        return Invitation.decode(text.rpartition(" ")[2])
+    except RemoteProtocolError as error:
+        raise UserError(
+            f"this is no invitation: {error}",
+            "Copy the whole line that 'sealring start' or 'sealring machines invite' printed; it "
+            "begins with sr1-.",
+        ) from None
+
+
+def _join(invitation: Invitation, place: Place, settings: Settings, *, json: bool) -> bool:
+    """Join, and keep what the cluster gives at *place*; False if it was interrupted. Raises
+    `UserError`."""
+    # These take half a second to import, which a mistake need not wait for.
+    import trio  # noqa: PLC0415
+    from sealring_protocol.joining.exchange import (  # noqa: PLC0415
+        Admitted,
+        InviterProved,
+        Newcomer,
+    )
+    from sealring_trio.node.service import build_number  # noqa: PLC0415
+
+    from sealring.joining.asking import Asking, JoinProgress  # noqa: PLC0415
+    from sealring.joining.fingerprint import fingerprint  # noqa: PLC0415
+    from sealring.joining.machine import (  # noqa: PLC0415
+        addresses_of,
+        machine_memory,
+        system_name,
+    )
+
+    signer = new_key()
+    words = fingerprint(signer.public_key)
+
+    def newcomer(host: str) -> Newcomer:
+        return Newcomer(
+            signer.public_key,
+            settings.name,
+            system_name(),
+            machine_memory(),
+            build_number(),
+            addresses_of(settings.listen, host),
+        )
+
+    class Told(JoinProgress):
+        """Prints how it goes, and keeps the files."""
+
+        def proved(self, cluster: InviterProved, name: str) -> None:
+            roster = cluster.roster.roster
+            many = len(roster.members)
+            machines = "one machine" if many == 1 else f"{many} machines"
+            _say(f"{name} answers: {roster.name}, a cluster of {machines}", json=json)
+            _say(f"this machine's fingerprint is {words}", json=json)
+            _say(f"waiting for a yes at {name}, which shows these words", json=json)
+
+        def waiting(self, name: str, seconds: float) -> None:
+            _say(f"waiting for a yes at {name} ({lasting(seconds)})", json=json)
+
+        def store(self, cluster: InviterProved, admitted: Admitted) -> None:
+            kept = _with_model(settings, _told_model(admitted.settings))
+            settle(place, kept, signer, cluster.coordinator, admitted.roster)
+            roster = admitted.roster.roster
+            member = roster.member(node_id(signer.public_key))
+            own = settings.name if member is None else member.name
+            _say(f"joined {roster.name} as {own}; files: {place.folder}", json=json)
+            if json:
+                print_json(
+                    {
+                        "cluster": roster.name,
+                        "name": own,
+                        "fingerprint": words,
+                        "config": str(place.config),
+                        "members": [each.name for each in roster.members],
+                    }
+                )
+                sys.stdout.flush()
+
+    return trio.run(_asked, Asking(invitation, signer, newcomer, Told()))
+
+
+async def _asked(asking: Asking) -> bool:
+    """Run *asking*; a signal stops it, in good order."""
+    import trio  # noqa: PLC0415 - as above
+
+    outcome: list[bool | UserError] = []
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+        async def run(scope: trio.CancelScope) -> None:
+            try:
+                outcome.append(await asking.run())
+            except UserError as error:  # a nursery would wrap it
+                outcome.append(error)
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, nursery.cancel_scope)
+            await anext(signals)
+            asking.stop()
+    if isinstance(outcome[0], UserError):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _told_model(settings: str) -> str:
+    """The model that the inviter's *settings* name; empty if they name none that this machine can
+    have."""
+    from sealring_model.loading.foreign_json import parse_foreign  # noqa: PLC0415 - as above
+
+    try:
+        told: Any = parse_foreign("a join's settings", settings.encode())
+    except ValueError:
+        return ""
+    model = told.get("model") if isinstance(told, dict) else None
+    if isinstance(model, str) and is_plain(model) and (model == TINY or is_hub_id(model)):
+        return model
+    return ""
+
+
+def _with_model(settings: Settings, told: str) -> Settings:
+    """*settings* with a model: their own, the one that was *told*, or a folder yet to be made."""
+    import attrs  # noqa: PLC0415 - as above
+
+    return attrs.evolve(settings, model=settings.model or told or _ABSENT)
+
+
+def _say(text: str, *, json: bool) -> None:
+    print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)

@@ -1,0 +1,263 @@
+"""`sealring machines list | invite | accept | refuse`: who belongs to the cluster, and who may."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import cyclopts
+from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.roster import Member, SignedRoster, TrustLevel
+from sealring_trio.errors import UserError
+from sealring_trio.files.key_files import read_key, read_public_key
+from sealring_trio.files.rosters import RosterStore
+from sealring_trio.units import wall_ms
+
+from sealring.cli.doorway import (
+    QUESTION,
+    describe_newcomer,
+    is_yes,
+    join_command,
+    print_invitation,
+)
+from sealring.files.cluster import read_coordinator_key, sign_next
+from sealring.files.config import Config, own_config
+from sealring.joining.fingerprint import fingerprint
+from sealring.local.node_socket import ANSWER_SECONDS, ask
+from sealring.output import print_json, print_table, visible
+
+HELP = """\
+Show and change which machines belong to the cluster.
+
+    sealring machines list
+    sealring machines invite
+    sealring machines accept den
+
+To begin a cluster: sealring start
+"""
+
+app = cyclopts.App(name="machines", help=HELP)
+
+_JOIN_SECONDS = 60.0
+"""Seconds that a machine that was accepted may take to join."""
+
+Minutes = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=10080))]
+
+
+@app.command(name="list")
+def list_(*, config: Path | None = None, json: bool = False) -> None:
+    """Show the machines of the cluster, in rank order: the first is the head.
+
+    Those that wait to be let in follow, if this machine's node runs.
+
+    Parameters
+    ----------
+    config
+        The config of this machine's node; that of this user's cluster if left
+        out.
+    json
+        Print one JSON object.
+    """
+    settings = own_config(config)
+    coordinator = read_public_key(settings.coordinator)
+    roster = RosterStore(settings.state, coordinator).newest(settings.roster, wall_ms()).roster
+    own = node_id(read_key(settings.key).public_key)
+    try:
+        waiting = _waiting(settings)["waiting"]
+    except UserError:  # no node runs here
+        waiting = []
+    if json:
+        machines = [
+            {
+                "rank": rank,
+                "name": member.name,
+                "fingerprint": fingerprint(member.public_key),
+                "addresses": list(member.addresses),
+                "here": member.id == own,
+            }
+            for rank, member in enumerate(roster.members)
+        ]
+        print_json({"cluster": roster.name, "machines": machines, "waiting": waiting})
+        return
+    print_table(
+        f"machines of {roster.name}",
+        ["rank", "name", "fingerprint", "addresses"],
+        [
+            (
+                str(rank),
+                f"{member.name} (this one)" if member.id == own else member.name,
+                fingerprint(member.public_key),
+                " ".join(member.addresses),
+            )
+            for rank, member in enumerate(roster.members)
+        ],
+        numbers_from=9,
+    )
+    for each in waiting:
+        print(f"\n{describe_newcomer(each)}: sealring machines accept {visible(each['name'])}")
+
+
+@app.command
+def invite(
+    *,
+    minutes: Minutes = 10,
+    config: Path | None = None,
+    key: Path | None = None,
+    yes: bool = False,
+    json: bool = False,
+) -> None:
+    """Invite a machine: print what to type there, and ask here whether it may join.
+
+    The node of this machine must run. Without a terminal it prints the
+    invitation and ends; the machine then waits for: sealring machines accept
+
+    Parameters
+    ----------
+    minutes
+        How long the invitation is good. It lets one machine in.
+    config
+        The config of this machine's node; that of this user's cluster if left
+        out.
+    key
+        The coordinator's private key, if it is not where the config says.
+    yes
+        Let in whoever brings the invitation, without asking.
+    json
+        Print one JSON object, and end, unless --yes is given.
+    """
+    settings = own_config(config)
+    stays = yes or (not json and sys.stdin.isatty())
+    fields = {"seconds": minutes * 60, "watch": stays}
+    for event in ask(settings.control_socket, "invite", fields):
+        match event["event"]:
+            case "invitation" if json:
+                command = join_command(event["invitation"])
+                print_json({**event, "command": command})
+                sys.stdout.flush()
+            case "invitation":
+                print_invitation(event["invitation"], event["expires_s"])
+                if not stays:
+                    print("When it has knocked: sealring machines accept")
+            case "knock":
+                _decide(settings, event, key, yes=yes, json=json)
+            case "joined":
+                _say(f"{event['name']} is a member now", json=json)
+                return
+            case "over":
+                _say(f"nobody can join by it any more: {event['why']}", json=json)
+            case _:
+                _say(event["text"], json=json)
+
+
+def _say(text: str, *, json: bool) -> None:
+    print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)
+
+
+def _decide(
+    settings: Config, facts: dict[str, Any], key: Path | None, *, yes: bool, json: bool
+) -> None:
+    """Let in the newcomer of *facts* or not, as a person says."""
+    text = describe_newcomer(facts)
+    if yes:
+        _say(f"{text}: it may (--yes)", json=json)
+    try:
+        if yes or is_yes(input(text + QUESTION)):
+            _accept(settings, facts["id"], key)
+        else:
+            list(ask(settings.control_socket, "refuse", {"who": facts["id"]}, ANSWER_SECONDS))
+    except EOFError:
+        _say(f"it waits: sealring machines accept {facts['name']}", json=json)
+    except UserError as error:  # it has left meanwhile, say
+        _say(f"{error.what}. {error.advice}", json=json)
+
+
+@app.command
+def accept(
+    who: str = "",
+    *,
+    config: Path | None = None,
+    key: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Let in a machine that waits: WHO, or the only one.
+
+    Compare its fingerprint with what it shows on its own screen:
+
+        sealring machines list
+        sealring machines accept den
+
+    Parameters
+    ----------
+    who
+        Its name, its fingerprint, or the beginning of its id.
+    config
+        The config of this machine's node; that of this user's cluster if left
+        out.
+    key
+        The coordinator's private key, if it is not where the config says.
+    json
+        Print one JSON object.
+    """
+    done = _accept(own_config(config), who, key)
+    if json:
+        print_json({name: value for name, value in done.items() if name != "event"})
+        return
+    print(f"{visible(done['name'])} is a member now, of roster {done['serial']}")
+
+
+@app.command
+def refuse(who: str = "", *, config: Path | None = None, json: bool = False) -> None:
+    """Send a machine away that waits: WHO, or the only one. Its invitation is over.
+
+    Parameters
+    ----------
+    who
+        Its name, its fingerprint, or the beginning of its id.
+    config
+        The config of this machine's node; that of this user's cluster if left
+        out.
+    json
+        Print one JSON object.
+    """
+    socket = own_config(config).control_socket
+    done = next(ask(socket, "refuse", {"who": who}, ANSWER_SECONDS))
+    if json:
+        print_json({name: value for name, value in done.items() if name != "event"})
+        return
+    print(f"{visible(done['name'])} was refused. For another: sealring machines invite")
+
+
+def _waiting(settings: Config) -> dict[str, Any]:
+    return next(ask(settings.control_socket, "waiting", {}, ANSWER_SECONDS))
+
+
+def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
+    """Have the node let *who* in; what it answers. With a *key* the roster is signed here. Raises
+    `UserError`."""
+    fields: dict[str, Any] = {"who": who}
+    if key is not None:
+        fields |= _signed(settings, who, key)
+    return next(ask(settings.control_socket, "accept", fields, _JOIN_SECONDS))
+
+
+def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
+    """A roster with *who* in it, signed with *key*, and whom it means. Raises `UserError`."""
+    signer = read_coordinator_key(key, read_public_key(settings.coordinator))
+    told = _waiting(settings)
+    meant = [
+        each
+        for each in told["waiting"]
+        if not who or who in (each["name"], each["fingerprint"], each["id"])
+    ]
+    if len(meant) != 1:
+        names = ", ".join(each["name"] for each in told["waiting"]) or "nobody"
+        raise UserError(
+            f"{len(meant)} machines that wait are meant by '{who}'", f"Those that wait: {names}."
+        )
+    before = SignedRoster.decode(bytes.fromhex(told["roster"]))
+    public_key = bytes.fromhex(meant[0]["public_key"])
+    addresses = tuple(meant[0]["addresses"])
+    member = Member(public_key, meant[0]["name"], addresses, TrustLevel.SOFTWARE)
+    signed = sign_next(before, (*before.roster.members, member), signer, wall_ms())
+    return {"who": meant[0]["id"], "roster": signed.encode().hex()}

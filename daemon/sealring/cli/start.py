@@ -1,0 +1,215 @@
+"""`sealring start`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.models import TINY
+from sealring_trio.units import format_address
+
+from sealring.cli.doorway import (
+    QUESTION,
+    describe_newcomer,
+    is_yes,
+    join_command,
+    print_invitation,
+)
+from sealring.cli.up import log_to_stderr, run_node
+from sealring.files.config import DEFAULT_API, Config, load_config
+from sealring.joining.founding import (
+    DEFAULT_PORT,
+    Place,
+    Settings,
+    check_ports,
+    found,
+    read_api,
+    read_listen,
+    undo,
+)
+from sealring.joining.machine import machine_name, plain_name
+from sealring.output import print_facts, print_json, visible
+
+if TYPE_CHECKING:
+    from sealring.joining.door import Door, Knock
+
+
+def start(
+    folder: Path | None = None,
+    *,
+    model: str = TINY,
+    listen: str = f"0.0.0.0:{DEFAULT_PORT}",
+    api: str = DEFAULT_API,
+    name: str = "",
+    yes: bool = False,
+    json: bool = False,
+) -> None:
+    """Make a cluster of this machine, serve, and invite another machine.
+
+    It makes the keys, the roster and the config, runs the node until Ctrl-C,
+    and prints what to type on the other machine:
+
+        sealring start
+        sealring start --model mlx-community/Llama-3.2-1B-Instruct-bf16
+
+    When a machine knocks, you see its name and its key as four words, and
+    say whether it may join. That machine shows the same words.
+
+    Start it again with: sealring up. Invite more: sealring machines invite
+
+    Parameters
+    ----------
+    folder
+        Where the files of this machine go; if left out, where this system
+        keeps the configs of a user.
+    model
+        Folder of a model, or its hub id; the one that ships with sealring if
+        left out.
+    listen
+        Address at which other machines reach this one, HOST or HOST:PORT.
+        Those that join knock at the next port. With 127.0.0.1 all machines
+        are processes of this one.
+    api
+        Address of the API and the page, or 'off'.
+    name
+        What to call this machine; its host name if left out.
+    yes
+        Let in whoever brings the invitation, without asking.
+    json
+        Print one JSON object once it serves, and ask nothing.
+    """
+    place = Place.at(folder)
+    place.check_free()
+    where = read_listen(listen, DEFAULT_PORT)
+    settings = Settings(plain_name(name) or machine_name(), where, read_api(api), _model(model))
+    check_ports(where, (where[0], where[1] + 1))
+    log_to_stderr()
+    found(place, settings)
+    greeter = _Greeter(place, yes=yes, json=json)
+    try:
+        config = load_config(place.config)
+        greeter.config = config
+        run_node(config, beside=greeter.greet)
+    finally:
+        if not greeter.up:
+            undo(place)
+
+
+def _model(given: str) -> str:
+    """*given* as a config in another folder names it."""
+    return str(Path(given).resolve()) if Path(given).is_dir() else given
+
+
+class _Greeter:
+    """Prints where the cluster is and how to join it, and asks about who knocks."""
+
+    def __init__(self, place: Place, *, yes: bool, json: bool) -> None:
+        self._place = place
+        self._yes = yes
+        self._json = json
+        self.config: Config | None = None
+        self.up = False
+
+    async def greet(self, door: Door) -> None:
+        """Do so, until cancelled."""
+        self.up = True
+        with door.news() as news:
+            invitation = await door.invite()
+            self._announce(door, invitation.encode(), invitation.expires_s)
+            if not self._yes and (self._json or not sys.stdin.isatty()):
+                return
+            async for each in news:
+                if each.kind == "knock" and each.knock is not None:
+                    await self._decide(door, each.knock)
+
+    def _announce(self, door: Door, invitation: str, expires_s: int) -> None:
+        config, roster = self.config, door.roster.roster
+        if config is None:
+            return
+        base = None
+        if config.api is not None:
+            scheme = "http" if config.tls is None else "https"
+            base = f"{scheme}://{format_address(*config.api)}"
+        if self._json:
+            print_json(
+                {
+                    "cluster": roster.name,
+                    "name": roster.members[0].name,
+                    "api": base and f"{base}/v1",
+                    "page": base and f"{base}/",
+                    "config": str(config.path),
+                    "coordinator_key": str(self._place.coordinator_key),
+                    "invitation": invitation,
+                    "command": join_command(invitation),
+                    "expires_s": expires_s,
+                }
+            )
+            sys.stdout.flush()
+            return
+        member = roster.members[0]
+        facts = [
+            ("cluster", f"{roster.name}, of one machine: {member.name}"),
+            ("reached at", " or ".join(member.addresses)),
+            ("model", config.model),
+            *([("API", f"{base}/v1"), ("page", f"{base}/")] if base else []),
+            ("files", str(self._place.folder)),
+        ]
+        print_facts(facts)
+        print(
+            f"\nWho belongs to {roster.name} is signed by the coordinator's key, which lies on "
+            f"this machine: {self._place.coordinator_key}"
+        )
+        print_invitation(invitation, expires_s)
+
+    async def _decide(self, door: Door, knock: Knock) -> None:
+        """Have *knock* admitted or refused, as a person says."""
+        text = describe_newcomer(knock.facts())
+        if self._yes:
+            self._say(f"{text}: it may (--yes)")
+        elif not await _asked(text + QUESTION, knock):
+            if not knock.over.is_set():
+                door.refuse(knock.newcomer.id.hex())
+                self._say(f"{knock.name} was refused. For another invitation: {_INVITE}")
+            return
+        try:
+            await door.accept(knock.newcomer.id.hex())
+        except UserError as error:
+            self._say(f"{error.what}. {error.advice}")
+            return
+        roster = door.roster.roster
+        self._say(f"{knock.name} is a member: {roster.name} has {len(roster.members)} machines")
+        self._say(f"To invite another: {_INVITE}")
+
+    def _say(self, text: str) -> None:
+        if not self._json:
+            print(visible(text), flush=True)
+
+
+_INVITE = "sealring machines invite"
+
+
+async def _asked(question: str, knock: Knock) -> bool:
+    """Whether the person at the terminal says yes to *question*. No if *knock* leaves meanwhile."""
+    import trio  # noqa: PLC0415 - half a second, which a mistake need not wait for
+
+    print(question, end="", flush=True)
+    answer: list[bytes] = []
+
+    async def read(scope: trio.CancelScope) -> None:
+        await trio.lowlevel.wait_readable(sys.stdin)
+        answer.append(os.read(sys.stdin.fileno(), 4096))
+        scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read, nursery.cancel_scope)
+        await knock.over.wait()
+        nursery.cancel_scope.cancel()
+    if not answer:
+        print(f"\n{visible(knock.name)} has left.", flush=True)
+        return False
+    if not answer[0]:
+        raise OperationError("the terminal is closed", "Start it again: sealring up")
+    return is_yes(answer[0].decode(errors="replace"))

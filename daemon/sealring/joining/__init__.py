@@ -1,0 +1,1 @@
+"""How machines join a cluster, and how its roster is changed."""

@@ -1,0 +1,249 @@
+"""The newcomer's side: find the inviter, show it the invitation, and wait for a person's word.
+
+All addresses of the invitation are dialed, the best a moment before the next. The first at which a
+machine proves that it belongs to the invitation's cluster is taken. Whoever answers at another
+address learns nothing but that somebody dialed.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import attrs
+import trio
+from sealring_protocol.errors import CloseCode, SealringError
+from sealring_protocol.joining.exchange import JOINER_ENTROPY, Admitted, InviterProved, Newcomer
+from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.joining.session import JoinEvent, JoinSession
+from sealring_protocol.link import LinkClosed
+from sealring_protocol.security.identity import Signer
+from sealring_protocol.words import ago, lasting
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.net.connecting import dial
+from sealring_trio.units import wall_ms
+
+from sealring.joining.line import JoinLine
+
+STAGGER: Final = 0.2
+"""Seconds between the dials of two addresses: the best goes first."""
+
+ANSWER_SECONDS: Final = 4.0
+"""Seconds that an address has for a connection to come up."""
+
+SAY_SECONDS: Final = 10.0
+"""Seconds between two lines while a person is waited for."""
+
+_ANOTHER: Final = "Ask for another invitation there: sealring machines invite"
+
+
+class JoinProgress:
+    """Hears of how a join goes. Its methods do nothing here."""
+
+    def proved(self, cluster: InviterProved, name: str) -> None:
+        """The inviter, called *name*, has proved that it belongs to *cluster*."""
+
+    def waiting(self, name: str, seconds: float) -> None:
+        """*name* has let this machine wait for *seconds*."""
+
+    def store(self, cluster: InviterProved, admitted: Admitted) -> None:
+        """This machine is a member: keep what was sent. Raises `UserError`."""
+
+
+@attrs.define(eq=False)
+class _Attempt:
+    """What came of one connection."""
+
+    cluster: InviterProved | None = None
+    admitted: Admitted | None = None
+    fault: UserError | None = None  # with which storing failed
+    said: LinkClosed | None = None
+    error: SealringError | None = None
+    line: JoinLine | None = None
+
+
+class Asking:
+    """Joins by *invitation*: a node that signs with *signer* and is what *newcomer* gives for the
+    host from which it reaches the inviter. *progress* hears of it."""
+
+    def __init__(
+        self,
+        invitation: Invitation,
+        signer: Signer,
+        newcomer: Callable[[str], Newcomer],
+        progress: JoinProgress,
+    ) -> None:
+        self._invitation = invitation
+        self._signer = signer
+        self._newcomer = newcomer
+        self._progress = progress
+        self._faults: dict[str, str] = {}
+        self._dials = trio.CancelScope()
+        self._stopped = False
+        self._attempt: _Attempt | None = None
+
+    async def run(self) -> bool:
+        """Join; whether this machine did, or was stopped by `stop`. Raises `UserError` or
+        `OperationError` that says why it did not."""
+        send, receive = trio.open_memory_channel[tuple[str, socket.socket]](
+            len(self._invitation.addresses)
+        )
+        found: _Attempt | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._dial_all, send)
+            async with receive:
+                async for address, sock in receive:
+                    if found is not None or self._stopped:
+                        sock.close()
+                        continue
+                    attempt = await self._try(sock)
+                    if attempt.cluster is not None:
+                        found = attempt
+                    elif attempt.error is not None:
+                        self._faults[address] = str(attempt.error)
+        if found is not None:
+            return self._result(found)
+        if self._stopped:
+            return False
+        raise self._nobody()
+
+    def stop(self) -> None:
+        """Give up, and tell the inviter."""
+        self._stopped = True
+        self._dials.cancel()
+        attempt = self._attempt
+        if attempt is not None and attempt.line is not None and attempt.admitted is None:
+            attempt.line.close(CloseCode.SHUTDOWN, "it was stopped there")
+
+    # ----------------------------------------------------------------- inside
+
+    async def _dial_all(self, send: trio.MemorySendChannel[tuple[str, socket.socket]]) -> None:
+        with self._dials:
+            async with send, trio.open_nursery() as nursery:
+                for address in self._invitation.addresses:
+                    nursery.start_soon(self._dial, address, send)
+                    await trio.sleep(STAGGER)
+
+    async def _dial(
+        self, address: str, send: trio.MemorySendChannel[tuple[str, socket.socket]]
+    ) -> None:
+        with trio.move_on_after(ANSWER_SECONDS) as scope:
+            try:
+                sock = await dial(address)
+            except OperationError as error:
+                self._faults[address] = error.what
+                return
+            send.send_nowait((address, sock))
+        if scope.cancelled_caught:
+            self._faults[address] = f"no answer within {ANSWER_SECONDS:.0f} s"
+
+    async def _try(self, sock: socket.socket) -> _Attempt:
+        """Ask on *sock*, until the join is over one way or the other."""
+        host = str(sock.getsockname()[0])
+        session = JoinSession.ask(
+            self._invitation,
+            self._newcomer(host),
+            trio.current_time(),
+            wall_ms(),
+            secrets.token_bytes(JOINER_ENTROPY),
+        )
+        attempt = self._attempt = _Attempt()
+        attempt.line = JoinLine(sock, session, self._signer, partial(self._heard, attempt))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._say, attempt)
+            try:
+                await attempt.line.run()
+            except SealringError as error:
+                attempt.error = error
+            nursery.cancel_scope.cancel()
+        return attempt
+
+    def _heard(self, attempt: _Attempt, event: JoinEvent) -> None:
+        match event:
+            case InviterProved():
+                attempt.cluster = event
+                self._dials.cancel()
+                self._progress.proved(event, _name(event))
+            case Admitted():
+                self._admitted(attempt, event)
+            case LinkClosed():
+                attempt.said = event
+
+    def _admitted(self, attempt: _Attempt, event: Admitted) -> None:
+        if attempt.cluster is None or attempt.line is None:
+            return
+        try:
+            self._progress.store(attempt.cluster, event)
+        except UserError as error:
+            attempt.fault = error
+            attempt.line.close(CloseCode.REFUSED, f"it cannot keep its files: {error.what}")
+            return
+        attempt.admitted = event
+        attempt.line.stored()
+
+    async def _say(self, attempt: _Attempt) -> None:
+        since = trio.current_time()
+        while attempt.admitted is None:
+            await trio.sleep(SAY_SECONDS)
+            if attempt.cluster is not None:
+                self._progress.waiting(_name(attempt.cluster), trio.current_time() - since)
+
+    # ---------------------------------------------------------------- results
+
+    def _result(self, attempt: _Attempt) -> bool:
+        """Whether this machine joined in *attempt*. Raises `UserError`."""
+        if attempt.fault is not None:
+            raise attempt.fault
+        if attempt.admitted is not None:
+            return True
+        if self._stopped:
+            return False
+        name = "" if attempt.cluster is None else _name(attempt.cluster)
+        if attempt.said is None:
+            why = "it was lost" if attempt.error is None else str(attempt.error)
+            raise OperationError(
+                f"the connection to {name} ended before this machine was let in: {why}",
+                f"Is {name} still running? {_ANOTHER}; then join again.",
+            )
+        match attempt.said.code:
+            case CloseCode.REFUSED:
+                what = f"{name} does not let this machine join: {attempt.said.reason}"
+            case CloseCode.SHUTDOWN:
+                what = f"{name} stopped before this machine was let in: {attempt.said.reason}"
+            case _:
+                what = f"{name} ended the join: {attempt.said.reason}"
+        raise OperationError(what, f"{_ANOTHER}; then join again.")
+
+    def _nobody(self) -> UserError:
+        """Nobody has proved to be the inviter."""
+        tried = "\n".join(
+            f"  {address}: {self._faults.get(address, 'not tried')}"
+            for address in self._invitation.addresses
+        )
+        late = wall_ms() / 1000 - self._invitation.expires_s
+        if late >= 0:
+            return OperationError(
+                f"this invitation expired {ago(late)} by this machine's clock, and the machine "
+                f"that gave it does not answer to it:\n{tried}",
+                f"{_ANOTHER}; then join again. If it is not as old as that, set this machine's "
+                "clock.",
+            )
+        return OperationError(
+            f"no machine that gave this invitation was found, at any of its addresses:\n{tried}",
+            "Is sealring still running there, are both machines in one network, and does no "
+            "firewall there close that port (macOS asks once whether a program may be reached)? An "
+            f"invitation is good for {lasting(self._invitation_left())} more, and not once it was "
+            f"used or sealring was started again there. {_ANOTHER}",
+        )
+
+    def _invitation_left(self) -> float:
+        return self._invitation.expires_s - wall_ms() / 1000
+
+
+def _name(cluster: InviterProved) -> str:
+    """What the inviter is called."""
+    member = cluster.roster.roster.member(cluster.inviter)
+    return "the inviter" if member is None else member.name

@@ -1,0 +1,590 @@
+"""The door at which newcomers knock: a listener of its own, open only while somebody is invited.
+
+A node's own port has no code for strangers. Here a stranger can do one thing: show that it holds an
+invitation. Then it is a newcomer, which waits until a person says yes or no, or it leaves. Who may
+join is not decided here: `Door.accept` and `Door.refuse` are what a person says.
+
+One newcomer is admitted at a time, so that each roster follows the one before. The new roster is
+signed with the coordinator's key where that lies on this machine, or by whoever accepts. The
+newcomer is sent it, stores it, and says so; then it is installed at this node, and so in force. A
+newcomer that left in between is in no roster: the next one that is signed has a greater serial than
+what it was sent.
+
+The door stays open for `TOLD_SECONDS` beyond the time of the last invitation, so that whoever
+brings one that was used, or that is just over, is told.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, Literal
+
+import attrs
+import trio
+from sealring_protocol.codec.messages import Admit, Joined
+from sealring_protocol.errors import CloseCode, ConnectionLost, LocalProtocolError, SealringError
+from sealring_protocol.joining.exchange import INVITER_ENTROPY, Host, Introduced, Newcomer
+from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation, Invitations
+from sealring_protocol.joining.session import JoinEvent, JoinRefused, JoinSession
+from sealring_protocol.limits import INVITATION_SECONDS, JOIN_PATIENCE, MAX_JOINS, MAX_NAME
+from sealring_protocol.link import LinkClosed
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.keys import sha256
+from sealring_protocol.security.roster import (
+    Member,
+    Roster,
+    SignedRoster,
+    TrustLevel,
+    newer,
+    sign_roster,
+)
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.models import TINY, is_hub_id
+from sealring_trio.net.connecting import accept, open_listeners
+from sealring_trio.units import format_address, is_loopback, is_unspecified, parse_address, wall_ms
+
+from sealring.files.cluster import changed_roster, read_coordinator_key
+from sealring.files.config import Config
+from sealring.joining.fingerprint import fingerprint
+from sealring.joining.line import JoinLine
+from sealring.joining.machine import addresses_of
+
+log = logging.getLogger("sealring")
+
+TOLD_SECONDS: Final = 120.0
+"""Seconds for which whoever brings an invitation that is over is still told so."""
+
+JOINED_SECONDS: Final = JOIN_PATIENCE + 5.0
+"""Seconds that a newcomer that was accepted may take to store its roster."""
+
+_STRANGERS: Final = 1.0
+"""Seconds between two log lines about connections that came to nothing."""
+
+_NEWS: Final = 64
+"""News that wait for a slow reader; more are lost to him."""
+
+NewsKind = Literal["knock", "left", "joined", "refused", "failed"]
+
+
+@attrs.frozen
+class News:
+    """What happened at the door, in words; and to whom, unless it is a stranger."""
+
+    kind: NewsKind
+    text: str
+    knock: Knock | None = None
+
+
+@attrs.define(eq=False)
+class Knock:
+    """A newcomer that has shown its invitation. *name* is what it would be called, and *addresses*
+    where the others would reach it; it came from the host *source* at *since* (monotonic)."""
+
+    newcomer: Newcomer
+    invitation: Invitation
+    name: str
+    addresses: tuple[str, ...]
+    source: str
+    since: float
+    line: JoinLine
+    admitted: SignedRoster | None = None  # what it was sent
+    joined: bool = False
+    why: str = ""  # why it is here no more
+    over: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def member(self) -> Member:
+        """The member that it would be."""
+        return Member(self.newcomer.public_key, self.name, self.addresses, TrustLevel.SOFTWARE)
+
+    @property
+    def fingerprint(self) -> str:
+        """Its key, in four words."""
+        return fingerprint(self.newcomer.public_key)
+
+    def facts(self) -> dict[str, Any]:
+        """It, as JSON for commands."""
+        return {
+            "id": self.newcomer.id.hex(),
+            "name": self.name,
+            "calls_itself": self.newcomer.name,
+            "fingerprint": self.fingerprint,
+            "system": self.newcomer.system,
+            "memory": self.newcomer.memory,
+            "source": self.source,
+            "addresses": list(self.addresses),
+            "public_key": self.newcomer.public_key.hex(),
+            "seconds": round(trio.current_time() - self.since),
+        }
+
+
+@attrs.define(eq=False)
+class _Visit:
+    """One connection. *knock* is there once the newcomer has introduced itself."""
+
+    source: str
+    line: JoinLine | None = None
+    knock: Knock | None = None
+
+
+class Door:
+    """The door of the node of *config*, which signs with *signer*; *coordinator* signs its rosters
+    (65 bytes)."""
+
+    def __init__(self, config: Config, signer: Signer, coordinator: bytes) -> None:
+        self._config = config
+        self._signer = signer
+        self._coordinator = coordinator
+        self._invitations = Invitations(trio.current_time())
+        self._visits: list[_Visit] = []  # the oldest first
+        self._nursery: trio.Nursery | None = None
+        self._opening = trio.Lock()
+        self._listening = False
+        self._open_until = 0.0  # seconds since 1970
+        self._serial = 0  # of the last roster that was signed here
+        self._roster: Callable[[], SignedRoster] | None = None
+        self._install: Callable[[bytes], Awaitable[None]] | None = None
+        self._model = ""
+        self._news: set[trio.MemorySendChannel[News]] = set()
+        self._quiet_until = 0.0
+
+    # ------------------------------------------------------------------ life
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Let newcomers in as `invite` and `accept` say, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            task_status.started()
+            await trio.sleep_forever()
+
+    def begin(
+        self,
+        roster: Callable[[], SignedRoster],
+        install: Callable[[bytes], Awaitable[None]],
+        model: str,
+    ) -> None:
+        """The node runs: *roster* gives the one in force, and *install* has another be so, as
+        `Runtime.install`. Newcomers are told the *model* unless it is a folder."""
+        self._roster, self._install = roster, install
+        self._model = model if model == TINY or is_hub_id(model) else ""
+
+    def pause(self) -> None:
+        """The node does not run: nobody is admitted before it does again."""
+        self._roster = self._install = None
+
+    async def close(self, reason: str) -> None:
+        """Send everybody away because of *reason*, and wait until they have heard it."""
+        for visit in list(self._visits):
+            if visit.line is not None:
+                visit.line.close(CloseCode.SHUTDOWN, reason)
+        with trio.move_on_after(JOIN_PATIENCE):
+            for knock in self.waiting():
+                await knock.over.wait()
+
+    # ------------------------------------------------------------ what people say
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens: host and port."""
+        host, port = self._config.listen
+        return self._config.door or (host, port + 1)
+
+    @property
+    def signs(self) -> bool:
+        """Whether the coordinator's key lies on this machine."""
+        return self._config.coordinator_key is not None
+
+    @property
+    def roster(self) -> SignedRoster:
+        """The roster in force. Raises `OperationError` while the node does not run."""
+        if self._roster is None:
+            raise OperationError("this node is about to begin", "Ask again soon.")
+        return self._roster()
+
+    async def invite(self, seconds: float = INVITATION_SECONDS) -> Invitation:
+        """A new invitation, good for *seconds*, to a door that is open then. Raises
+        `OperationError` if it cannot be."""
+        if self._nursery is None:
+            raise RuntimeError("the door does not run")
+        roster = self.roster.roster
+        if roster.expired(wall_ms()):
+            raise OperationError(
+                f"roster {roster.serial} has expired: nobody can join by it",
+                "Renew it first: sealring roster renew. Also check this machine's clock.",
+            )
+        expires_s = int(wall_ms() / 1000 + seconds)
+        invitation = Invitation(
+            addresses_of(self.address),
+            sha256(self._coordinator),
+            secrets.token_bytes(INVITATION_SECRET),
+            expires_s,
+        )
+        async with self._opening:
+            if not self._listening:
+                await self._open()
+            self._open_until = max(self._open_until, expires_s + TOLD_SECONDS)
+        self._invitations.add(invitation)
+        log.info("an invitation was made; the door is open at %s", format_address(*self.address))
+        return invitation
+
+    def fault(self, invitation: Invitation) -> str:
+        """Why nobody joins with *invitation* any more, in words; empty if somebody may."""
+        if any(knock.invitation is invitation for knock in self.waiting()):
+            return ""
+        return self._invitations.fault(invitation, wall_ms())
+
+    def waiting(self) -> list[Knock]:
+        """Who waits for a person, or is being admitted; the first that came first."""
+        return [visit.knock for visit in self._visits if visit.knock is not None]
+
+    async def accept(self, who: str = "", roster: bytes | None = None) -> Knock:
+        """Admit the newcomer *who*: its name, the beginning of its id, or its fingerprint; or the
+        only one that waits, if it is empty. *roster* is one that holds it, signed by whoever
+        accepts; without it the coordinator's key must lie here. Returns once it has joined.
+
+        Raises `UserError` or `OperationError` if it does not.
+        """
+        knock = self._find(who)
+        while (
+            other := next((k for k in self.waiting() if k.admitted is not None), None)
+        ) is not None:
+            if other is knock:
+                raise UserError(f"{knock.name} is being admitted already", "Wait a moment.")
+            await other.over.wait()
+        signed = self._signed(knock) if roster is None else self._given(knock, roster)
+        knock.admitted = signed
+        self._serial = signed.roster.serial
+        settings = {"cluster": signed.roster.name, "model": self._model or None}
+        log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
+        try:
+            knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
+        except LocalProtocolError as error:  # it has left this very moment
+            raise OperationError(f"{knock.name} cannot be admitted: {error}", _AGAIN) from None
+        with trio.move_on_after(JOINED_SECONDS):
+            await knock.over.wait()
+        if not knock.joined:
+            raise OperationError(
+                f"{knock.name} was accepted, and has not joined: {knock.why or 'it is too slow'}",
+                _AGAIN,
+            )
+        return knock
+
+    def refuse(self, who: str = "") -> Knock:
+        """Send the newcomer *who* away, as in `accept`; its invitation is over. Raises
+        `UserError`."""
+        knock = self._find(who)
+        if knock.admitted is not None:
+            raise UserError(
+                f"{knock.name} has been accepted already",
+                f"Remove it once it has joined: sealring machines remove {knock.name}",
+            )
+        self._invitations.end(
+            knock.invitation, "a machine was refused that brought this invitation"
+        )
+        self._tell(News("refused", f"{knock.name} was refused", knock))
+        knock.line.close(CloseCode.REFUSED, "a person there has said no")
+        return knock
+
+    @contextmanager
+    def news(self) -> Iterator[AsyncIterator[News]]:
+        """What happens at the door from now on."""
+        send, receive = trio.open_memory_channel[News](_NEWS)
+        self._news.add(send)
+        try:
+            with receive:
+                yield receive
+        finally:
+            self._news.discard(send)
+
+    # ------------------------------------------------------------- accepting
+
+    def _find(self, who: str) -> Knock:
+        waiting = self.waiting()
+        names = ", ".join(knock.name for knock in waiting)
+        if not waiting:
+            raise UserError(
+                "nobody waits to join",
+                "On the other machine: sealring join INVITATION. For an invitation: sealring "
+                "machines invite",
+            )
+        if not who:
+            if len(waiting) == 1:
+                return waiting[0]
+            raise UserError(f"several wait to join: {names}", "Say which.")
+        for knock in waiting:
+            if who in (knock.name, knock.fingerprint) or (
+                len(who) >= 8 and knock.newcomer.id.hex().startswith(who.lower())
+            ):
+                return knock
+        raise UserError(f"nobody called '{who}' waits to join", f"Those who do: {names}.")
+
+    def _signed(self, knock: Knock) -> SignedRoster:
+        """The roster in force and the newcomer of *knock*. Raises `UserError`."""
+        if self._config.coordinator_key is None:
+            raise UserError(
+                "the coordinator's key, which signs who is a member, is not on this machine",
+                f"Give its file: sealring machines accept {knock.name} --key coordinator.key",
+            )
+        signer = read_coordinator_key(self._config.coordinator_key, self._coordinator)
+        before = self.roster.roster
+        self._place(knock, before)
+        # A newcomer that left may have been sent a roster that never was in force.
+        before = attrs.evolve(before, serial=max(before.serial, self._serial))
+        members = (*before.members, knock.member)
+        return sign_roster(changed_roster(before, members, wall_ms()), signer)
+
+    def _given(self, knock: Knock, roster: bytes) -> SignedRoster:
+        """*roster*, if it may follow the one in force and holds the newcomer of *knock*. Raises
+        `UserError`."""
+        ends = (node_id(self._signer.public_key), knock.newcomer.id)
+        try:
+            signed = newer(self._coordinator, self.roster.roster, roster, wall_ms(), *ends)
+        except SealringError as error:
+            raise UserError(
+                f"{knock.name} cannot be admitted with this roster: {error}",
+                "Accept it again: the roster may have changed meanwhile.",
+            ) from None
+        if signed.roster.serial <= self._serial:
+            raise UserError(
+                f"a roster with the serial {self._serial} was sent to a machine that left",
+                "Sign one with a greater serial, or renew the roster in force first.",
+            )
+        knock.name = next(m.name for m in signed.roster.members if m.id == knock.newcomer.id)
+        return signed
+
+    def _place(self, knock: Knock, roster: Roster) -> None:
+        """Give *knock* a name and addresses that no member of *roster* has, nor another that waits.
+        Raises `UserError` if there can be none."""
+        others = [other.name for other in self.waiting() if other is not knock]
+        knock.name = free_name(knock.newcomer.name, {*others, *(m.name for m in roster.members)})
+        knock.addresses = _free_addresses(knock, roster)
+
+    # ------------------------------------------------------------- newcomers
+
+    async def _open(self) -> None:
+        try:
+            listeners = await open_listeners(*self.address)
+        except OperationError as error:
+            raise OperationError(
+                f"the door for newcomers cannot open: {error.what}",
+                f"Give it another address with 'door' in {self._config.path}.",
+            ) from None
+        self._listening = True
+        self._open_until = 0.0
+        if self._nursery is not None:
+            self._nursery.start_soon(self._listen, listeners)
+
+    async def _listen(self, listeners: list[trio.SocketListener]) -> None:
+        """Accept connections until the last invitation is over."""
+        try:
+            async with trio.open_nursery() as nursery:
+                for listener in listeners:
+                    nursery.start_soon(accept, listener, self._accepted)
+                await self._wait_until_over()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._listening = False
+        log.info("the door is closed: no invitation is good any more")
+
+    async def _wait_until_over(self) -> None:
+        """Wait for the time that `_open_until` has then."""
+        while (left := self._open_until - wall_ms() / 1000) > 0:  # noqa: ASYNC110  it may move on
+            await trio.sleep(left)
+
+    def _accepted(self, sock: socket.socket, source: str) -> None:
+        visit = _Visit(source)
+        if len(self._visits) >= MAX_JOINS:
+            oldest = next((each for each in self._visits if each.knock is None), None)
+            if oldest is None or self._nursery is None:
+                sock.close()
+                return
+            self._visits.remove(oldest)
+            if oldest.line is not None:
+                oldest.line.close(CloseCode.LIMIT_EXCEEDED, "another needs its place")
+        self._visits.append(visit)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._receive, sock, visit)
+
+    async def _receive(self, sock: socket.socket, visit: _Visit) -> None:
+        try:
+            session = JoinSession.answer(
+                Host(self._signer.public_key, self.roster, self._coordinator),
+                self._invitations,
+                trio.current_time(),
+                wall_ms(),
+                secrets.token_bytes(INVITER_ENTROPY),
+            )
+        except OperationError:  # the node is about to begin
+            sock.close()
+            self._visits.remove(visit)
+            return
+        visit.line = JoinLine(sock, session, self._signer, partial(self._heard, visit))
+        why = ""
+        try:
+            await visit.line.run()
+        except JoinRefused as error:
+            self._failed(visit, f"{plain_newcomer(error.newcomer)} cannot join: {error}")
+        except SealringError as error:
+            why = str(error)
+            if visit.knock is None and not isinstance(error, ConnectionLost):
+                self._strange(visit, why)
+        finally:
+            if visit in self._visits:
+                self._visits.remove(visit)
+            if visit.knock is not None:
+                self._left(visit.knock, why)
+
+    def _heard(self, visit: _Visit, event: JoinEvent) -> None:
+        match event:
+            case Introduced():
+                self._introduced(visit, event)
+            case Joined() if visit.knock is not None and self._nursery is not None:
+                self._nursery.start_soon(self._joined, visit.knock)
+            case LinkClosed(_, reason) if visit.knock is not None:
+                visit.knock.why = reason
+
+    def _introduced(self, visit: _Visit, event: Introduced) -> None:
+        """A newcomer has shown its invitation: it waits for a person, unless it cannot be a
+        member."""
+        newcomer, line = event.newcomer, visit.line
+        if line is None:
+            return
+        knock = Knock(
+            newcomer,
+            event.invitation,
+            newcomer.name,
+            (),
+            visit.source,
+            trio.current_time(),
+            line,
+        )
+        try:
+            self._check_key(newcomer)
+            self._place(knock, self.roster.roster)
+        except UserError as error:
+            self._failed(visit, f"{plain_newcomer(newcomer)} cannot join: {error.what}")
+            line.close(CloseCode.REFUSED, f"{error.what}. {error.advice}")
+            return
+        visit.knock = knock
+        log.info(
+            "%s wants to join: fingerprint %s, %s, from %s",
+            knock.name,
+            knock.fingerprint,
+            newcomer.system,
+            visit.source,
+        )
+        self._tell(News("knock", f"{knock.name} wants to join", knock))
+
+    def _check_key(self, newcomer: Newcomer) -> None:
+        """Raise `UserError` if a member or another that waits has the key of *newcomer*."""
+        if (member := self.roster.roster.member(newcomer.id)) is not None:
+            raise UserError(f"its key is that of '{member.name}', which is a member", _OWN_KEY)
+        if any(other.newcomer.id == newcomer.id for other in self.waiting()):
+            raise UserError("a machine with the same key waits already", _OWN_KEY)
+
+    async def _joined(self, knock: Knock) -> None:
+        """*knock* has stored its roster: have that be in force here, and let it go."""
+        signed, install = knock.admitted, self._install
+        if signed is None:
+            return
+        knock.joined = True
+        serial = signed.roster.serial
+        try:
+            if install is None:
+                raise OperationError("the node does not run just now", "")
+            await install(signed.encode())
+        except UserError as error:
+            log.warning(
+                "%s has joined, and roster %d could not be installed here: %s. %s brings it when "
+                "it links with this node",
+                knock.name,
+                serial,
+                error.what,
+                knock.name,
+            )
+        log.info("%s has joined: roster %d", knock.name, serial)
+        knock.line.close(CloseCode.SHUTDOWN, "it has joined")
+
+    def _left(self, knock: Knock, why: str) -> None:
+        """The connection of *knock* is over."""
+        knock.why = knock.why or why
+        if knock.joined:
+            self._tell(News("joined", f"{knock.name} has joined", knock))
+        else:
+            text = f"{knock.name} has left before it joined"
+            if knock.why:
+                text += f": {knock.why}"
+            log.info("%s", text)
+            self._tell(News("left", text, knock))
+        knock.over.set()
+
+    def _failed(self, visit: _Visit, text: str) -> None:
+        log.warning("%s (from %s)", text, visit.source)
+        self._tell(News("failed", f"{text} (from {visit.source})"))
+
+    def _strange(self, visit: _Visit, why: str) -> None:
+        """Somebody came who holds no invitation. Who comes often is not logged each time."""
+        if trio.current_time() >= self._quiet_until:
+            self._quiet_until = trio.current_time() + _STRANGERS
+            self._failed(visit, f"somebody knocked who cannot join: {why}")
+
+    def _tell(self, news: News) -> None:
+        for channel in self._news:
+            try:
+                channel.send_nowait(news)
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                continue
+
+
+_AGAIN: Final = "Invite it again: sealring machines invite; then there: sealring join INVITATION"
+_OWN_KEY: Final = (
+    "A key is for one machine: if its folder was copied, give the copy another folder, and join "
+    "anew. If it is that machine, it is a member already: sealring up"
+)
+
+
+def plain_newcomer(newcomer: Newcomer) -> str:
+    """Who *newcomer* is, in words."""
+    return f"{newcomer.name} ({fingerprint(newcomer.public_key)})"
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """*name*, or with a number after it if it is *taken*."""
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        end = f"-{number}"
+        free = name.encode()[: MAX_NAME - len(end)].decode(errors="ignore") + end
+    return free
+
+
+def _free_addresses(knock: Knock, roster: Roster) -> tuple[str, ...]:
+    """The addresses of *knock* that can be in *roster*. Two machines may both have an address that
+    each uses within itself; it is left out. Raises `UserError` if none is left."""
+    taken = {each.lower(): m.name for m in roster.members for each in m.addresses}
+    here = is_loopback(knock.source)
+    left: list[str] = []
+    why = "it gives none that others could reach"
+    for address in knock.newcomer.addresses:
+        try:
+            host, _ = parse_address(address)
+        except ValueError:
+            continue
+        if is_unspecified(host) or (is_loopback(host) and not here):
+            why = f"no other machine reaches it at {address}"
+        elif address.lower() in taken:
+            why = f"'{taken[address.lower()]}' has the address {address}"
+        else:
+            left.append(address)
+    if not left:
+        raise UserError(
+            f"it has no address that it could have in the cluster: {why}",
+            "Give it one with --listen HOST:PORT, at which the others reach it",
+        )
+    return tuple(dict.fromkeys(left))

@@ -1,0 +1,224 @@
+"""The files of a machine that begins a cluster or joins one: keys, roster and config, and where
+they lie."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import attrs
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roster import (
+    Member,
+    Roster,
+    SignedRoster,
+    TrustLevel,
+    sign_roster,
+)
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.key_files import is_there
+from sealring_trio.units import format_address, parse_address, wall_ms
+
+from sealring.files.cluster import keep_key, new_key, write_new
+from sealring.files.config import CONFIG_NAME, NO_API, default_folder, default_state
+from sealring.joining.machine import addresses_of
+
+DEFAULT_PORT: Final = 7470
+DEFAULT_API_PORT: Final = 7480
+DAYS: Final = 90
+"""Days for which the roster of a new cluster is valid."""
+
+CLUSTER_NAME: Final = "home"
+
+_DAY_MS: Final = 24 * 3600 * 1000
+
+
+@attrs.frozen
+class Place:
+    """The folder of a machine's files, and that of what its node keeps; None if that is where the
+    config has it by itself."""
+
+    folder: Path
+    state: Path | None = None
+
+    @classmethod
+    def at(cls, folder: Path | None) -> Place:
+        """In *folder*, or where the platform has such files of this user."""
+        if folder is not None:
+            return cls(folder.absolute())
+        return cls(default_folder(), default_state() / "node.state")
+
+    @property
+    def config(self) -> Path:
+        """The node's config."""
+        return self.folder / CONFIG_NAME
+
+    @property
+    def key(self) -> Path:
+        """The node's private key."""
+        return self.folder / "node.key"
+
+    @property
+    def coordinator_key(self) -> Path:
+        """The private key that signs rosters, on the machine that began the cluster."""
+        return self.folder / "coordinator.key"
+
+    @property
+    def coordinator(self) -> Path:
+        """The public key that signs rosters."""
+        return self.folder / "coordinator.pub"
+
+    @property
+    def roster(self) -> Path:
+        """The roster with which the node begins."""
+        return self.folder / "cluster.roster"
+
+    def check_free(self) -> None:
+        """Raise `UserError` if a machine has its files here already."""
+        files = (self.config, self.key, self.roster, self.coordinator, self.coordinator_key)
+        if not any(is_there(each) for each in files):
+            return
+        own = "" if self.state is not None else f" {self.folder}"
+        raise UserError(
+            f"this machine is in a cluster already: its files are in {self.folder}",
+            f"Run its node: sealring up{own}. To invite another machine: sealring machines invite. "
+            "For a second cluster give another folder.",
+        )
+
+
+@attrs.frozen
+class Settings:
+    """What a machine is to be called, *listen* and *api* as its config has them, and the *model*:
+    a folder, a hub id or the name of one that ships with sealring."""
+
+    name: str
+    listen: tuple[str, int]
+    api: str
+    model: str
+
+
+def read_listen(text: str, port: int) -> tuple[str, int]:
+    """The host and port of *text*, in which *port* may be left out. Raises `UserError`."""
+    for each in (text, f"{text}:{port}", f"[{text}]:{port}"):
+        with contextlib.suppress(ValueError):
+            return parse_address(each)
+    raise UserError(f"'{text}' is no address", "Give HOST or HOST:PORT, as 192.168.1.10:7470.")
+
+
+def read_api(text: str) -> str:
+    """The address of *text* as the config has it, or 'off'. Raises `UserError`."""
+    if text == NO_API:
+        return text
+    return format_address(*read_listen(text, DEFAULT_API_PORT))
+
+
+def check_ports(*addresses: tuple[str, int]) -> None:
+    """Raise `OperationError` for one of *addresses* at which this machine cannot listen now."""
+    for host, port in addresses:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                raise OperationError(
+                    f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
+                    "Is another node running on this machine? Give another address: --listen "
+                    f"HOST:PORT, or --api for that of the API (which is {DEFAULT_API_PORT}).",
+                ) from None
+
+
+def found(place: Place, settings: Settings) -> SignedRoster:
+    """Begin a cluster of this machine alone, with its files at *place*. Its roster; raises
+    `UserError`."""
+    node, coordinator, now = new_key(), new_key(), wall_ms()
+    addresses = addresses_of(settings.listen)
+    member = Member(node.public_key, settings.name, addresses, TrustLevel.SOFTWARE)
+    roster = Roster(
+        cluster=secrets.token_bytes(32),
+        name=CLUSTER_NAME,
+        serial=1,
+        issued_ms=now,
+        expires_ms=now + DAYS * _DAY_MS,
+        inner_seal=True,
+        members=(member,),
+    )
+    signed = sign_roster(roster, coordinator)
+    with _made(place):
+        keep_key(place.key, node)
+        keep_key(place.coordinator_key, coordinator)
+        write_new(place.roster, signed.encode(), 0o644)
+        write_new(place.config, _config(place, settings, signs=True), 0o644)
+    return signed
+
+
+def settle(
+    place: Place,
+    settings: Settings,
+    signer: SoftwareSigner,
+    coordinator: bytes,
+    roster: SignedRoster,
+) -> None:
+    """Make this machine the member of *roster* that has the key of *signer*, with its files at
+    *place*; *coordinator* (65 bytes) has signed the roster. Raises `UserError`."""
+    with _made(place):
+        keep_key(place.key, signer)
+        write_new(place.coordinator, f"{coordinator.hex()}\n".encode(), 0o644)
+        write_new(place.roster, roster.encode(), 0o644)
+        write_new(place.config, _config(place, settings, signs=False), 0o644)
+
+
+def undo(place: Place) -> None:
+    """Remove the files at *place*, of a cluster that has not begun, and what its node kept."""
+    shutil.rmtree(place.state or place.folder / f"{place.config.stem}.state", ignore_errors=True)
+    for path in (
+        place.config,
+        place.roster,
+        place.key,
+        place.key.with_suffix(".pub"),
+        place.coordinator_key,
+        place.coordinator,
+    ):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        place.folder.rmdir()  # if it is empty
+
+
+@contextlib.contextmanager
+def _made(place: Place) -> Iterator[None]:
+    """Make the folder of *place*, which is free, and leave nothing there if the block fails."""
+    place.check_free()
+    try:
+        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the folder {place.folder}: {error.strerror}", "Give another folder."
+        ) from None
+    try:
+        yield
+    except BaseException:
+        undo(place)
+        raise
+
+
+def _config(place: Place, settings: Settings, *, signs: bool) -> bytes:
+    """The text of the config."""
+    values = {
+        "key": place.key.name,
+        "roster": place.roster.name,
+        "coordinator": place.coordinator.name,
+        **({"coordinator_key": place.coordinator_key.name} if signs else {}),
+        "listen": format_address(*settings.listen),
+        "model": settings.model,
+        "api": settings.api,
+        **({"state": str(place.state)} if place.state is not None else {}),
+    }
+    lines = ["# The node of this machine: sealring up. docs/config.md has all keys."]
+    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return ("\n".join(lines) + "\n").encode()

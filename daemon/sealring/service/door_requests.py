@@ -1,0 +1,98 @@
+"""What a node's owner may ask its door: `invite`, which then reports what happens until the
+invitation is over; `waiting`, `accept` and `refuse`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import pydantic
+import trio
+from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.limits import INVITATION_SECONDS
+
+from sealring.joining.door import Door, News
+from sealring.service.requests import read_fields
+from sealring.service.verification import Reply
+
+DOOR_REQUESTS: Final = ("accept", "invite", "refuse", "waiting")
+
+_MAX_SECONDS: Final = 7 * 86_400
+_LOOK_SECONDS: Final = 1.0
+"""Seconds between two looks at whether an invitation is over."""
+
+
+class _Fields(pydantic.BaseModel, extra="forbid"):
+    """The fields of a request."""
+
+
+class InviteFields(_Fields):
+    """For how many *seconds* an invitation is good, and whether to *watch* what comes of it."""
+
+    seconds: Annotated[float, pydantic.Field(ge=1, le=_MAX_SECONDS)] = INVITATION_SECONDS
+    watch: bool = True
+
+
+class RefuseFields(_Fields):
+    """*who* is meant of those that wait; empty for the only one."""
+
+    who: str = ""
+
+
+class AcceptFields(RefuseFields):
+    """The same, and a signed *roster* that holds it, in hex; null if the node is to sign."""
+
+    roster: Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{2})+$")] | None = None
+
+
+async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> None:
+    """Answer the request *name*, one of `DOOR_REQUESTS`. Raises `UserError`."""
+    match name:
+        case "invite":
+            await _invite(door, read_fields(InviteFields, body, "machines invite"), reply)
+        case "accept":
+            asked = read_fields(AcceptFields, body, "machines accept")
+            roster = None if asked.roster is None else bytes.fromhex(asked.roster)
+            knock = await door.accept(asked.who, roster)
+            serial = door.roster.roster.serial
+            await reply({"event": "done", **knock.facts(), "serial": serial})
+        case "refuse":
+            knock = door.refuse(read_fields(RefuseFields, body, "machines refuse").who)
+            await reply({"event": "done", **knock.facts()})
+        case _:
+            roster_now = door.roster.encode().hex()
+            waiting = [knock.facts() for knock in door.waiting()]
+            await reply({"signs": door.signs, "roster": roster_now, "waiting": waiting})
+
+
+async def _invite(door: Door, asked: InviteFields, reply: Reply) -> None:
+    with door.news() as news:
+        invitation = await door.invite(asked.seconds)
+        await reply(
+            {
+                "event": "invitation",
+                "invitation": invitation.encode(),
+                "addresses": list(invitation.addresses),
+                "expires_s": invitation.expires_s,
+                "cluster": door.roster.roster.name,
+                "signs": door.signs,
+            }
+        )
+        if not asked.watch:
+            return
+        while not (why := door.fault(invitation)):
+            with trio.move_on_after(_LOOK_SECONDS):
+                await _report(await anext(news), invitation, reply)
+        # What has just happened is why it is over.
+        with trio.move_on_after(_LOOK_SECONDS):
+            while True:
+                await _report(await anext(news), invitation, reply)
+        await reply({"event": "over", "why": why})
+
+
+async def _report(news: News, invitation: Invitation, reply: Reply) -> None:
+    """Report *news* of whoever brings *invitation*, or of a stranger."""
+    knock = news.knock
+    if knock is None or knock.invitation is invitation:
+        line: dict[str, Any] = {"event": news.kind, "text": news.text}
+        await reply(line if knock is None else {**line, **knock.facts()})
