@@ -20,7 +20,7 @@ from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
 from sealring.joining.founding import (
     DEFAULT_PORT,
-    Place,
+    MemberFiles,
     Settings,
     check_ports,
     read_api,
@@ -31,7 +31,7 @@ from sealring.joining.machine import machine_name, plain_name
 from sealring.output import print_json, visible
 
 if TYPE_CHECKING:
-    from sealring.joining.asking import Asking
+    from sealring.joining.asking import JoinRequest
 
 
 def join(
@@ -78,7 +78,7 @@ def join(
         Print one JSON object once it has joined.
     """
     given = _read(invitation)
-    place = Place.at(folder)
+    place = MemberFiles.at(folder)
     place.check_free()
     where = read_listen(listen, DEFAULT_PORT)
     if model is not None:
@@ -119,7 +119,7 @@ def _read(text: str) -> Invitation:
         ) from None
 
 
-def _join(invitation: Invitation, place: Place, settings: Settings, *, json: bool) -> bool:
+def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, json: bool) -> bool:
     """Join, and keep what the cluster gives at *place*; False if it was interrupted. Raises
     `UserError`."""
     # These take half a second to import, which a mistake need not wait for.
@@ -131,7 +131,7 @@ def _join(invitation: Invitation, place: Place, settings: Settings, *, json: boo
     )
     from sealring_trio.node.service import build_number  # noqa: PLC0415
 
-    from sealring.joining.asking import Asking, JoinProgress  # noqa: PLC0415
+    from sealring.joining.asking import JoinProgress, JoinRequest  # noqa: PLC0415
     from sealring.joining.fingerprint import fingerprint  # noqa: PLC0415
     from sealring.joining.machine import (  # noqa: PLC0415
         addresses_of,
@@ -185,10 +185,10 @@ def _join(invitation: Invitation, place: Place, settings: Settings, *, json: boo
                 )
                 sys.stdout.flush()
 
-    return trio.run(_asked, Asking(invitation, signer, newcomer, Told()))
+    return trio.run(_asked, JoinRequest(invitation, signer, newcomer, Told()))
 
 
-async def _asked(asking: Asking) -> bool:
+async def _asked(asking: JoinRequest) -> bool:
     """Run *asking*; a signal stops it, in good order."""
     import trio  # noqa: PLC0415 - as above
 

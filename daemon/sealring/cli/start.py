@@ -22,7 +22,7 @@ from sealring.cli.up import log_to_stderr, run_node
 from sealring.files.config import DEFAULT_API, Config, load_config
 from sealring.joining.founding import (
     DEFAULT_PORT,
-    Place,
+    MemberFiles,
     Settings,
     check_ports,
     found,
@@ -81,7 +81,7 @@ def start(
     json
         Print one JSON object once it serves, and ask nothing.
     """
-    place = Place.at(folder)
+    place = MemberFiles.at(folder)
     place.check_free()
     where = read_listen(listen, DEFAULT_PORT)
     settings = Settings(plain_name(name) or machine_name(), where, read_api(api), _model(model))
@@ -106,7 +106,7 @@ def _model(given: str) -> str:
 class _Greeter:
     """Prints where the cluster is and how to join it, and asks about who knocks."""
 
-    def __init__(self, place: Place, *, yes: bool, json: bool) -> None:
+    def __init__(self, place: MemberFiles, *, yes: bool, json: bool) -> None:
         self._place = place
         self._yes = yes
         self._json = json

@@ -65,7 +65,7 @@ class _Attempt:
     line: JoinLine | None = None
 
 
-class Asking:
+class JoinRequest:
     """Joins by *invitation*: a node that signs with *signer* and is what *newcomer* gives for the
     host from which it reaches the inviter. *progress* hears of it."""
 

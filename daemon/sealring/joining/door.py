@@ -67,13 +67,13 @@ _STRANGERS: Final = 1.0
 """Seconds between two log lines about connections that came to nothing."""
 
 _NEWS: Final = 64
-"""News that wait for a slow reader; more are lost to him."""
+"""DoorNews that wait for a slow reader; more are lost to him."""
 
 NewsKind = Literal["knock", "left", "joined", "refused", "failed"]
 
 
 @attrs.frozen
-class News:
+class DoorNews:
     """What happened at the door, in words; and to whom, unless it is a stranger."""
 
     kind: NewsKind
@@ -151,7 +151,7 @@ class Door:
         self._roster: Callable[[], SignedRoster] | None = None
         self._install: Callable[[bytes], Awaitable[None]] | None = None
         self._model = ""
-        self._news: set[trio.MemorySendChannel[News]] = set()
+        self._news: set[trio.MemorySendChannel[DoorNews]] = set()
         self._quiet_until = 0.0
 
     # ------------------------------------------------------------------ life
@@ -287,14 +287,14 @@ class Door:
         self._invitations.end(
             knock.invitation, "a machine was refused that brought this invitation"
         )
-        self._tell(News("refused", f"{knock.name} was refused", knock))
+        self._tell(DoorNews("refused", f"{knock.name} was refused", knock))
         knock.line.close(CloseCode.REFUSED, "a person there has said no")
         return knock
 
     @contextmanager
-    def news(self) -> Iterator[AsyncIterator[News]]:
+    def news(self) -> Iterator[AsyncIterator[DoorNews]]:
         """What happens at the door from now on."""
-        send, receive = trio.open_memory_channel[News](_NEWS)
+        send, receive = trio.open_memory_channel[DoorNews](_NEWS)
         self._news.add(send)
         try:
             with receive:
@@ -479,7 +479,7 @@ class Door:
             newcomer.system,
             visit.source,
         )
-        self._tell(News("knock", f"{knock.name} wants to join", knock))
+        self._tell(DoorNews("knock", f"{knock.name} wants to join", knock))
 
     def _check_key(self, newcomer: Newcomer) -> None:
         """Raise `UserError` if a member or another that waits has the key of *newcomer*."""
@@ -515,18 +515,18 @@ class Door:
         """The connection of *knock* is over."""
         knock.why = knock.why or why
         if knock.joined:
-            self._tell(News("joined", f"{knock.name} has joined", knock))
+            self._tell(DoorNews("joined", f"{knock.name} has joined", knock))
         else:
             text = f"{knock.name} has left before it joined"
             if knock.why:
                 text += f": {knock.why}"
             log.info("%s", text)
-            self._tell(News("left", text, knock))
+            self._tell(DoorNews("left", text, knock))
         knock.over.set()
 
     def _failed(self, visit: _Visit, text: str) -> None:
         log.warning("%s (from %s)", text, visit.source)
-        self._tell(News("failed", f"{text} (from {visit.source})"))
+        self._tell(DoorNews("failed", f"{text} (from {visit.source})"))
 
     def _strange(self, visit: _Visit, why: str) -> None:
         """Somebody came who holds no invitation. Who comes often is not logged each time."""
@@ -534,7 +534,7 @@ class Door:
             self._quiet_until = trio.current_time() + _STRANGERS
             self._failed(visit, f"somebody knocked who cannot join: {why}")
 
-    def _tell(self, news: News) -> None:
+    def _tell(self, news: DoorNews) -> None:
         for channel in self._news:
             try:
                 channel.send_nowait(news)

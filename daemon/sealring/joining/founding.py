@@ -40,7 +40,7 @@ _DAY_MS: Final = 24 * 3600 * 1000
 
 
 @attrs.frozen
-class Place:
+class MemberFiles:
     """The folder of a machine's files, and that of what its node keeps; None if that is where the
     config has it by itself."""
 
@@ -48,7 +48,7 @@ class Place:
     state: Path | None = None
 
     @classmethod
-    def at(cls, folder: Path | None) -> Place:
+    def at(cls, folder: Path | None) -> MemberFiles:
         """In *folder*, or where the platform has such files of this user."""
         if folder is not None:
             return cls(folder.absolute())
@@ -134,7 +134,7 @@ def check_ports(*addresses: tuple[str, int]) -> None:
                 ) from None
 
 
-def found(place: Place, settings: Settings) -> SignedRoster:
+def found(place: MemberFiles, settings: Settings) -> SignedRoster:
     """Begin a cluster of this machine alone, with its files at *place*. Its roster; raises
     `UserError`."""
     node, coordinator, now = new_key(), new_key(), wall_ms()
@@ -159,7 +159,7 @@ def found(place: Place, settings: Settings) -> SignedRoster:
 
 
 def settle(
-    place: Place,
+    place: MemberFiles,
     settings: Settings,
     signer: SoftwareSigner,
     coordinator: bytes,
@@ -174,7 +174,7 @@ def settle(
         write_new(place.config, _config(place, settings, signs=False), 0o644)
 
 
-def undo(place: Place) -> None:
+def undo(place: MemberFiles) -> None:
     """Remove the files at *place*, of a cluster that has not begun, and what its node kept."""
     shutil.rmtree(place.state or place.folder / f"{place.config.stem}.state", ignore_errors=True)
     for path in (
@@ -191,7 +191,7 @@ def undo(place: Place) -> None:
 
 
 @contextlib.contextmanager
-def _made(place: Place) -> Iterator[None]:
+def _made(place: MemberFiles) -> Iterator[None]:
     """Make the folder of *place*, which is free, and leave nothing there if the block fails."""
     place.check_free()
     try:
@@ -207,7 +207,7 @@ def _made(place: Place) -> Iterator[None]:
         raise
 
 
-def _config(place: Place, settings: Settings, *, signs: bool) -> bytes:
+def _config(place: MemberFiles, settings: Settings, *, signs: bool) -> bytes:
     """The text of the config."""
     values = {
         "key": place.key.name,

@@ -11,7 +11,7 @@ import trio
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import INVITATION_SECONDS
 
-from sealring.joining.door import Door, News
+from sealring.joining.door import Door, DoorNews
 from sealring.service.requests import read_fields
 from sealring.service.verification import Reply
 
@@ -90,7 +90,7 @@ async def _invite(door: Door, asked: InviteFields, reply: Reply) -> None:
         await reply({"event": "over", "why": why})
 
 
-async def _report(news: News, invitation: Invitation, reply: Reply) -> None:
+async def _report(news: DoorNews, invitation: Invitation, reply: Reply) -> None:
     """Report *news* of whoever brings *invitation*, or of a stranger."""
     knock = news.knock
     if knock is None or knock.invitation is invitation:

@@ -1,0 +1,343 @@
+"""The newcomers' door over real sockets: what each side is told, and who becomes a member."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from pathlib import Path
+
+import attrs
+import pytest
+import trio
+from sealring.files.cluster import sign_next
+from sealring.joining.door import free_name
+from sealring.joining.fingerprint import fingerprint
+from sealring_protocol.joining.invitation import Invitation
+from sealring_trio.collective.loopback import free_ports
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.key_files import read_key
+from sealring_trio.units import wall_ms
+
+from tests.joining.doors import Home, Machine, asked, home
+
+SECONDS = 6.0
+"""Within which a mistake is told."""
+
+
+async def test_a_machine_joins(tmp_path: Path) -> None:
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, den, nursery)
+        facts = knock.facts()
+        assert facts["fingerprint"] == fingerprint(den.signer.public_key)
+        assert (facts["name"], facts["system"], facts["memory"]) == ("den", "macOS 26", 64 << 30)
+        assert facts["source"] == "127.0.0.1"
+        assert den.inviter == "desk"
+        assert made.names == ["desk"]
+        await made.door.accept()
+        await den.over.wait()
+        assert den.ended is True
+        assert made.names == ["desk", "den"]
+        assert made.installed == [2]
+        assert den.stored is not None
+        assert den.stored.roster.roster == made.signed.roster
+        assert json.loads(den.stored.settings) == {"cluster": "home", "model": "tiny"}
+
+
+async def test_a_key_elsewhere_signs(tmp_path: Path) -> None:
+    den = Machine()
+    async with home(tmp_path, signs=False) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, den, nursery)
+        with pytest.raises(UserError, match="not on this machine") as refused:
+            await made.door.accept("den")
+        assert "sealring machines accept den --key" in refused.value.advice
+        signer = read_key(made.files.coordinator_key)
+        members = made.signed.roster.members
+        without = sign_next(made.signed, members, signer, wall_ms())
+        with pytest.raises(UserError, match="does not hold"):
+            await made.door.accept("den", without.encode())
+        signed = sign_next(made.signed, (*members, knock.member), signer, wall_ms())
+        await made.door.accept("den", signed.encode())
+        await den.over.wait()
+    assert den.ended is True
+    assert made.names == ["desk", "den"]
+
+
+async def test_a_person_says_no(tmp_path: Path) -> None:
+    den, other = Machine(), Machine("other")
+    async with home(tmp_path) as made:
+        async with trio.open_nursery() as nursery:
+            knock = await asked(made, den, nursery)
+            made.door.refuse("den")
+        assert "desk does not let this machine join: a person there has said no" in den.told
+        await other.join(knock.invitation)
+        assert "a machine was refused that brought this invitation" in other.told
+        with pytest.raises(UserError, match="nobody waits to join"):
+            await made.door.accept("den")
+    assert made.names == ["desk"]
+
+
+async def test_an_invitation_is_used_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    den, other = Machine(), Machine("other", ("127.0.0.1:7998",))
+    async with home(tmp_path) as made:
+        async with trio.open_nursery() as nursery:
+            knock = await asked(made, den, nursery)
+            await made.door.accept()
+        with trio.fail_after(SECONDS):
+            await other.join(knock.invitation)
+    assert "this invitation was used" in other.told
+    assert "sealring machines invite" in other.told
+    assert "cannot join: this invitation was used (from 127.0.0.1)" in caplog.text
+    assert made.names == ["desk", "den"]
+
+
+async def test_a_second_machine_with_an_invitation_that_is_taken(tmp_path: Path) -> None:
+    den, other = Machine(), Machine("other")
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, den, nursery)
+        await other.join(knock.invitation)
+        assert "another machine is joining with this invitation just now" in other.told
+        assert made.door.waiting() == [knock]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("change", "told", "logged"),
+    [
+        ({"secret": b"w" * 16}, "It has given no such invitation", "given no such invitation"),
+        ({"expires_s": 1000}, "this invitation expired", "given no such invitation"),
+    ],
+)
+async def test_an_invitation_that_is_not_ours(
+    tmp_path: Path,
+    change: dict[str, object],
+    told: str,
+    logged: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    den = Machine()
+    async with home(tmp_path) as made:
+        invitation = await made.door.invite()
+        wrong = attrs.evolve(invitation, **change)
+        if "expires_s" in change:
+            wrong = attrs.evolve(wrong, secret=b"w" * 16)
+        with trio.fail_after(SECONDS):
+            await den.join(wrong)
+    assert told in den.told
+    assert logged in caplog.text
+
+
+async def test_an_invitation_that_has_expired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    den = Machine()
+    async with home(tmp_path) as made:
+        invitation = await made.door.invite(seconds=0)
+        with trio.fail_after(SECONDS):
+            await den.join(invitation)
+    assert "desk does not let this machine join: this invitation has expired" in den.told
+    assert "cannot join: this invitation has expired" in caplog.text
+
+
+async def test_clocks_that_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    den = Machine()
+    monkeypatch.setattr("sealring.joining.asking.wall_ms", lambda: wall_ms() + 3_600_000)
+    async with home(tmp_path) as made:
+        with trio.fail_after(SECONDS):
+            await den.join(await made.door.invite())
+    said = "the clock of the machine that joins is"
+    assert said in den.told
+    assert said in caplog.text
+
+
+async def test_nobody_is_there(tmp_path: Path) -> None:
+    """Each address, and what came of it."""
+    den = Machine()
+    async with home(tmp_path) as made:
+        invitation = await made.door.invite()
+    closed = f"127.0.0.1:{free_ports(1)[0]}"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        quiet = f"127.0.0.1:{silent.getsockname()[1]}"
+        elsewhere = attrs.evolve(invitation, addresses=(closed, "no.such.invalid:7471", quiet))
+        with trio.fail_after(2 * SECONDS):
+            await den.join(elsewhere)
+    assert f"{closed}: Connection refused" in den.told
+    assert "no.such.invalid:7471: " in den.told
+    assert f"{quiet}: no answer within 5 s" in den.told
+    assert "firewall" in den.told
+
+
+async def test_the_first_address_that_answers_is_taken(tmp_path: Path) -> None:
+    """Something else listens at the best one, and ends the connection."""
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def hang_up(stream: trio.SocketStream) -> None:
+            await stream.receive_some()
+
+        nursery.start_soon(trio.serve_listeners, hang_up, listeners)
+        other = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        invitation = await made.door.invite()
+        nursery.start_soon(
+            den.join, attrs.evolve(invitation, addresses=(other, *invitation.addresses))
+        )
+        await made.knocked()
+        await made.door.accept()
+        await den.over.wait()
+        nursery.cancel_scope.cancel()
+    assert den.ended is True
+
+
+async def test_the_inviter_stops(tmp_path: Path) -> None:
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        with trio.fail_after(SECONDS):
+            await made.door.close("sealring is stopped there")
+            await den.over.wait()
+    assert "desk stopped before this machine was let in: sealring is stopped there" in den.told
+
+
+async def test_the_newcomer_stops(tmp_path: Path) -> None:
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        with made.door.news() as news:
+            assert den.request is not None
+            den.request.stop()
+            with trio.fail_after(SECONDS):
+                told = await anext(news)
+        assert (told.kind, told.text) == (
+            "left",
+            "den has left before it joined: it was stopped there",
+        )
+        await den.over.wait()
+        assert den.ended is False
+        assert made.door.waiting() == []
+
+
+async def test_a_newcomer_that_cannot_store_is_no_member(tmp_path: Path) -> None:
+    """Whoever joins next is in a roster of a greater serial than the one that it was sent."""
+    den = Machine(fault=UserError("the disk is full", "Make room."))
+    attic = Machine("attic", ("127.0.0.1:7998",))
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        with pytest.raises(OperationError, match=r"has not joined: .*the disk is full"):
+            await made.door.accept()
+        await den.over.wait()
+        assert den.told.startswith("the disk is full")
+        assert made.names == ["desk"]
+        await asked(made, attic, nursery)
+        await made.door.accept()
+        await attic.over.wait()
+    assert made.names == ["desk", "attic"]
+    assert made.installed == [3]
+
+
+async def test_two_that_are_accepted_at_once_follow_each_other(tmp_path: Path) -> None:
+    den, attic = Machine(), Machine("attic", ("127.0.0.1:7998",))
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        first = await asked(made, den, nursery)
+        second = await asked(made, attic, nursery)
+        async with trio.open_nursery() as people:
+            people.start_soon(made.door.accept, first.name)
+            people.start_soon(made.door.accept, second.name)
+        await den.over.wait()
+        await attic.over.wait()
+    assert (den.ended, attic.ended) == (True, True)
+    assert sorted(made.names) == ["attic", "den", "desk"]
+    assert made.installed == [2, 3]
+
+
+async def test_names_keys_and_addresses_that_a_member_has(tmp_path: Path) -> None:
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        (own,) = made.signed.roster.members[0].addresses
+        twin = Machine("desk", (own, "127.0.0.1:7997"))
+        knock = await asked(made, twin, nursery)
+        assert (knock.name, knock.addresses) == ("desk-2", ("127.0.0.1:7997",))
+        await made.door.accept("desk-2")
+        await twin.over.wait()
+
+        same = Machine("den", (own,))
+        await same.join(await made.door.invite())
+        assert f"'desk' has the address {own}" in same.told
+        assert "--listen HOST:PORT" in same.told
+
+        copied = Machine("den", ("127.0.0.1:7996",), signer=twin.signer)
+        await copied.join(await made.door.invite())
+        assert "its key is that of 'desk-2', which is a member" in copied.told
+        assert "sealring up" in copied.told
+    assert made.names == ["desk", "desk-2"]
+
+
+async def test_strangers_take_no_place_of_whoever_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Twenty connections that say nothing; one that says something else."""
+    caplog.set_level(logging.INFO)
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, den, nursery)
+        host, port = made.door.address
+        silent = [await trio.open_tcp_stream(host, port) for _ in range(20)]
+        loud = await trio.open_tcp_stream(host, port)
+        await loud.send_all(b"GET / HTTP/1.1\r\n\r\n")
+        with trio.fail_after(SECONDS):
+            assert await loud.receive_some() == b""
+        assert made.door.waiting() == [knock]
+        await made.door.accept()
+        await den.over.wait()
+        for stream in (*silent, loud):
+            await stream.aclose()
+    assert den.ended is True
+    assert "somebody knocked who cannot join" in caplog.text
+
+
+async def test_the_door_is_closed_before_and_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.joining.door.TOLD_SECONDS", 0.0)
+    async with home(tmp_path) as made:
+        await until_closed(made)
+        await made.door.invite(seconds=0)
+        await until_closed(made)
+        first = await made.door.invite()
+        stream = await trio.open_tcp_stream(*made.door.address)
+        await stream.aclose()
+        assert made.door.fault(first) == ""
+
+
+async def until_closed(made: Home) -> None:
+    """Nobody listens at the door, or soon nobody does."""
+    try:
+        while True:
+            await (await trio.open_tcp_stream(*made.door.address)).aclose()
+    except OSError:
+        pass
+
+
+async def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    async with home(tmp_path) as made:
+        with (
+            socket.create_server(made.door.address),
+            pytest.raises(OperationError, match="the door for newcomers cannot open") as failed,
+        ):
+            await made.door.invite()
+        assert "'door' in" in failed.value.advice
+        assert isinstance(await made.door.invite(), Invitation)
+
+
+def test_a_free_name_has_a_number() -> None:
+    assert free_name("den", set()) == "den"
+    assert free_name("den", {"den", "den-2"}) == "den-3"
+    long = "\u00e9" * 32
+    assert len(free_name(long, {long}).encode()) <= 64
+
+
+def test_a_fingerprint_is_four_words() -> None:
+    """Of SHA-256 of 65 bytes x: 0x9410... by 11 bits."""
+    assert fingerprint(b"x" * 65) == "news-sail-legal-time"
