@@ -1,0 +1,246 @@
+"""`sealring start`, `join` and `machines`, as processes on loopback; and mistakes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import pytest
+from sealring_trio.collective.loopback import free_ports
+
+from tests.io_trio.helpers import sealring
+from tests.io_trio.terminal import Terminal
+from tests.serving import PATIENCE
+
+
+def two_in_a_row() -> int:
+    """A free port, after which the next is free as well: that of the door."""
+    while True:
+        first, second = free_ports(2)
+        if second == first + 1:
+            return first
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short one, for the sockets' sake."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as made:
+        yield Path(made)
+
+
+class Command:
+    """`sealring` with *arguments* as a process, whose output is read line by line."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sealring", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+        self.seen = ""
+
+    def until(self, pattern: str) -> re.Match[str]:
+        """Read until *pattern*, in what no `until` has taken yet."""
+        assert self.process.stdout is not None
+        while not (match := re.search(pattern, self.seen, re.DOTALL)):
+            line = self.process.stdout.readline()
+            assert line, self.seen
+            self.seen += line
+        self.seen = self.seen[match.end() :]
+        return match
+
+    def interrupted(self) -> int:
+        """Ctrl-C; its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        out, _ = self.process.communicate(timeout=PATIENCE)
+        self.seen += out
+        return self.process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def start(folder: Path, *options: str) -> tuple[Command, str]:
+    """A cluster of one in *folder*/desk, and the address of its API."""
+    port, (api,) = two_in_a_row(), free_ports(1)
+    places = ("--listen", f"127.0.0.1:{port}", "--api", f"127.0.0.1:{api}")
+    command = Command("start", folder / "desk", *places, "--name", "desk", *options)
+    return command, f"http://127.0.0.1:{api}"
+
+
+def announced(command: Command) -> dict[str, Any]:
+    """What it says as JSON, once it serves."""
+    return dict(json.loads(command.until(r"\{\n.*?\n\}")[0]))
+
+
+def join(folder: Path, invitation: str, name: str = "den") -> Command:
+    listen = f"127.0.0.1:{free_ports(1)[0]}"
+    return Command("join", invitation, folder / name, "--listen", listen, "--name", name)
+
+
+def ask(url: str) -> dict[str, Any]:
+    """An answer of the ring, once it serves."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}
+    with httpx2.Client(base_url=url, timeout=PATIENCE) as http:
+        while (answer := http.post("/v1/chat/completions", json=body)).status_code == 503:
+            assert answer.json()["error"]["message"]
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+
+def test_two_machines_in_two_commands(folder: Path) -> None:
+    began, url = start(folder, "--yes", "--json")
+    with began:
+        about = announced(began)
+        assert about["command"] == f"sealring join {about['invitation']}"
+        assert about["api"] == f"{url}/v1"
+        with join(folder, about["invitation"]) as joined:
+            words = joined.until(r"fingerprint is (\w+-\w+-\w+-\w+)\n")[1]
+            began.until(f"den wants to join: fingerprint {words}, .*, from 127.0.0.1")
+            joined.until("joined home as den")
+            joined.until("ready: epoch")
+            assert ask(url)["usage"]["completion_tokens"] == 4
+            ranks = httpx2.get(f"{url}/v1/cluster", timeout=PATIENCE).json()["ranks"]
+            assert [rank["name"] for rank in ranks] == ["desk", "den"]
+            listed = sealring(
+                "machines", "list", "--config", folder / "den" / "node.toml", "--json"
+            )
+            machines = listed.json()["machines"]
+            assert [(each["name"], each["here"]) for each in machines] == [
+                ("desk", False),
+                ("den", True),
+            ]
+            assert machines[1]["fingerprint"] == words
+            assert joined.interrupted() == 0
+        assert began.interrupted() == 0
+    assert {path.name for path in (folder / "den").iterdir()} == {
+        "cluster.roster",
+        "coordinator.pub",
+        "node.key",
+        "node.pub",
+        "node.state",
+        "node.toml",
+    }
+    again = sealring("start", folder / "den")
+    assert again.code == 2
+    assert f"sealring up {folder / 'den'}" in again.err
+
+
+@pytest.mark.slow
+def test_a_join_that_is_cancelled_and_one_that_a_command_accepts(folder: Path) -> None:
+    began, url = start(folder, "--json")
+    config = folder / "desk" / "node.toml"
+    with began:
+        invitation = announced(began)["invitation"]
+        with join(folder, invitation) as cancelled:
+            cancelled.until("waiting for a yes at desk")
+            assert cancelled.interrupted() == 130
+        began.until("den has left before it joined: it was stopped there")
+        assert not (folder / "den").exists()
+        nobody = sealring("machines", "accept", "--config", config)
+        assert (nobody.code, nobody.out) == (2, "")
+        assert "nobody waits to join" in nobody.err
+        with join(folder, invitation) as refused:
+            began.until("den wants to join")
+            done = sealring("machines", "refuse", "den", "--config", config)
+            assert (done.code, done.err) == (0, "")
+            refused.until("desk does not let this machine join: a person there has said no")
+            assert refused.process.wait(PATIENCE) == 1
+        invited = sealring("machines", "invite", "--config", config, "--json").json()
+        with join(folder, invited["invitation"]) as joined:
+            began.until("den wants to join")
+            waiting = sealring("machines", "list", "--config", config)
+            assert "den wants to join: fingerprint" in waiting.out
+            away = config.parent / "coordinator.key"
+            kept = away.rename(folder / "kept.key")
+            text = config.read_text()
+            missing = sealring("machines", "accept", "den", "--config", config)
+            assert missing.code == 2
+            assert "no coordinator's key" in missing.err
+            assert config.read_text() == text
+            done = sealring("machines", "accept", "den", "--config", config, "--key", kept)
+            assert (done.code, done.out) == (0, "den is a member now, of roster 2\n"), done.err
+            joined.until("ready: epoch")
+            assert ask(url)["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.slow
+def test_a_person_at_the_terminal_says_yes(folder: Path) -> None:
+    port, (api,) = two_in_a_row(), free_ports(1)
+    places = ("--listen", f"127.0.0.1:{port}", "--api", f"127.0.0.1:{api}")
+    with Terminal("start", str(folder / "desk"), *places, "--name", "desk") as terminal:
+        told = terminal.until(r"sealring join (sr1-\w+)")
+        assert f"http://127.0.0.1:{api}/v1" in told
+        assert str(folder / "desk" / "coordinator.key") in told
+        invitation = told.split()[-1]
+        terminal.until("[\u2580\u2584\u2588]")  # squares of the QR code
+        with join(folder, invitation) as joined:
+            asked = terminal.until(r"Let it in\? \[y/N\] ")
+            assert re.search(r"den wants to join: fingerprint \w+-\w+-\w+-\w+, ", asked)
+            terminal.type("y\n")
+            joined.until("joined home as den")
+            terminal.until("den is a member: home has 2 machines")
+            joined.until("ready: epoch")
+        terminal.interrupt("stopping")
+
+
+def test_mistakes_of_an_invitation(folder: Path) -> None:
+    for wrong, why in {
+        "sr1-abc": "it is not whole",
+        "hello": "an invitation begins with sr1-",
+        "": "an invitation begins with sr1-",
+    }.items():
+        done = sealring("join", wrong, folder / "den")
+        assert done.code == 2
+        assert f"this is no invitation: {why}" in done.err
+        assert "Copy the whole line" in done.err
+    assert not (folder / "den").exists()
+
+
+def test_a_port_that_is_taken_leaves_no_files(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = sealring("start", folder / "desk", "--listen", f"127.0.0.1:{port}")
+    assert done.code == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in done.err
+    assert "--listen" in done.err
+    assert not (folder / "desk").exists()
+
+
+def test_a_start_that_fails_leaves_no_files(folder: Path) -> None:
+    port = str(two_in_a_row())
+    done = sealring("start", folder / "desk", "--listen", f"127.0.0.1:{port}", "--model", "./none")
+    assert done.code == 2
+    assert "cannot find the model" in done.err
+    assert not (folder / "desk").exists()
+
+
+def test_without_a_cluster_up_says_how_to_get_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    done = sealring("up")
+    assert done.code == 2
+    assert "this machine is in no cluster" in done.err
+    assert "sealring start" in done.err
+    with contextlib.suppress(FileNotFoundError):
+        assert not list(folder.iterdir())
