@@ -1,4 +1,7 @@
-"""`sealring machines list | invite | accept | refuse`: who belongs to the cluster, and who may."""
+"""`sealring machines list | invite | accept | refuse`: who belongs to the cluster, and who may.
+
+What changes machines that are members already is in `members`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
 
+from sealring.cli import members
 from sealring.cli.doorway import (
     QUESTION,
     describe_newcomer,
@@ -33,11 +37,15 @@ Show and change which machines belong to the cluster.
     sealring machines list
     sealring machines invite
     sealring machines accept den
+    sealring machines rename den attic
+    sealring machines remove attic
 
 To begin a cluster: sealring start
 """
 
 app = cyclopts.App(name="machines", help=HELP)
+for _command in (members.remove, members.replace, members.move, members.rename, members.address):
+    app.command(_command)
 
 _JOIN_SECONDS = 60.0
 """Seconds that a machine that was accepted may take to join."""

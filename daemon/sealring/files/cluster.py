@@ -385,8 +385,15 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         raise UserError(
             f"cannot create {path}: {error.strerror}", "Choose a folder that exists and is yours."
         ) from None
-    with open(fd, "wb") as file:
-        os.fchmod(fd, mode)
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot write {path} for you alone (mode {mode:04o}): {error.strerror}",
+            "Choose a folder on a file system that has room and keeps modes.",
+        ) from None

@@ -3,9 +3,13 @@ default, which is where the platform has the configs of a user."""
 
 from __future__ import annotations
 
+import json
+import re
+import tomllib
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import platformdirs
 import pydantic
@@ -18,7 +22,7 @@ from sealring_trio.files.config import (
     StrategyName,
     load_file,
 )
-from sealring_trio.files.key_files import is_there
+from sealring_trio.files.key_files import decoded, is_there, read_file
 
 from sealring.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
 
@@ -187,3 +191,34 @@ def own_config(path: Path | None) -> Config:
             "Say where this machine's is: --config FILE.",
         )
     return load_config(path)
+
+
+def with_keys(config: Path, changes: Mapping[str, str | None]) -> str:
+    """The text of the file at *config* with the keys of *changes* set to texts, or without those
+    that are None; all else stays as a person wrote it. Raises `UserError` where that is not all
+    that would change."""
+    try:
+        text = decoded(read_file(config)[0])
+        wanted: dict[str, Any] = tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {config}: {error}", "It should be a node's config.") from None
+    for name, value in changes.items():
+        line = re.compile(rf"^[ \t]*{re.escape(name)}[ \t]*=.*(?:\n|\Z)", re.MULTILINE)
+        found = line.search(text)
+        own = "" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}\n"
+        start, end = found.span() if found is not None else (0, 0)  # 0 is before any table
+        text = text[:start] + own + text[end:]
+        wanted.pop(name, None)
+        if value is not None:
+            wanted[name] = value
+    try:
+        done = tomllib.loads(text) == wanted
+    except ValueError:
+        done = False
+    if not done:
+        raise UserError(
+            f"cannot change {' and '.join(changes)} in {config}, which is written in an unusual "
+            "way",
+            "Write each key of it on a line of its own, and run this again.",
+        )
+    return text

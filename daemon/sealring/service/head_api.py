@@ -15,10 +15,12 @@ import trio
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.members import Pause
+from sealring_trio.files.key_files import read_public_key
 from sealring_trio.node import setup as node_setup
 from sealring_trio.node.setup import NodeSetup
 from sealring_trio.units import format_address, is_loopback, is_unspecified
 
+from sealring.files.cluster import read_coordinator_key
 from sealring.files.config import Config
 from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.tls_files import read_pair
@@ -34,8 +36,10 @@ log = logging.getLogger("sealring")
 
 
 def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup[Config]:
-    """As `sealring_trio.node.setup.prepare`, and check what a head alone needs. Raises
-    `UserError`."""
+    """As `sealring_trio.node.setup.prepare`, and check the coordinator's key, where it lies here,
+    and what a head alone needs. Raises `UserError`."""
+    if config.coordinator_key is not None:
+        read_coordinator_key(config.coordinator_key, read_public_key(config.coordinator))
     setup = node_setup.prepare(config, pause)
     if setup.roster.roster.rank(setup.identity.id) == 0:
         check_text(setup.model)

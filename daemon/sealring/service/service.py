@@ -38,6 +38,7 @@ from sealring.joining.door import Door
 from sealring.local.node_socket import listening
 from sealring.service.door_requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.head_api import HeadApi, prepare, why_not_head
+from sealring.service.renewal import renew_rosters
 from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
 from sealring.service.verification import Reply
 
@@ -150,6 +151,7 @@ async def _live(
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
             nursery.start_soon(_keep, generator)
+            nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator)
             switch.begin(setup, generator, api)
             door.begin(lambda: runtime.node.roster, runtime.install, config.model)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)

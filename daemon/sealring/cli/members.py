@@ -1,0 +1,376 @@
+"""`sealring machines remove | replace | move | rename | address`: each changes the roster in force,
+signs what follows it, and installs that at the node that runs here.
+
+The roster is the running node's; where none runs, the newest in the state folder and the config.
+There the new one goes to the file that the config names, and the node hands it on when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.roster import (
+    NO_EVIDENCE,
+    Member,
+    Roster,
+    SignedRoster,
+    TrustLevel,
+)
+from sealring_trio.errors import UserError
+from sealring_trio.files.key_files import (
+    public_path,
+    read_key,
+    read_public_key,
+    replace_file,
+)
+from sealring_trio.files.rosters import RosterStore
+from sealring_trio.units import format_time, wall_ms
+
+from sealring.files.cluster import make_member, read_coordinator_key, sign_next
+from sealring.files.config import Config, own_config
+from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
+from sealring.output import print_json, progress
+
+
+@attrs.frozen
+class OwnCluster:
+    """The cluster of *config* as it is now: the roster in force, this machine's place in it, and
+    whether its node is *running*."""
+
+    config: Config
+    roster: SignedRoster
+    own: bytes  # node id
+    running: bool
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """In rank order."""
+        return self.roster.roster.members
+
+    def rank(self, name: str) -> int:
+        """The rank of the member called *name*. Raises `UserError`."""
+        for rank, member in enumerate(self.members):
+            if member.name == name:
+                return rank
+        known = ", ".join(member.name for member in self.members)
+        raise UserError(
+            f"there is no machine called '{name}' in {self.roster.roster.name}",
+            f"Its machines are: {known}.",
+        )
+
+
+def read_cluster(config: Path | None) -> OwnCluster:
+    """The cluster of the machine with the config at *config*, or at the default place. Raises
+    `UserError`."""
+    settings = own_config(config)
+    coordinator = read_public_key(settings.coordinator)
+    own = node_id(read_key(settings.key).public_key)
+    try:
+        answer = next(ask(settings.control_socket, "members", seconds=ANSWER_SECONDS))
+    except NobodyThere:
+        store = RosterStore(settings.state, coordinator)
+        return OwnCluster(settings, store.newest(settings.roster, wall_ms()), own, running=False)
+    return OwnCluster(settings, SignedRoster.decode(bytes.fromhex(answer["roster"])), own, True)
+
+
+def read_signer(config: Config, key: Path | None, option: str = "--key") -> Signer:
+    """The coordinator's key: at *key*, which *option* gave, or where *config* says. Raises
+    `UserError`."""
+    path = key if key is not None else config.coordinator_key
+    if path is None:
+        raise UserError(
+            f"this signs a roster, and {config.path} names no coordinator's key",
+            f"Give the file: {option} FILE. Or bring the key here: sealring coordinator import "
+            "FILE.",
+        )
+    return read_coordinator_key(path, read_public_key(config.coordinator))
+
+
+def put_in_force(cluster: OwnCluster, members: Sequence[Member], signer: Signer) -> Roster:
+    """Sign the roster with *members* that follows that of *cluster*, and install it at the node
+    that runs here, or leave it where the node begins with it. Raises `UserError`."""
+    signed = sign_next(cluster.roster, members, signer, wall_ms())
+    if cluster.running:
+        fields = {"roster": signed.encode().hex()}
+        with progress() as report:
+            for line in ask(cluster.config.control_socket, "roster", fields, ANSWER_SECONDS):
+                if line["event"] == "waiting":
+                    report(line["text"])
+        return signed.roster
+    try:
+        replace_file(cluster.config.roster, signed.encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write the roster {cluster.config.roster}: {error.strerror}",
+            "Nothing has changed. Make that file yours, or free space, and try again.",
+        ) from None
+    return signed.roster
+
+
+def _end(cluster: OwnCluster, after: Roster, what: str, *, json: bool, next_: str = "") -> None:
+    """Print that *what* was done by the roster *after*, and what a person does next."""
+    if json:
+        facts: dict[str, Any] = {"serial": after.serial, "installed": cluster.running}
+        facts["members"] = [member.name for member in after.members]
+        print_json(facts)
+        return
+    print(f"{what}: roster {after.serial}, valid until {format_time(after.expires_ms)}")
+    if cluster.running:
+        print("It is in force here, and the other machines take it from this node.")
+    else:
+        print(
+            f"No node runs here, so it waits in {cluster.config.roster}.\n\nNext: sealring up "
+            f"{cluster.config.path}, which hands it to the others. Or, on a machine whose node "
+            "runs: copy the file there, and sealring roster install FILE --config CONFIG"
+        )
+    if next_:
+        print(next_)
+
+
+def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
+    """Raise `UserError` where a change would put out this machine, the last one, or the head."""
+    member, roster = cluster.members[rank], cluster.roster.roster
+    if len(cluster.members) == 1:
+        raise UserError(
+            f"'{member.name}' is the only machine of {roster.name}, and a cluster has at least one",
+            "To end the cluster, stop the node. To begin another, use another folder.",
+        )
+    if rank == 0:
+        other = cluster.members[1].name
+        raise UserError(
+            f"'{member.name}' is the head, and is not {verb} while it is",
+            f"Make another machine the head first: sealring machines move {other} --rank 0. If "
+            "the head runs, do that there, so that its requests finish.",
+        )
+    if member.id == cluster.own:
+        raise UserError(
+            f"'{member.name}' is this machine, which would be cut off from the others before they "
+            "know of it",
+            "Do it on another machine of the cluster, with the coordinator's key there (--key, or "
+            "--coordinator-key).",
+        )
+
+
+def remove(
+    name: str, *, config: Path | None = None, key: Path | None = None, json: bool = False
+) -> None:
+    """Put the machine NAME out of the cluster.
+
+    The others end their links with it, and no one talks to it any more.
+    Requests that run go on. The head is not removed while it is the head,
+    nor is the last machine, nor the one that this is typed on.
+
+        sealring machines remove den
+
+    Parameters
+    ----------
+    name
+        What the machine is called; see 'sealring machines list'.
+    config
+        The config of this machine's node; that of the default folder if left
+        out.
+    key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    json
+        Print one JSON object.
+    """
+    cluster = read_cluster(config)
+    rank = cluster.rank(name)
+    _refuse_own(cluster, rank, "removed")
+    signer = read_signer(cluster.config, key)
+    left = [member for member in cluster.members if member.name != name]
+    after = put_in_force(cluster, left, signer)
+    _end(cluster, after, f"{name} is no member any more", json=json)
+
+
+def replace(
+    name: str,
+    *,
+    key: str,
+    config: Path | None = None,
+    coordinator_key: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Give the machine NAME another key: it is a new machine, or its key was stolen.
+
+    The place in the order of ranks, the name and the addresses stay; the old
+    key is no member any more. Make the new key on that machine, and bring
+    only its .pub file here:
+
+        sealring machines replace den --key den.pub
+
+    Parameters
+    ----------
+    name
+        What the machine is called.
+    key
+        The new public key: its .pub file, or the hex in it.
+    config
+        The config of this machine's node; that of the default folder if left
+        out.
+    coordinator_key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    json
+        Print one JSON object.
+    """
+    cluster = read_cluster(config)
+    rank = cluster.rank(name)
+    try:
+        public_key = read_public_key(key)
+    except UserError as error:
+        if "is a private key" not in error.what:
+            raise
+        raise UserError(
+            f"{key} is a private key, and '--key' is the machine's new public one",
+            f"Give its .pub file, {public_path(Path(key))}; and the coordinator's key, which "
+            "signs, with --coordinator-key FILE.",
+        ) from None
+    if public_key == cluster.members[rank].public_key:
+        raise UserError(
+            f"'{name}' has this key already", "Make a new one on that machine: sealring keygen."
+        )
+    _refuse_own(cluster, rank, "given another key")
+    signer = read_signer(cluster.config, coordinator_key, "--coordinator-key")
+    before = cluster.members[rank]
+    # What was asserted of the old key, with its evidence, says nothing of the new one.
+    trust = min(before.trust, TrustLevel.SOFTWARE)
+    fresh = attrs.evolve(before, public_key=public_key, trust=trust, attestation=NO_EVIDENCE)
+    after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
+    _end(cluster, after, f"{name} has the node id {fresh.id.hex()}", json=json)
+
+
+def move(
+    name: str,
+    *,
+    rank: int,
+    config: Path | None = None,
+    key: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Give the machine NAME the rank N; the others keep their order.
+
+    Rank 0 is the head, which serves the API. To make another machine the
+    head, do this on the present head: it lets its requests finish first.
+
+        sealring machines move den --rank 0
+
+    Parameters
+    ----------
+    name
+        What the machine is called.
+    rank
+        Its rank, from 0 on.
+    config
+        The config of this machine's node; that of the default folder if left
+        out.
+    key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    json
+        Print one JSON object.
+    """
+    cluster = read_cluster(config)
+    at = cluster.rank(name)
+    last = len(cluster.members) - 1
+    if not 0 <= rank <= last:
+        raise UserError(
+            f"there is no rank {rank} in a cluster of {last + 1}", f"Ranks go from 0 to {last}."
+        )
+    if rank == at:
+        raise UserError(f"'{name}' has rank {rank} already", "Nothing has changed.")
+    signer = read_signer(cluster.config, key)
+    order = [member for member in cluster.members if member.name != name]
+    order.insert(rank, cluster.members[at])
+    after = put_in_force(cluster, order, signer)
+    _end(cluster, after, f"{name} is rank {rank}", json=json)
+
+
+def rename(
+    old: str, new: str, *, config: Path | None = None, key: Path | None = None, json: bool = False
+) -> None:
+    """Call the machine OLD by the name NEW.
+
+        sealring machines rename den attic
+
+    Parameters
+    ----------
+    old
+        What it is called.
+    new
+        What it is to be called.
+    config
+        The config of this machine's node; that of the default folder if left
+        out.
+    key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    json
+        Print one JSON object.
+    """
+    cluster = read_cluster(config)
+    rank = cluster.rank(old)
+    member = cluster.members[rank]
+    make_member(new, member.public_key, [*member.addresses], None, None)  # a name that may be
+    signer = read_signer(cluster.config, key)
+    fresh = attrs.evolve(member, name=new)
+    after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
+    _end(cluster, after, f"{old} is called {new} now", json=json)
+
+
+def address(
+    name: str,
+    addresses: list[str],
+    /,
+    *,
+    config: Path | None = None,
+    key: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Say where the others reach the machine NAME, in place of what they know.
+
+        sealring machines address den 192.168.1.12:7470 den.example.com:7470
+
+    Parameters
+    ----------
+    name
+        What the machine is called.
+    addresses
+        host:port, or several, in the order in which they are tried.
+    config
+        The config of this machine's node; that of the default folder if left
+        out.
+    key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    json
+        Print one JSON object.
+    """
+    cluster = read_cluster(config)
+    rank = cluster.rank(name)
+    member = cluster.members[rank]
+    checked = make_member(name, member.public_key, addresses, None, None)
+    signer = read_signer(cluster.config, key)
+    fresh = attrs.evolve(member, addresses=tuple(checked.addresses))
+    after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
+    listens = (
+        ""
+        if member.id != cluster.own
+        else (
+            f"Check that 'listen' in {cluster.config.path} fits, and start the node again if you "
+            "change it."
+        )
+    )
+    _end(cluster, after, f"{name} is at {' or '.join(fresh.addresses)}", json=json, next_=listens)
+
+
+def _with(cluster: OwnCluster, rank: int, fresh: Member) -> list[Member]:
+    """The members with *fresh* at *rank*."""
+    members = [*cluster.members]
+    members[rank] = fresh
+    return members

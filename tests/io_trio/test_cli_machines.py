@@ -1,0 +1,386 @@
+"""`sealring machines` and `sealring coordinator`: who belongs to the cluster is changed without an
+editor, at a node that runs or where none does; and the key that signs comes and goes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+from sealring.cli.coordinator import KEY_NAME
+from sealring.files.cluster import changed_roster, create_key
+from sealring.files.config import load_config
+from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring.service.renewal import due_in
+from sealring_model import tiny
+from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+from sealring_trio.errors import UserError
+from sealring_trio.units import wall_ms
+
+from tests.io_trio.helpers import Outcome, sealring
+from tests.io_trio.test_cli_files import make_home
+from tests.serving import PATIENCE
+from tests.sim.rosters import WALL, make_roster
+
+CONFIG = """\
+key = "desk.key"
+roster = "home.roster"
+coordinator = "coordinator.pub"
+coordinator_key = "coordinator.key"   # signs
+listen = "127.0.0.1:7470"
+model = "tiny"
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_home(tmp_path_factory.mktemp("home"))
+    (folder / "desk.toml").write_text(CONFIG)
+    (folder / "laptop.toml").write_text(CONFIG.replace("desk", "laptop").replace("7470", "7471"))
+    return folder
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path) -> Path:
+    """A copy of *made* to change."""
+    return Path(shutil.copytree(made, tmp_path / "home"))
+
+
+def machines(home: Path, *arguments: str | Path, at: str = "desk") -> Outcome:
+    return sealring("machines", *arguments, "--config", home / f"{at}.toml")
+
+
+def roster_in(home: Path) -> Roster:
+    signed = SignedRoster.decode((home / "home.roster").read_bytes())
+    signed.verify(bytes.fromhex((home / "coordinator.pub").read_text()))
+    return signed.roster
+
+
+def names(roster: Roster) -> list[str]:
+    return [member.name for member in roster.members]
+
+
+# ---------------------------------------------------------------------- where no node runs
+
+
+def test_a_machine_is_renamed_moved_and_readdressed(home: Path) -> None:
+    before = roster_in(home)
+    done = machines(home, "rename", "laptop", "den")
+    assert done.code == 0, done.err
+    assert "laptop is called den now: roster 2" in done.out
+    assert "No node runs here" in done.out
+    assert f"sealring up {home / 'desk.toml'}" in done.out
+    assert machines(home, "address", "den", "10.0.0.7:7470", "[::1]:7").code == 0
+    assert machines(home, "move", "den", "--rank", "0", "--json").json() == {
+        "serial": 4,
+        "installed": False,
+        "members": ["den", "desk"],
+    }
+    after = roster_in(home)
+    assert after.members[0].addresses == ("10.0.0.7:7470", "[::1]:7")
+    assert after.members[0].id == before.members[1].id
+    assert after.members[1] == before.members[0]
+    assert after.expires_ms - after.issued_ms == before.expires_ms - before.issued_ms
+
+
+def test_a_machine_is_removed_and_another_key_takes_its_place(home: Path) -> None:
+    fresh = create_key(home / "fresh.key").public_key
+    done = machines(home, "replace", "laptop", "--key", home / "fresh.pub")
+    assert done.code == 0, done.err
+    assert roster_in(home).members[1].public_key == fresh
+    assert roster_in(home).members[1].addresses == ("127.0.0.1:7471",)
+    assert machines(home, "remove", "laptop").code == 0
+    assert names(roster_in(home)) == ["desk"]
+
+
+def test_the_key_may_be_given_by_hand(home: Path) -> None:
+    (home / "desk.toml").write_text(CONFIG.replace("coordinator_key", "#"))
+    refused = machines(home, "rename", "laptop", "den")
+    assert refused.code == 2
+    assert "names no coordinator's key" in refused.err
+    assert "--key FILE" in refused.err
+    create_key(home / "fresh.key")
+    refused = machines(home, "replace", "laptop", "--key", home / "fresh.pub")
+    assert "--coordinator-key FILE" in refused.err
+    key = ("--key", home / "coordinator.key")
+    assert machines(home, "rename", "laptop", "den", *key).code == 0
+    key = ("--coordinator-key", home / "coordinator.key")
+    assert machines(home, "replace", "den", "--key", home / "fresh.pub", *key).code == 0
+
+
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "nobody": ("remove attic", "there is no machine called 'attic'", "desk, laptop"),
+    "the head": ("remove desk", "'desk' is the head", "move laptop --rank 0"),
+    "the head's key": (
+        "replace desk --key coordinator.pub",
+        "'desk' is the head",
+        "move laptop --rank 0",
+    ),
+    "a rank too many": ("move laptop --rank 2", "there is no rank 2", "from 0 to 1"),
+    "a rank that it has": ("move laptop --rank 1", "has rank 1 already", ""),
+    "a name that is taken": ("rename laptop desk", "there are two called 'desk'", "of its own"),
+    "no name": ("rename laptop ", "a name is printable text", ""),
+    "an address of all": ("address laptop 0.0.0.0:7471", "is every address", ""),
+    "another's address": ("address laptop 127.0.0.1:7470", "has an address of 'desk'", "own"),
+    "an address twice": ("address laptop h:1 H:1", "'H:1' is there twice", ""),
+    "no address": ("address laptop nowhere", "is no address", ""),
+    "the coordinator's key": (
+        "replace laptop --key coordinator.pub",
+        "is the coordinator's, which belongs to no machine",
+        "sealring keygen",
+    ),
+    "another's key": ("replace laptop --key desk.pub", "'laptop' has the key of 'desk'", "own"),
+    "the key that signs": (
+        "replace laptop --key coordinator.key",
+        "coordinator.key is a private key, and '--key' is the machine's new public one",
+        "--coordinator-key FILE",
+    ),
+    "its own key": ("replace laptop --key laptop.pub", "has this key already", "keygen"),
+    "a private key": ("replace laptop --key desk.key", "is a private key", "desk.pub"),
+    "a key that signs nothing": (
+        "rename laptop den --key desk.key",
+        "desk.key is not the key that signs this cluster's rosters",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused_in_words(
+    home: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(home)
+    line, what, advice = REFUSED[name]
+    words = [word or " " for word in line.split(" ")]
+    done = machines(home, *words)
+    assert done.code == 2
+    assert what in done.err
+    assert advice in done.err
+    assert roster_in(home).serial == 1
+
+
+def test_a_machine_does_not_cut_itself_off(home: Path) -> None:
+    refused = machines(home, "remove", "laptop", at="laptop")
+    assert refused.code == 2
+    assert "'laptop' is this machine" in refused.err
+    assert "on another machine of the cluster" in refused.err
+    assert machines(home, "remove", "laptop").code == 0
+    last = machines(home, "remove", "desk")
+    assert "the only machine of home" in last.err
+    assert "To end the cluster, stop the node" in last.err
+
+
+def test_the_config_of_the_default_folder_is_meant(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: tmp_path / "xdg")
+    refused = sealring("machines", "rename", "laptop", "den")
+    assert f"there is no config at {tmp_path / 'xdg' / 'node.toml'}" in refused.err
+    shutil.copytree(home, tmp_path / "xdg")
+    (tmp_path / "xdg" / "desk.toml").rename(tmp_path / "xdg" / "node.toml")
+    assert sealring("machines", "rename", "laptop", "den").code == 0
+
+
+def test_a_clock_that_is_behind_signs_nothing() -> None:
+    before = make_roster(2).roster
+    with pytest.raises(UserError, match="this machine's clock says"):
+        changed_roster(before, before.members, before.issued_ms - 121_000)
+    near = changed_roster(before, before.members, before.issued_ms - 60_000)
+    assert near.issued_ms == before.issued_ms
+
+
+# ---------------------------------------------------------------------- the coordinator's key
+
+
+def test_the_key_is_taken_off_and_brought_back(home: Path, tmp_path: Path) -> None:
+    pem = (home / KEY_NAME).read_bytes()
+    stick = tmp_path / "stick"
+    stick.mkdir()
+    done = sealring("coordinator", "export", stick, "--config", home / "desk.toml")
+    assert done.code == 0, done.err
+    taken = stick / KEY_NAME
+    assert taken.read_bytes() == pem
+    assert stat.S_IMODE(taken.stat().st_mode) == 0o600
+    assert not (home / KEY_NAME).exists()
+    assert "coordinator_key" not in (home / "desk.toml").read_text()
+    assert (home / "desk.toml").read_text() == CONFIG.replace(CONFIG.splitlines(True)[3], "")
+    assert "sealring roster renew" in done.out
+    assert "The roster is renewed by nobody: all links end on" in done.out
+    assert "names no coordinator's key" in machines(home, "rename", "laptop", "den").err
+    again = sealring("coordinator", "export", stick / "b", "--config", home / "desk.toml")
+    assert "there is none to take off" in again.err
+
+    back = sealring("coordinator", "import", taken, "--config", home / "desk.toml")
+    assert back.code == 0, back.err
+    assert (home / KEY_NAME).read_bytes() == pem
+    assert stat.S_IMODE((home / KEY_NAME).stat().st_mode) == 0o600
+    assert load_config(home / "desk.toml").coordinator_key == home / KEY_NAME
+    assert machines(home, "rename", "laptop", "den").code == 0
+    twice = sealring("coordinator", "import", taken, "--config", home / "desk.toml")
+    assert "names a coordinator's key already" in twice.err
+
+
+def test_a_key_that_cannot_be_taken_off_stays(home: Path, tmp_path: Path) -> None:
+    before = (home / KEY_NAME).read_bytes()
+    (tmp_path / "there").write_text("mine")
+    export = ("coordinator", "export", tmp_path / "there", "--config", home / "desk.toml")
+    assert "already exists, and is left as it is" in sealring(*export).err
+    odd = 'coordinator_key = """\ncoordinator.key"""'
+    text = CONFIG.replace('coordinator_key = "coordinator.key"', odd)
+    (home / "desk.toml").write_text(text)
+    export = ("coordinator", "export", tmp_path / "new", "--config", home / "desk.toml")
+    assert "written in an unusual way" in sealring(*export).err
+    assert not (tmp_path / "new").exists()
+    assert (home / KEY_NAME).read_bytes() == before
+    assert (home / "desk.toml").read_text() == text
+
+
+def test_another_key_is_not_brought(home: Path) -> None:
+    (home / "desk.toml").write_text(CONFIG.replace("coordinator_key", "#"))
+    before = (home / "desk.toml").read_text()
+    done = sealring("coordinator", "import", home / "laptop.key", "--config", home / "desk.toml")
+    assert (done.code, "is not the key that signs" in done.err) == (2, True)
+    assert (home / "desk.toml").read_text() == before
+
+
+UP: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "absent": (
+        lambda home: (home / KEY_NAME).unlink(),
+        "there is no coordinator's key at",
+        "sealring coordinator import FILE",
+    ),
+    "for all to read": (
+        lambda home: (home / KEY_NAME).chmod(0o644),
+        "others can read the private key",
+        "chmod 600",
+    ),
+    "another": (
+        lambda home: shutil.copy(home / "laptop.key", home / KEY_NAME),
+        "is not the key that signs this cluster's rosters",
+        "take 'coordinator_key' out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UP)
+def test_a_node_with_a_wrong_key_says_so_at_its_start(home: Path, name: str) -> None:
+    spoil, what, advice = UP[name]
+    spoil(home)
+    done = sealring("up", home / "desk.toml")
+    assert done.code == 2
+    assert what in done.err
+    assert advice in done.err
+
+
+# ---------------------------------------------------------------------- at nodes that run
+
+
+def wait_for(node: LocalNode, key: str, value: object) -> None:
+    end = time.monotonic() + PATIENCE
+    while node.status()[key] != value:
+        assert time.monotonic() < end, node.log.read_text()
+
+
+@attrs.define
+class Answer:
+    """A request to *node*, answered in a thread."""
+
+    node: LocalNode
+    tokens: int
+    begun: threading.Event = attrs.field(factory=threading.Event)
+    summary: dict[str, object] = attrs.field(factory=dict)
+
+    def run(self) -> None:
+        fields = {"prompt": "Count to a thousand.", "max_tokens": self.tokens, "seed": 1}
+        for event in self.node.ask("generate", fields):
+            if event["event"] == "text":
+                self.begun.set()
+        self.summary = event
+
+
+@contextlib.contextmanager
+def answering(node: LocalNode, tokens: int) -> Iterator[Answer]:
+    """A long answer of *node*, begun with the block and whole at its end."""
+    answer = Answer(node, tokens)
+    thread = threading.Thread(target=answer.run)
+    thread.start()
+    assert answer.begun.wait(PATIENCE)
+    yield answer
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
+    tokens = 400
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        key = {"coordinator_key": KEY_NAME}
+        configs = write_cluster(folder, 2, tiny.path(), options=key)
+        head, other = [stack.enter_context(running_node(config)) for config in configs]
+        for node in (head, other):
+            wait_until_up(node)
+        wait_for(head, "state", "serving")
+        with answering(head, tokens) as whole:
+            pass
+        with answering(head, tokens) as answer:
+            done = sealring("machines", "rename", "rank1", "den", "--config", other.config)
+            assert done.code == 0, done.err
+            assert "It is in force here" in done.out
+            wait_for(head, "serial", 2)
+            done = sealring("machines", "remove", "den", "--config", head.config, "--json")
+            assert done.json() == {"serial": 3, "installed": True, "members": ["rank0"]}
+            assert not answer.summary  # it was going on
+        assert answer.summary["token_ids"] == whole.summary["token_ids"]
+        assert head.status()["world"] == 1
+
+        # The key is taken off a node that runs, which asks for it then.
+        taken = folder / "taken.key"
+        done = sealring("coordinator", "export", taken, "--config", head.config)
+        assert done.code == 0, done.err
+        rename = ("machines", "rename", "rank0", "desk", "--config", head.config)
+        assert "names no coordinator's key" in sealring(*rename).err
+        assert sealring(*rename, "--key", taken).code == 0
+        assert head.status()["serial"] == 4
+
+
+def test_a_node_renews_the_roster_where_the_key_lies() -> None:
+    with tempfile.TemporaryDirectory(prefix="sealring-") as name:
+        folder = Path(name)
+        key = {"coordinator_key": KEY_NAME}
+        (config,) = write_cluster(folder, 1, tiny.path(), options=key)
+        signer = SoftwareSigner.from_pem((folder / KEY_NAME).read_bytes())
+        roster = SignedRoster.decode((folder / "demo.roster").read_bytes()).roster
+        hour, now = 3_600_000, wall_ms()
+        old = attrs.evolve(roster, issued_ms=now - 70 * hour, expires_ms=now + 20 * hour)
+        (folder / "demo.roster").write_bytes(sign_roster(old, signer).encode())
+        with running_node(config) as node:
+            wait_until_up(node)
+            wait_for(node, "serial", 2)
+        assert "roster 1 is renewed as roster 2, valid until" in node.log.read_text()
+        kept = SignedRoster.decode((folder / "rank0.state" / "adopted.roster").read_bytes())
+        kept.verify(signer.public_key)
+        assert kept.roster.members == old.members
+        assert kept.roster.expires_ms - kept.roster.issued_ms == 90 * hour
+        assert kept.roster.issued_ms >= now
+
+
+def test_a_roster_is_renewed_when_a_third_is_left_by_one_rank_after_the_other() -> None:
+    hour = 3600
+    roster = make_roster(2, lifetime_ms=90 * 24 * hour * 1000).roster
+    third = roster.expires_ms - (roster.expires_ms - roster.issued_ms) // 3
+    assert due_in(roster, 0, third) == pytest.approx(0, abs=0.01)
+    assert due_in(roster, 0, WALL) > 0
+    assert due_in(roster, 1, third) == pytest.approx(hour, abs=0.01)
+    assert due_in(roster, 1, roster.expires_ms) < 0
+    brief = attrs.evolve(roster, issued_ms=WALL, expires_ms=WALL + 300_000)
+    assert due_in(brief, 2, WALL + 200_000) == pytest.approx(6)
