@@ -387,6 +387,14 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "'third' has an address of 'desk', 127.0.0.1:7470",
         "of its own",
     ),
+    "an address in other letters": (
+        lambda _: 0,
+        "roster add home.toml third --address LOCALHOST:1 --address localhost:1"
+        " --key coordinator.pub",
+        2,
+        "addresses: 'localhost:1' is there twice",
+        "run the command again",
+    ),
     **{
         f"the address {address}": (
             lambda _: 0,

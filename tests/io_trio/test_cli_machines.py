@@ -23,6 +23,7 @@ from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
+from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
 
 from tests.io_trio.helpers import Outcome, sealring
@@ -230,6 +231,18 @@ def test_the_key_is_taken_off_and_brought_back(home: Path, tmp_path: Path) -> No
     assert "names a coordinator's key already" in twice.err
 
 
+def test_a_key_behind_a_link_is_taken_off_too(home: Path, tmp_path: Path) -> None:
+    real = tmp_path / "real.key"
+    (home / KEY_NAME).rename(real)
+    (home / KEY_NAME).symlink_to(real)
+    export = ("coordinator", "export", tmp_path / "taken", "--config", home / "desk.toml")
+    facts = sealring(*export, "--json").json()
+    assert facts["file"] == str(tmp_path / "taken")
+    assert facts["expires_ms"] == roster_in(home).expires_ms
+    assert not real.exists()
+    assert not (home / KEY_NAME).is_symlink()
+
+
 def test_a_key_that_cannot_be_taken_off_stays(home: Path, tmp_path: Path) -> None:
     before = (home / KEY_NAME).read_bytes()
     (tmp_path / "there").write_text("mine")
@@ -353,7 +366,8 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
         assert head.status()["serial"] == 4
 
 
-def test_a_node_renews_the_roster_where_the_key_lies() -> None:
+@pytest.mark.parametrize("left", [20, -1])
+def test_a_node_renews_the_roster_where_the_key_lies(left: int) -> None:
     with tempfile.TemporaryDirectory(prefix="sealring-") as name:
         folder = Path(name)
         key = {"coordinator_key": KEY_NAME}
@@ -361,8 +375,11 @@ def test_a_node_renews_the_roster_where_the_key_lies() -> None:
         signer = SoftwareSigner.from_pem((folder / KEY_NAME).read_bytes())
         roster = SignedRoster.decode((folder / "demo.roster").read_bytes()).roster
         hour, now = 3_600_000, wall_ms()
-        old = attrs.evolve(roster, issued_ms=now - 70 * hour, expires_ms=now + 20 * hour)
-        (folder / "demo.roster").write_bytes(sign_roster(old, signer).encode())
+        issued = now - (90 - left) * hour
+        old = attrs.evolve(roster, issued_ms=issued, expires_ms=issued + 90 * hour)
+        signed = sign_roster(old, signer)
+        (folder / "demo.roster").write_bytes(signed.encode())
+        RosterStore(folder / "rank0.state", signer.public_key).begin(signed)  # it was in use
         with running_node(config) as node:
             wait_until_up(node)
             wait_for(node, "serial", 2)

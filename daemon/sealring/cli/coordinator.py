@@ -82,7 +82,8 @@ def export(file: Path, *, config: Path | None = None, json: bool = False) -> Non
         ) from None
     _write_config(settings, text)
     try:
-        path.unlink()
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)  # a link to it
         _sync(path.parent)
     except OSError as error:
         raise OperationError(

@@ -156,9 +156,7 @@ class Requests:
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
             case "members":
-                node = self._runtime.node
-                me = node.roster.roster.members[node.rank].name
-                await reply({"roster": node.roster.encode().hex(), "me": me})
+                await reply({"roster": self._runtime.node.roster.encode().hex()})
             case _:
                 raise UserError(
                     f"the node does not know '{name}'",
