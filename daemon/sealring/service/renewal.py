@@ -2,9 +2,10 @@
 same lifetime from then on, once a third of it is left.
 
 The key may lie on several members, and two rosters with one serial are a conflict that no node can
-resolve. So each member waits longer than the ones before it in the order of ranks, and a node that
-has just begun waits for what others may bring. The key is read each time: it may have been taken
-off this machine meanwhile, and then there is nothing to do. All decisions are in `due_in`.
+resolve. So each member waits longer than the ones before it in the order of ranks, a node that has
+just begun waits for what others may bring, and one that others have put out renews nothing. The key
+is read each time: it may have been taken off this machine meanwhile, and then there is nothing to
+do.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes) ->
         changed = runtime.roster_changed
         node = runtime.node
         wait = due_in(node.roster.roster, node.rank, wall_ms())
-        if wait <= 0 and is_there(config.coordinator_key):
+        put_out = any(peer.put_out for peer in node.peers())
+        if wait <= 0 and not put_out and is_there(config.coordinator_key):
             try:
                 await _renew(runtime, config.coordinator_key, coordinator)
                 said = ""
