@@ -26,6 +26,8 @@ LONGEST: Final = {
     "answers": 200,
     "responder": 2000,
     "initiator": 2000,
+    "inviter": 2000,
+    "joiner": 2000,
     "link": 600,
     "middle": 400,
     "lockstep": 400,

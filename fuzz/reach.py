@@ -19,7 +19,7 @@ from fuzz.main import KEPT, TARGETS
 LEAST: Final = 95
 """Per cent."""
 
-ROOMS: Final = ("*/sealring_protocol/codec/*", "*/sealring_protocol/security/*")
+ROOMS: Final = tuple(f"*/sealring_protocol/{room}/*" for room in ("codec", "security", "joining"))
 
 
 def main() -> int:

@@ -48,8 +48,8 @@ _TESTS: Final = {
     "sealring_protocol.control.epoch.tensor": ("tests/control/test_tensor_leader.py", *_CONTROL),
     "sealring_protocol.control.scheduler": ("tests/control/test_scheduler.py", *_CONTROL),
     "sealring_protocol.control": ("tests/control/test_epochs.py", "tests/control"),
-    "sealring_protocol.link": _LINK,
     "sealring_protocol.joining": ("tests/joining/test_machines.py", "tests/joining"),
+    "sealring_protocol.link": _LINK,
     "sealring_trio.engine": (
         "tests/io_trio/test_engine_group.py",
         "tests/io_trio/test_engine_group_orders.py",

@@ -1,7 +1,7 @@
 """``python -m spec.formal``: search every scenario, then every weakened variant.
 
-The exit code is 1 if the handshake or a join has an attack, or if a variant has none of those that it must
-have: a check that cannot fail shows nothing.
+The exit code is 1 if the handshake or a join has an attack, or if a variant has none of those that
+it must have: a check that cannot fail shows nothing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> int:
     trace = parser.parse_args().trace
     if trace is not None:
         return _show(trace)
-    return int(any([_holds(subject) for subject in SUBJECTS]))
+    failed = [_holds(subject) for subject in SUBJECTS]
+    return int(any(failed))
 
 
 def _holds(subject: Subject) -> bool:
