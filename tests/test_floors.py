@@ -165,7 +165,7 @@ ROOMS = {
         *("collective", "engine", "node"),
     ),
     "daemon/sealring": (
-        *("output", "files", "text", "generation", "dialects", "structured", "text_worker"),
+        *("output", "logs", "files", "text", "generation", "dialects", "structured", "text_worker"),
         *("http", "dashboard", "local", "joining", "service", "verify", "profiling"),
         *("cli", "__main__"),
     ),
@@ -211,6 +211,7 @@ PARSES_JSON = {
     "structured/forms.py": "runs in a text worker",
     "text_worker.py": "is the text worker",
     "text/workers.py": "reads what this node's own text workers say, of few values (is_small)",
+    "local/ring.py": "is a command, which reads the logs of its own nodes",
     "local/client.py": "is a command, which reads what a ring answers it",
     "local/node_socket.py": "is a command, which reads what its own node says",
     "local/reference.py": "is a child process of a command, and its parent",

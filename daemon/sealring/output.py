@@ -50,16 +50,21 @@ def note_cut_off(most: int) -> None:
     print_note(f"the answer is cut off at max_tokens ({most})")
 
 
-def reporter() -> Callable[[str], None]:
-    """A function that says on standard error what is being waited for, each thing once: for how
-    long, and how often, is no other thing."""
+def print_waiting(text: str) -> None:
+    """Say on standard error what is being waited for."""
+    print_note(f"{text} ...")
+
+
+def reporter(say: Callable[[str], None] = print_waiting) -> Callable[[str], None]:
+    """A function that says what is being waited for, each thing once: for how long, and how often,
+    is no other thing."""
     seen: set[str] = set()
 
     def report(text: str) -> None:
         lasting = re.sub(r" \((?:for|\d+ times in) [^()]*\)", "", text)
         if lasting not in seen:
             seen.add(lasting)
-            print(f"sealring: {visible(text)} ...", file=sys.stderr, flush=True)
+            say(text)
 
     return report
 

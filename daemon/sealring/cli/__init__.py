@@ -29,6 +29,7 @@ from cyclopts.help import HelpPanel
 from cyclopts.help.formatters import DefaultFormatter
 from sealring_trio.errors import OperationError, UserError
 
+from sealring.logs import log_error
 from sealring.output import JsonOutput, print_error, print_json
 
 if TYPE_CHECKING:
@@ -230,7 +231,8 @@ def _give_up_output() -> None:
 
 def _end_with(error: UserError, arguments: Sequence[str] = ()) -> int:
     """Say what *error* is; as JSON too, if *arguments* ask for that. Its exit code."""
-    print_error(error)
+    if not log_error(error):
+        print_error(error)
     asked = "--json" in takewhile(lambda argument: argument != "--", arguments)
     if asked and not JsonOutput.done:
         known = {"what": error.what, "advice": error.advice, "exit_code": error.exit_code}

@@ -15,7 +15,7 @@ from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_model, is_hub_id
 
-from sealring.cli.up import log_to_stderr, run_node
+from sealring.cli.up import run_node
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
 from sealring.joining.founding import (
@@ -28,6 +28,7 @@ from sealring.joining.founding import (
     settle,
 )
 from sealring.joining.machine import machine_name, plain_name
+from sealring.logs import LogFormat, begin_log
 from sealring.output import print_json, visible
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def join(
     listen: str = f"0.0.0.0:{DEFAULT_PORT}",
     api: str = DEFAULT_API,
     name: str = "",
+    log_format: LogFormat = "text",
     json: bool = False,
 ) -> int:
     """Join a cluster by an invitation, and run this machine's node.
@@ -74,6 +76,9 @@ def join(
         or 'off'.
     name
         What to call this machine; its host name if left out.
+    log_format
+        'json' has the log as one JSON object a line: time, level, logger,
+        text, and exception where there is one.
     json
         Print one JSON object once it has joined.
     """
@@ -88,7 +93,7 @@ def join(
         plain_name(name) or machine_name(), where, read_api(api), "" if own is None else str(own)
     )
     check_ports(where)
-    log_to_stderr()
+    begin_log("info", log_format)
     if not _join(given, place, settings, json=json):
         return 130
     config = load_config(place.config)

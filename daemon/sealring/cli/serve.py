@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json as jsons
+import logging
 import os
 import shlex
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import cyclopts
 from sealring_model.text.tokens import has_chat_template
@@ -25,7 +26,8 @@ from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.origins import check_host, check_origin
 from sealring.files.tls_files import read_pair
 from sealring.local.ring import guess_options
-from sealring.output import print_facts, print_json, progress, visible
+from sealring.logs import LogFormat, LogLevel, begin_log
+from sealring.output import print_facts, print_json, print_note, progress, reporter, visible
 
 if TYPE_CHECKING:
     from sealring.local.ring import LocalApi, Setting
@@ -52,7 +54,8 @@ def serve(
     allowed_origins: tuple[str, ...] = (),
     tls_certificate: Path | None = None,
     tls_key: Path | None = None,
-    log: Literal["debug", "info", "warning", "error"] = "info",
+    log: LogLevel = "info",
+    log_format: LogFormat = "text",
     trace: bool = False,
     json: bool = False,
 ) -> int:
@@ -118,6 +121,9 @@ def serve(
         The certificate's private key, in PEM.
     log
         How much the log says.
+    log_format
+        'json' has one JSON object a line: time, level, logger, text, and
+        exception where there is one.
     trace
         Log each step too: what every rank did, and the hops.
     json
@@ -125,10 +131,14 @@ def serve(
     """
     from sealring.local.ring import local_api  # noqa: PLC0415 - see `up`
 
+    say: Callable[[str], None] = print_note
+    if log_format == "json":
+        begin_log(log, log_format)
+        say = logging.getLogger("sealring").info
     folder = find_whole_model(model)
     check_text(folder)
     if not has_chat_template(folder):
-        print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
+        say(NO_TEMPLATE)
     key = _key(host, api_key, api_key_file)
     options: dict[str, Setting] = {"strategy": strategy, "collectives": collectives}
     options |= guess_options(draft, folder, no_guesses=no_guesses)
@@ -142,10 +152,12 @@ def serve(
         read_pair(tls_certificate, tls_key)
     elif tls_certificate is not None or tls_key is not None:
         raise UserError("TLS needs a certificate and its key", "Give the other option as well.")
-    flags = ["--log", log, *(["--trace"] if trace else [])]
+    flags = ["--log", log, "--log-format", log_format, *(["--trace"] if trace else [])]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     with contextlib.ExitStack() as stack:
-        with progress() as report:
+        with (
+            progress() if log_format == "text" else contextlib.nullcontext(reporter(say)) as report
+        ):
             api = stack.enter_context(
                 local_api(
                     ranks,

@@ -18,7 +18,7 @@ from sealring.cli.doorway import (
     join_command,
     print_invitation,
 )
-from sealring.cli.up import log_to_stderr, run_node
+from sealring.cli.up import run_node
 from sealring.files.config import DEFAULT_API, Config, load_config
 from sealring.joining.founding import (
     DEFAULT_PORT,
@@ -31,6 +31,7 @@ from sealring.joining.founding import (
     undo,
 )
 from sealring.joining.machine import machine_name, plain_name
+from sealring.logs import LogFormat, begin_log
 from sealring.output import print_facts, print_json, visible
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def start(
     api: str = DEFAULT_API,
     name: str = "",
     yes: bool = False,
+    log_format: LogFormat = "text",
     json: bool = False,
 ) -> None:
     """Make a cluster of this machine, serve, and invite another machine.
@@ -78,6 +80,9 @@ def start(
         What to call this machine; its host name if left out.
     yes
         Let in whoever brings the invitation, without asking.
+    log_format
+        'json' has the log as one JSON object a line: time, level, logger,
+        text, and exception where there is one.
     json
         Print one JSON object once it serves, and ask nothing.
     """
@@ -86,7 +91,7 @@ def start(
     where = read_listen(listen, DEFAULT_PORT)
     settings = Settings(plain_name(name) or machine_name(), where, read_api(api), _model(model))
     check_ports(where, (where[0], where[1] + 1))
-    log_to_stderr()
+    begin_log("info", log_format)
     found(place, settings)
     greeter = _Greeter(place, yes=yes, json=json)
     try:

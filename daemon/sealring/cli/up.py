@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import select
-import sys
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
@@ -18,18 +18,19 @@ from sealring_trio.files.key_files import is_there
 
 from sealring.files.config import CONFIG_NAME, Config, default_folder, load_config
 from sealring.local.node_socket import claimed
+from sealring.logs import LogFormat, LogLevel, begin_log
 
 if TYPE_CHECKING:
     from sealring.joining.door import Door
-
-LogName = Literal["debug", "info", "warning", "error"]
 
 
 def up(
     config: Path | None = None,
     *,
     strategy: StrategyName | None = None,
-    log: LogName = "info",
+    log: LogLevel = "info",
+    log_format: LogFormat = "text",
+    log_file: Path | None = None,
     trace: bool = False,
     lifeline: Annotated[int | None, cyclopts.Parameter(show=False)] = None,
 ) -> None:
@@ -82,23 +83,20 @@ def up(
     log
         How much to say on standard error. At 'info' the head says in one line
         where the time of each request went.
+    log_format
+        'json' has one JSON object a line: time, level, logger, text, and
+        exception where there is one.
+    log_file
+        File that the log is added to, in place of standard error. Once it is
+        moved away, a new one is made.
     trace
         Say so of every step too.
     lifeline
         A socket's descriptor, for supervisors: 'up' is written there when the
         node is up, and the node stops when it goes dead.
     """
-    log_to_stderr(log)
-    logging.getLogger("sealring.steps").setLevel(logging.INFO if trace else logging.WARNING)
+    begin_log(log, log_format, log_file, steps=trace)
     run_node(load_config(_config_at(config), strategy), lifeline)
-
-
-def log_to_stderr(level: LogName = "info") -> None:
-    """Have the log go to standard error, from *level* up."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(message)s"
-    )
-    logging.getLogger("sealring.steps").setLevel(logging.WARNING)
 
 
 def _config_at(given: Path | None) -> Path:
@@ -123,6 +121,7 @@ def run_node(
 ) -> None:
     """Run the node of *settings* until it ends, and *beside* as `service.serve` does. Raises
     `UserError`."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the node is there to read its files again
     with claimed(settings.state):
         _run(settings, lifeline, beside)
 

@@ -23,6 +23,7 @@ from sealring_trio.files.config import (
     load_file,
 )
 from sealring_trio.files.key_files import decoded, is_there, read_file
+from sealring_trio.units import format_address, is_unspecified
 
 from sealring.files.origins import AllowedHosts, AllowedOrigins, check_host, check_origin
 
@@ -35,6 +36,9 @@ NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
 DEFAULT_TIMEOUT: Final = 600.0
 DEFAULT_DRAIN: Final = 30.0
+REREAD: Final = ("aliases", "allowed_hosts", "allowed_origins", "timeout")
+"""Keys that a running node reads again at a SIGHUP. All others count from its start on."""
+
 MAX_ALLOWED: Final = 256
 """Names of `allowed_hosts` and `allowed_origins`, which each request is compared with."""
 
@@ -48,7 +52,7 @@ OriginName = Annotated[str, pydantic.AfterValidator(check_origin)]
 
 
 class Config(NodeFile):
-    """What `sealring up` runs. *api* is None where there is none."""
+    """What `sealring up` runs. *api* and *health* are None where there is none."""
 
     api: Annotated[Address | None, pydantic.BeforeValidator(_none_if_off)] = pydantic.Field(
         default=DEFAULT_API,
@@ -67,6 +71,13 @@ class Config(NodeFile):
         description="address at which machines knock that were invited, open only while an "
         "invitation is; if left out, that of 'listen' with the next port",
         examples=['"0.0.0.0:7471"'],
+    )
+    health: Annotated[Address | None, pydantic.BeforeValidator(_none_if_off)] = pydantic.Field(
+        default=NO_API,
+        validate_default=True,
+        description="address at which this rank answers /livez, /readyz and /metrics, to anybody "
+        "and naming nobody, or 'off'",
+        examples=['"127.0.0.1:9470"'],
     )
     aliases: Listed[Annotated[str, pydantic.Field(min_length=1, max_length=256)]] = pydantic.Field(
         default=(),
@@ -148,9 +159,26 @@ class Config(NodeFile):
             return None
         return self.tls_certificate, self.tls_key
 
+    def reread(self, now: Config) -> Config:
+        """This config with what *now*, its file as it is now, says of `REREAD`."""
+        kept = {name: getattr(self, name) for name in Config.model_fields if name not in REREAD}
+        return now.model_copy(update=kept)
+
+    def differing(self, now: Config) -> list[str]:
+        """The keys that *now*, its file as it is now, has otherwise."""
+        return [name for name in Config.model_fields if getattr(self, name) != getattr(now, name)]
+
     def check(self) -> None:
         """As a node's; and raise `UserError` for a certificate without its key, or a key alone."""
         super().check()
+        if self.health is not None:
+            for name, other in (("listen", self.listen), ("api", self.api)):
+                if other is not None and _meet(self.health, other):
+                    raise UserError(
+                        f"{self.path}: 'health' and '{name}' are one address, "
+                        f"{format_address(*other)}",
+                        "Give each a port of its own, as 9470 for 'health'.",
+                    )
         if (self.tls_certificate is None) is (self.tls_key is None):
             return
         given, lacks = "tls_key", "tls_certificate"
@@ -160,6 +188,12 @@ class Config(NodeFile):
             f"{self.path}: '{given}' is there, and '{lacks}' is not",
             "TLS needs both: a certificate, and its private key.",
         )
+
+
+def _meet(one: tuple[str, int], other: tuple[str, int]) -> bool:
+    """Whether nobody can listen at both addresses."""
+    hosts = {one[0], other[0]}
+    return one[1] == other[1] and (len(hosts) == 1 or any(map(is_unspecified, hosts)))
 
 
 def load_config(path: Path, strategy: StrategyName | None = None) -> Config:

@@ -1,15 +1,16 @@
 """What is counted as requests go on: metrics for Prometheus, and the last minutes for the page.
 
 The traces feed counters and histograms (`Metrics`, `GenAi`) and the samples of `History`. Gauges,
-and counters that the node keeps itself, are read when Prometheus asks (`_RingCollector`). Names
-follow Prometheus' rules: base units, and ``_total`` for counters.
+and counters that the node keeps itself, are read when Prometheus asks: what every node knows by
+`NodeCollector`, what the head alone knows by `_RingCollector`. Names follow Prometheus' rules: base
+units, and ``_total`` for counters.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Counts
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -26,11 +27,14 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.security.roles import Purpose
 from sealring_trio.files.rosters import seconds_left
+from sealring_trio.node.runtime import Runtime
 from sealring_trio.units import wall_ms
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sealring.generation.generation import Generator
 from sealring.generation.status import build_info
 from sealring.generation.trace import Observer, Trace, Tracer
 
@@ -174,12 +178,33 @@ _PATHS: Final = (
 )
 
 
+class MetricsPage:
+    """The answer to Prometheus, made of all that is in the *registry*."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        self._page, self._made = b"", -PAGE_SECONDS  # when (trio's clock)
+        self._making = trio.Lock()
+
+    async def answer(self) -> Response:
+        """The page, which is never older than the call. Callers within `PAGE_SECONDS` of the last
+        page wait for the next one, and share it."""
+        asked = trio.current_time()
+        async with self._making:
+            if self._made <= asked:
+                await trio.sleep_until(self._made + PAGE_SECONDS)
+                self._made = trio.current_time()
+                self._page = generate_latest(self.registry)
+            return Response(self._page, media_type=CONTENT_TYPE_LATEST)
+
+
 class Metrics(Observer):
     """What is counted."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        registry = self.registry = CollectorRegistry()
+        self.page = MetricsPage()
+        registry = self.page.registry
         self._gen_ai = GenAi(registry)
         self._served = ServedModel("", "", 0)
         self._http = Counter(
@@ -220,24 +245,12 @@ class Metrics(Observer):
         self.ranks: list[dict[str, int]] = []  # us by phase
         self.sample_us = 0
         self.generated = 0
-        self._page, self._made = b"", -PAGE_SECONDS  # when (trio's clock)
-        self._making = trio.Lock()
 
     def watch(self, head: ApiHead) -> None:
         """Read *head*'s gauges too, and name its model."""
         self._served = ServedModel(head.model, *(head.config.api or ("", 0)))
-        self.registry.register(_RingCollector(head))
-
-    async def page(self) -> bytes:
-        """The answer to Prometheus, which is never older than the call. Callers within
-        `PAGE_SECONDS` of the last page wait for the next one, and share it."""
-        asked = trio.current_time()
-        async with self._making:
-            if self._made <= asked:
-                await trio.sleep_until(self._made + PAGE_SECONDS)
-                self._made = trio.current_time()
-                self._page = generate_latest(self.registry)
-            return self._page
+        self.page.registry.register(NodeCollector(lambda: head.generator))
+        self.page.registry.register(_RingCollector(head))
 
     def answered(self, path: str, status: int) -> None:
         """A request to *path* got *status*."""
@@ -313,8 +326,68 @@ def _family(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> 
     return family
 
 
+class NodeCollector(Collector):
+    """What a node of any rank knows of itself at the moment: nothing while *generator*, which is
+    asked each time, gives none. It names no member."""
+
+    def __init__(self, generator: Callable[[], Generator | None]) -> None:
+        self._generator = generator
+
+    def collect(self) -> Iterable[Metric]:
+        """The families, with their values now."""
+        yield InfoMetricFamily("sealring_build", "What runs here.", value=build_info())
+        if (generator := self._generator()) is not None:
+            yield from self._states(generator)
+            yield from self._links(generator.runtime)
+
+    def _states(self, generator: Generator) -> Iterable[Metric]:
+        runtime = generator.runtime
+        node = runtime.node
+        obstacles = generator.obstacles()
+        yield _gauge(
+            "up",
+            "Whether the ring serves; after the head, whether this rank does its part.",
+            float(generator.serving),
+        )
+        causes = Counts((why.cause.value,) for why in obstacles)
+        yield _gauge("obstacles", "What keeps the ring from serving, by cause.", causes, ["cause"])
+        there = {node.rank} | {
+            rank for rank, purpose, _ in runtime.links() if purpose is Purpose.CONTROL
+        }
+        # Ranks after the head are linked with the head, and not all with each other.
+        seen = range(node.world) if node.rank == 0 else (0, node.rank)
+        yield _gauge(
+            "rank_up",
+            "Whether a rank is there: this one, and those to which it has a control link. The head "
+            "knows all ranks, another rank itself and the head.",
+            {(str(rank),): float(rank in there) for rank in seen},
+            ["rank"],
+        )
+        yield _gauge(
+            "roster_expires_seconds",
+            "Time until the roster expires and all links end; negative after that.",
+            seconds_left(node.roster.roster, wall_ms()),
+        )
+        yield _gauge("roster_serial", "The roster in force.", node.roster.roster.serial)
+        yield _counter(
+            "engine_restarts",
+            "Engines of this node that ended and were replaced.",
+            runtime.engine.restarts,
+        )
+
+    def _links(self, runtime: Runtime) -> Iterable[Metric]:
+        moved = {("sent",): runtime.bytes_sent, ("received",): runtime.bytes_received}
+        yield _counter("link_bytes", "Bytes over this node's links.", moved, ["direction"])
+        rtts = {
+            (str(rank), purpose.name.lower()): link.keepalive.rtt
+            for rank, purpose, link in runtime.links()
+            if link.keepalive.rtt is not None
+        }
+        yield _gauge("link_rtt_seconds", "A PING, there and back.", rtts, ["rank", "purpose"])
+
+
 class _RingCollector(Collector):
-    """What the node knows at the moment."""
+    """What the head knows at the moment."""
 
     def __init__(self, head: ApiHead) -> None:
         self._head = head
@@ -333,20 +406,6 @@ class _RingCollector(Collector):
         node = self._runtime.node
         if node.rank == 0:
             yield _counter("epochs", "Epochs begun.", node.standing().epoch.counter)
-        yield _counter(
-            "engine_restarts",
-            "Engines of the head that ended and were replaced.",
-            self._runtime.engine.restarts,
-        )
-        yield InfoMetricFamily("sealring_build", "What runs here.", value=build_info())
-        causes = Counts((why["cause"],) for why in self._head.why())
-        yield _gauge("obstacles", "What keeps the ring from serving, by cause.", causes, ["cause"])
-        yield _gauge("up", "Whether the ring serves.", float(self._generator.serving))
-        yield _gauge(
-            "roster_expires_seconds",
-            "Time until the roster expires and all links end; negative after that.",
-            seconds_left(node.roster.roster, wall_ms()),
-        )
         if (tls := self._head.tls) is not None:
             yield _gauge(
                 "tls_certificate_expires_seconds",
@@ -398,22 +457,11 @@ class _RingCollector(Collector):
         )
 
     def _links(self) -> Iterable[Metric]:
-        moved = {
-            ("sent",): self._runtime.bytes_sent,
-            ("received",): self._runtime.bytes_received,
-        }
-        yield _counter("link_bytes", "Bytes over the head's links.", moved, ["direction"])
         yield _counter(
             "key_updates",
             "Keys that the head's links have gone through.",
             self._head.key_updates(),
         )
-        rtts = {
-            (str(rank), purpose.name.lower()): link.keepalive.rtt
-            for rank, purpose, link in self._runtime.links()
-            if link.keepalive.rtt is not None
-        }
-        yield _gauge("link_rtt_seconds", "A PING, there and back.", rtts, ["rank", "purpose"])
 
     def _ranks(self) -> Iterable[Metric]:
         known = self._runtime.facts().progress
@@ -454,7 +502,7 @@ class _RingCollector(Collector):
 async def metrics(request: Request) -> Response:
     """``GET /metrics``."""
     head: ApiHead = request.app.state.head
-    return Response(await head.metrics.page(), media_type=CONTENT_TYPE_LATEST)
+    return await head.metrics.page.answer()
 
 
 SAMPLES: Final = 300

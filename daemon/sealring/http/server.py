@@ -133,7 +133,7 @@ class ApiServer:
         address = self.head.config.api
         if address is None:
             raise ValueError("this node has no API")
-        listeners = await _listen(*address)
+        listeners = await listen(*address, "for the API", "api")
         book = Connections(_most())
         try:
             async with trio.open_nursery() as nursery:
@@ -204,13 +204,15 @@ def _most() -> int:
     return most
 
 
-async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+async def listen(host: str, port: int, purpose: str, key: str) -> list[trio.SocketListener]:
+    """Listeners at this address. Raises `OperationError`, which names their *purpose* and the
+    config's *key* for the address."""
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except OSError as error:
         raise OperationError(
-            f"cannot listen at {format_address(host, port)} for the API: {error.strerror or error}",
-            "Is another head running with this address? Change 'api' in the config.",
+            f"cannot listen at {format_address(host, port)} {purpose}: {error.strerror or error}",
+            f"Is another node running with this address? Change '{key}' in the config.",
         ) from None
     for listener in listeners:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
@@ -372,20 +374,21 @@ def build_app(
         ],
         middleware=[Middleware(Gate, head=head, connections=connections)],
         exception_handlers={
-            ApiError: _api_error,
-            HTTPException: _http_error,
+            ApiError: api_error,
+            HTTPException: http_error,
         },
     )
     app.state.head = head
     return app
 
 
-async def _api_error(request: Request, error: Exception) -> Response:
+async def api_error(request: Request, error: Exception) -> Response:
+    """The answer to an `ApiError`."""
     assert isinstance(error, ApiError)  # noqa: S101  the app calls it for nothing else
     return error.response(request.url.path)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
+async def http_error(request: Request, error: Exception) -> Response:
     """The answer to what the router itself refuses."""
     assert isinstance(error, HTTPException)  # noqa: S101  the app calls it for nothing else
     path = request.url.path

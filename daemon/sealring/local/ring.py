@@ -64,6 +64,9 @@ ranks that share its cores may need long to find each other."""
 _COMPLAINT: Final = "sealring: "
 """How a command begins that says why it ends."""
 
+_LAST: Final = '"level": "critical"'
+"""What the JSON line of a log has that says so."""
+
 _DAY_MS: Final = 24 * 3600 * 1000
 _UP: Final = "SEALRING_UP_"  # how variables begin that stand for options of `sealring up`
 Setting = str | float | Sequence[str]
@@ -102,8 +105,12 @@ class LocalNode:
         if code < 0:
             return f"{signal_name(-code)} killed it"
         lines = self.log.read_text(errors="replace").splitlines()
-        said = [line for line in lines if line.startswith(_COMPLAINT)]
-        return said[-1].removeprefix(_COMPLAINT) if said else f"it exited with code {code}"
+        for line in reversed(lines):
+            if line.startswith(_COMPLAINT):
+                return line.removeprefix(_COMPLAINT)
+            if line.startswith("{") and _LAST in line:  # see `sealring.logs.JsonLines`
+                return str(json.loads(line)["text"])
+        return f"it exited with code {code}"
 
     def keep_log(self) -> Path:
         """A copy of its log, in a file that stays."""

@@ -118,6 +118,15 @@ class HeadApi:
         if server is not None:
             await server.close()
 
+    async def reread(self, config: Config) -> None:
+        """From now on with what *config* says of `REREAD`, and with the pair that the files of its
+        certificate hold. Keys are read again at each request."""
+        self._config = config
+        if self._made is not None:
+            self._made.head.config = config
+            if self._made.head.tls is not None:
+                await self._made.head.tls.look()
+
     @property
     def _is_head(self) -> bool:
         return self._runtime.node.rank == 0

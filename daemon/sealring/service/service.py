@@ -30,7 +30,7 @@ from sealring_trio.node.setup import NodeSetup, renewed
 from sealring_trio.processes.launcher import ask_short_slice, hide_memory
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sealring.files.config import Config
+from sealring.files.config import REREAD, Config, load_config
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_node
 from sealring.http.connections import raise_limit
@@ -38,6 +38,7 @@ from sealring.joining.door import Door
 from sealring.local.node_socket import listening
 from sealring.service.door_requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.head_api import HeadApi, prepare, why_not_head
+from sealring.service.notify import Supervision
 from sealring.service.renewal import renew_rosters
 from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
 from sealring.service.verification import Reply
@@ -73,6 +74,7 @@ async def serve(
     hide_memory()  # it holds the node's key, and those of its links
     raise_limit()
     setup.store.begin(setup.roster)
+    supervision = Supervision()
     switch = ModelSwitch(partial(prepare, pause=None))
     identity = setup.identity
     door = Door(setup.config, identity.signer, identity.coordinator)
@@ -80,14 +82,22 @@ async def serve(
         listening(setup.config.control_socket) as listener,
         # Before the node says that it is up: whoever hears that may end it at once.
         trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals,
+        trio.open_signal_receiver(signal.SIGHUP) as hangups,
     ):
         async with trio.open_nursery() as nursery:
             held = _Lifeline(lifeline)
             nursery.start_soon(held.hold)
+            nursery.start_soon(_reread_at, hangups, switch)
+            nursery.start_soon(supervision.watch, held.up)
             nursery.start_soon(_serve_owner, listener, switch, door, held.up)
             await nursery.start(door.run)
             if beside is not None:
                 nursery.start_soon(_begin, beside, door, held.up)
+            if (address := setup.config.health) is not None:
+                # An import that only a node with this address pays for.
+                from sealring.http.health import serve_health  # noqa: PLC0415
+
+                await nursery.start(serve_health, address, switch.present)
             await _live(setup, switch, door, signals, held)
             while (following := switch.next) is not None:
                 began = switch.lives
@@ -102,6 +112,12 @@ async def serve(
                 else:
                     setup = following
             nursery.cancel_scope.cancel()
+
+
+async def _reread_at(hangups: AsyncIterator[int], switch: ModelSwitch) -> None:
+    """Have the node read its files again at each of *hangups*."""
+    async for _ in hangups:
+        await switch.reread()
 
 
 async def _begin(beside: Callable[[Door], Awaitable[None]], door: Door, up: trio.Event) -> None:
@@ -135,7 +151,7 @@ async def _live(
     lifeline: _Lifeline,
 ) -> None:
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
-    config = setup.config
+    config = switch.reread_into(setup.config)
     runtime = build_runtime(setup)
     generator = Generator(
         runtime,
@@ -267,6 +283,7 @@ class ModelSwitch:
         self._answers: set[trio.CancelScope] = set()
         self._scope: trio.CancelScope | None = None  # of what is changed now
         self._ended = ""  # why the last life ended at once
+        self._reread: Config | None = None  # the config's file, as it was read again last
         self.leave = trio.Event()
         """Set when the present life is to end; then `next` is the one after it."""
         self.next: NodeSetup[Config] | None = None
@@ -278,6 +295,10 @@ class ModelSwitch:
         self._api = api
         self.next, self.leave = None, trio.Event()
         self._began.set()
+
+    def present(self) -> Generator | None:
+        """The generator of the present life, or of the one before while the next begins."""
+        return self._generator
 
     def over(self) -> None:
         """The present life is over, and nobody will answer what was asked in it."""
@@ -297,6 +318,34 @@ class ModelSwitch:
         self.next = None
         if self._scope is not None:
             self._scope.cancel()
+
+    def reread_into(self, config: Config) -> Config:
+        """*config*, with what its file was found to say when it was read again."""
+        return config if self._reread is None else config.reread(self._reread)
+
+    async def reread(self) -> None:
+        """Read the config and the certificate again. What is wrong is logged, and changes
+        nothing."""
+        setup, api = self._setup, self._api
+        if setup is None or api is None:
+            return  # what has not begun reads them as they are
+        running = self.reread_into(setup.config)
+        try:
+            now = await trio.to_thread.run_sync(load_config, running.path, running.strategy)
+        except UserError as error:
+            log.warning(
+                "SIGHUP: the node goes on with the config that it has: %s. %s",
+                error.what,
+                error.advice,
+            )
+        else:
+            self._reread = now
+            changed = running.differing(now)
+            taken = [name for name in changed if name in REREAD]
+            log.info("SIGHUP: the config is read again; changed: %s", ", ".join(taken) or "nothing")
+            if later := [name for name in changed if name not in REREAD]:
+                log.warning("changes of %s count from the node's next start", ", ".join(later))
+        await api.reread(self.reread_into(setup.config))
 
     async def answer(self, name: str, body: bytes, reply: Reply) -> None:
         """Answer the request *name*. Raises `UserError` or `OperationError`."""

@@ -233,6 +233,7 @@ if __name__ == "__main__":
         be_alone()
         sys.argv = sys.argv[1:]
     die_with_parent()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which has the node read files again
     if sys.argv[0] in ("--give-way", "--give-way-to-all"):
         (give_way if sys.argv[0] == "--give-way" else give_way_to_all)()
         sys.argv = sys.argv[1:]
