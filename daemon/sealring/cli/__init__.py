@@ -99,6 +99,7 @@ GROUPS: Final = {
         "up": ("up:up", "Run one node of a ring."),
         "generate": ("run:generate", "Ask a running ring, and stream the answer."),
         "status": ("status:status", "Show how a ring is, or what one of its nodes knows."),
+        "service": ("service:app", "Have this machine start a node, and keep it running."),
         "apikey": ("keys:app", "Say who may use the head's HTTP API."),
         "plan": ("plan:plan", "Work out which machine would hold what, and whether it fits."),
         "model": ("models:app", "Give a running node another model."),
