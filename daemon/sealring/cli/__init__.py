@@ -113,6 +113,12 @@ GROUPS: Final = {
         "profile": ("profile:profile", "Show where the time of a token goes, rank by rank."),
         "bench": ("sealring_tools.cli.bench:app", "Measure the protocol beside its yardsticks."),
     },
+    "Around it": {
+        "completion": (
+            "completion:completion",
+            "Have bash, zsh or fish complete commands and options.",
+        ),
+    },
     "For implementers": {
         "vectors": ("vectors:app", "Hold this implementation to the conformance vectors."),
         "peer": (
