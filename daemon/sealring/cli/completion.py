@@ -13,8 +13,10 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
         sealring completion fish > ~/.config/fish/completions/sealring.fish
 
     The folder must be there; for zsh, ~/.zshrc must have 'fpath+=~/.zfunc'
-    before 'compinit'. A new shell then has it. Print it again once you have
-    another version of sealring.
+    before 'compinit'. Print it again once you have another version of
+    sealring.
+
+    Next: a new shell, which then has it.
 
     Parameters
     ----------

@@ -65,6 +65,8 @@ of your own with --user.
 
     sealring service install desk.toml
     sealring service logs desk.toml --follow
+
+Next: sealring status --config desk.toml
 """,
 )
 
