@@ -175,6 +175,17 @@ def test_install_and_uninstall(home: Path) -> None:
     assert "there is no service sealring-desk here" in service("uninstall", home).err
 
 
+def test_the_config_of_a_folder_and_of_the_user(home: Path) -> None:
+    (home / "desk.toml").rename(home / "node.toml")
+    done = sealring("service", "install", home, "--manager", "systemd", "--dry-run")
+    assert (done.code, "/sealring-node.service" in done.out) == (0, True)
+    nothing = sealring("service", "install", "--manager", "systemd", "--dry-run")
+    assert (nothing.code, "there is no config at" in nothing.err) == (2, True)
+    shutil.copytree(home, home.parent / "config" / "sealring")
+    done = sealring("service", "install", "--manager", "systemd", "--dry-run")
+    assert (done.code, "/config/sealring/node.toml" in done.out) == (0, True)
+
+
 def test_a_file_of_somebody_else_stays(home: Path) -> None:
     unit_path(home).parent.mkdir(parents=True)
     unit_path(home).write_text("[Service]\nExecStart=/bin/true\n")

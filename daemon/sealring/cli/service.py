@@ -310,7 +310,8 @@ def install(
     Parameters
     ----------
     config
-        The node's config file; that of 'sealring start' if left out.
+        The node's config file, or its folder; that of 'sealring start' if
+        left out.
     system
         A service of the machine, which takes root. The default on macOS.
     user
@@ -332,7 +333,7 @@ def install(
     system = system or (kind == "launchd" and not user)
     if account is not None and not system:
         raise UserError("a service of your own runs as you", "Leave --account out.")
-    settings = own_config(config)
+    settings = own_config(config and _place(config))
     account = (account or _owner(settings)) if system else ""
     service = Service(name, settings, system, account)
     files = MANAGERS[kind]
@@ -452,8 +453,9 @@ def logs(
 
 
 def _place(config: Path | None) -> Path:
-    """The config that is meant."""
-    return config or default_folder() / CONFIG_NAME
+    """The config that is meant: *config*, the one in that folder, or this user's."""
+    place = config or default_folder()
+    return place / CONFIG_NAME if place.is_dir() or config is None else place
 
 
 def _kind(given: ManagerName | None) -> ManagerName:
