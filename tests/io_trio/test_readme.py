@@ -32,7 +32,7 @@ def commands(text: str) -> list[list[str]]:
 @pytest.mark.slow
 def test_two_nodes_as_the_readme_says() -> None:
     text = README.read_text(encoding="utf-8")
-    section = text.split("## Two machines of your own")[1].split("\n## ")[0]
+    section = text.split("## Two machines by hand")[1].split("\n## ")[0]
     written_ports = ("7470", "7471", "7480")
     ports = dict(zip(written_ports, map(str, free_ports(3)), strict=True))
     for written, free in ports.items():

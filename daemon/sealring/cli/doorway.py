@@ -19,7 +19,7 @@ def join_command(invitation: str) -> str:
 
 def print_invitation(invitation: str, expires_s: int) -> None:
     """Print how another machine joins: one line, and on a terminal a QR code of the invitation."""
-    left = lasting(expires_s - wall_ms() / 1000 + 1)
+    left = lasting(expires_s - wall_ms() / 1000 + 30)
     print(f"\nOn another machine, within {left}:\n\n    {join_command(invitation)}\n", flush=True)
     if sys.stdout.isatty():
         import segno  # noqa: PLC0415 - only where it is shown
