@@ -222,7 +222,7 @@ def own_config(path: Path | None) -> Config:
     if not is_there(path):
         raise UserError(
             f"there is no config at {path}, where it lies by default",
-            "Say where this machine's is: --config FILE.",
+            "Say where this machine's is (--config FILE), or make a cluster: sealring start",
         )
     return load_config(path)
 
