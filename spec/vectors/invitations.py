@@ -80,6 +80,8 @@ def _bad_texts() -> Iterator[Vector]:
         ("odd-length", "a length that base32 does not give", f"{plain}{'a' * _odd(plain)}"),
     ]:
         yield _refused(name, "JN-02", about, text)
+    about = "2,048 characters, which is no limit passed"
+    yield _refused("long-enough", "JN-03", about, "sr1-" + "a" * 2044)
     about = "2,049 characters"
     yield _refused("long", "JN-02 CV-02", about, "sr1-" + "a" * 2045, LIMIT)
 

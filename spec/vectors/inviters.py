@@ -179,6 +179,7 @@ def _bad_fin() -> Iterator[Vector]:
         ("fin-long", "FR-03 JN-15", "longer than any", header(1, longest + 1), LIMIT),
         ("fin-empty", "JN-15", "an empty frame", header(1, 0), MALFORMED),
         ("fin-short", "JN-15", "without a proof", frame(1, b"\x17" + bytes(111)), MALFORMED),
+        ("fin-least", "JN-15", "a proof alone", frame(1, b"\x17" + bytes(112)), FORGED),
         ("init-twice", "JN-15", "JOIN_INIT again", _cut(talk.init_frame), MALFORMED),
         ("fin-flipped", "JN-15", "a bit of the seal flipped", flipped(fin, 50), FORGED),
         ("fin-tag", "JN-15", "a bit of the AEAD tag flipped", flipped(fin, -1), FORGED),

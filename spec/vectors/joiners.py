@@ -156,6 +156,7 @@ def _bad_resp() -> Iterator[Vector]:
     for name, ids, about, data, why in [
         ("resp-long", "FR-03 JN-10", "longer than any", header(1, longest + 1), LIMIT),
         ("resp-short", "JN-09", "without a proof", header(1, 1233) + resp[8:1241], MALFORMED),
+        ("resp-least", "JN-09", "a proof alone", header(1, 1234) + resp[8:1242], FORGED),
         ("resp-empty", "JN-09", "an empty frame", header(1, 0), MALFORMED),
         ("reflected", "JN-09", "its own JOIN_INIT comes back", talk.init_frame, MALFORMED),
         ("suite-0", "JN-09", "suite 0", resp[:9] + b"\0" + resp[10:], MALFORMED),

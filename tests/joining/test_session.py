@@ -25,3 +25,4 @@ def test_a_newcomer_joins() -> None:
     pair.run(2.0)
     assert isinstance(pair.heard["inviter"][-1], Joined)
     assert pair.invitations.fault(INVITATION, NOW) == "this invitation was used"
+    assert pair.invitations.fault(INVITATION, NOW, NEWCOMER.id) == "this invitation was used"
