@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import attrs
 from sealring_protocol.codec.encoding import encode
-from sealring_protocol.codec.messages import Admit, Close, Joined, Message, Ping, Progress
-from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.codec.messages import Admit, Close, Joined, Message, Ping, Pong, Progress
+from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.joining.exchange import Host, Introduced
 from sealring_protocol.joining.invitation import Invitations
 from sealring_protocol.joining.session import JoinRefused, JoinSession
@@ -27,13 +28,15 @@ from spec.vectors.plain import sealed_frame
 from spec.vectors.talk import ANSWERING, CT, SS
 from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW
 
+EXPIRED: Final = attrs.evolve(INVITATION, secret=bytes([1]) * 16, expires_s=NOW // 1000)
+WITHDRAWN: Final = attrs.evolve(INVITATION, secret=bytes([2]) * 16)
 INIT: Final[dict[str, Field]] = {
     "wall_ms": lambda source: NOW - 130_000 + source.number(3) % 260_000,
     "suites": number(4),
     "x": of_size(32),
     "code": CLAIMS["code"],
     "tag": of_size(32),
-    "secret": of_size(16),
+    "secret": one_of(bytes(16), EXPIRED.secret, WITHDRAWN.secret),
     "trailing": CLAIMS["trailing"],
 }
 FIN: Final[dict[str, Field]] = {
@@ -56,10 +59,15 @@ HOST: Final = Host(INVITER.public, SignedRoster.decode(HOME), COORDINATOR.public
 
 def seeds() -> Iterator[bytes]:
     """No lies; each lie by itself; what may be sealed; and raw bytes."""
-    for message in range(6):
-        yield bytes([0, 0, 0, 0, 0, 0, 0, 0, 3, 0, message, 1, 5, 0, 0, 0])
+    for message in range(5):
+        said = bytes([0, 3, message, 0, 0])
+        for action in range(3, 8):
+            yield bytes([0, 0, 0, 0, 0, 0, 0, 5]) + said + bytes([action, *said])
+            yield bytes([0, 0, 0, 0, 0, 0, 0, 5, 7, *said, 3, 255, action, 255, *said])
     for at in range(len(INIT)):
         yield bytes([0, 1, at]) + bytes(range(1, 40))
+    for secret in range(3):
+        yield bytes([0, 1, tuple(INIT).index("secret"), secret, 0, 0])
     for at in range(len(FIN)):
         yield bytes([0, 0, 0, 0, 1, at]) + bytes(range(1, 90))
         yield bytes([0, 0, 0, 0, 1, at, 1, 2, 3, 4, 5])
@@ -75,6 +83,9 @@ class Answering:
     def __init__(self) -> None:
         self.invitations = Invitations(0.0)
         self.invitations.add(INVITATION)
+        self.invitations.add(EXPIRED)
+        self.invitations.add(WITHDRAWN)
+        self.invitations.end(WITHDRAWN, "this invitation was withdrawn")
         self.end = JoinSession.answer(HOST, self.invitations, 0.0, NOW, ANSWERING)
         self.introduced: Introduced | None = None
         self.refused = False
@@ -129,7 +140,8 @@ def check(data: bytes) -> None:
         return
     talk = JoinTalk(resp[9])
     talk.init_frame = init[:1269]
-    assert resp == talk.resp() or "x" in about
+    secret = about.get("secret", INVITATION.secret)
+    assert resp == talk.resp(secret=secret) or "x" in about
     about_fin = lies(source, FIN)
     fin = talk.fin(**about_fin)
     sent = bitten(source, fin)
@@ -154,6 +166,7 @@ def _proves(inviter: Answering, talk: JoinTalk, say: Say) -> None:
     assert who is not INVITER
     assert newcomer.public_key == who.public == say.get("signer", JOINER).public
     assert say.get("id", INVITER.id) == INVITER.id
+    assert inviter.introduced.invitation is INVITATION
     assert say.get("context", b"JOIN-FIN") == b"JOIN-FIN"
     assert newcomer.build == say.get("build", NEWCOMER.build)
     assert secrets.send == talk.traffic(1, who.id)
@@ -161,24 +174,49 @@ def _proves(inviter: Answering, talk: JoinTalk, say: Say) -> None:
 
 
 def _sealing(source: Source, inviter: Answering, talk: JoinTalk) -> None:
-    """What the newcomer seals, in any order, and a decision: it has joined only after ADMIT."""
+    """What the newcomer seals, in any order, decisions, and time: it has joined only after ADMIT,
+    and whatever happens its invitation is used, or given back."""
+    end, admitted = inviter.end, False
     assert inviter.introduced is not None
-    who, admitted = inviter.introduced.newcomer.id, False
-    for count in range(source.below(40)):
-        if source.flag() and not admitted:
-            inviter.end.admit(Admit(ADMITTED, "{}"), 0.0)
-            admitted = True
-        messages: tuple[Message, ...] = (
-            Joined(),
-            Ping(count, Progress()),
-            Close(source.below(16), "no"),
-            Admit(b"", ""),
-            Joined(),
-        )
-        plaintext = b"".join(encode(source.pick(messages)))
-        frame = sealed_frame(talk.suite, talk.traffic(0, who), count, plaintext)
-        if not inviter.receive(bitten(source, frame)) or inviter.closed:
+    secret, count, now = talk.traffic(0, inviter.introduced.newcomer.id), 0, 0.0
+    for _ in range(source.below(40)):
+        match source.below(8):
+            case 3:
+                now += source.below(256) / 16
+                error = raised(lambda at=now: end.handle_timeout(at))
+            case 4:
+                error = raised(end.receive_eof)
+            case 5:
+                error = raised(lambda: end.close(CloseCode.REFUSED, "not you"))
+            case 6:
+                error = raised(lambda: end.admit(Admit(b"", "x" * 5000), 0.0))
+                assert error is not None
+                error = raised(end.next_event)
+            case 7:
+                error = raised(lambda: end.admit(Admit(ADMITTED, "{}"), 0.0))
+                admitted = admitted or error is None
+            case _:
+                plaintext = b"".join(encode(_message(source, count)))
+                frame = bitten(source, sealed_frame(talk.suite, secret, count, plaintext))
+                count += 1
+                error = None if inviter.receive(frame) else raised(end.next_event)
+        if error is not None:
+            assert raised(end.next_event) is error
             break
     assert admitted or not inviter.joined
     if inviter.joined:
         assert inviter.invitations.fault(INVITATION, NOW) == "this invitation was used"
+    elif end.next_timeout() is None:
+        assert "another machine" not in inviter.invitations.fault(INVITATION, NOW)
+
+
+def _message(source: Source, count: int) -> Message:
+    """What a newcomer may say, and what it may not."""
+    messages: tuple[Message, ...] = (
+        Joined(),
+        Ping(count, Progress()),
+        Close(source.below(16), "no"),
+        Admit(b"", ""),
+        Pong(1, Progress()),
+    )
+    return source.pick(messages)

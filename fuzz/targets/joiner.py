@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from sealring_protocol.codec.encoding import encode
-from sealring_protocol.codec.messages import Admit, Close, Joined, Message, Ping, Progress
-from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.codec.messages import Admit, Close, Joined, Message, Ping, Pong, Progress
+from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.joining.exchange import Admitted, InviterProved
 from sealring_protocol.joining.session import JoinSession
 from sealring_protocol.link import LinkClosed
@@ -48,7 +48,10 @@ def seeds() -> Iterator[bytes]:
     """No lies; each lie by itself; what may be sealed; and raw bytes."""
     for message in range(6):
         for roster in range(len(OTHERS)):
-            yield bytes([0, 0, 0, 0, 3, message, roster, 5, message, roster, 0, 3, 0])
+            said = bytes([0, roster, 3, 5, message, 0, 0])
+            yield bytes([0, 0, 0, 0, 3]) + said + said
+    for action in (5, 6, 7):
+        yield bytes([0, 0, 0, 0, 6, 5, 20, action, 255, action, 255, 0, 0, 0, 0, 0, 0, 0])
     for at in range(len(RESP)):
         yield bytes([0, 1, at]) + bytes(range(1, 80))
         yield bytes([0, 1, at, 1, 2, 3, 4])
@@ -139,22 +142,26 @@ def _proves(joiner: Asking, talk: JoinTalk, say: Say) -> None:
 
 
 def _sealing(source: Source, joiner: Asking, talk: JoinTalk) -> None:
-    """What the inviter seals, in any order: at most one roster comes out, and it is a right one."""
+    """What the inviter seals, in any order, and time, and the connection's end: at most one roster
+    comes out, and it is a right one."""
     assert joiner.proved is not None
-    for count in range(source.below(40)):
-        roster = source.pick(OTHERS)
-        messages: tuple[Message, ...] = (
-            Admit(ADMITTED, "{}"),
-            Admit(roster, "x" * source.below(9)),
-            Ping(count, Progress()),
-            Close(source.below(16), "no"),
-            Joined(),
-            Close(0, ""),
-        )
-        message = source.pick(messages)
-        secret = talk.traffic(1, inviter=joiner.proved.inviter)
-        frame = sealed_frame(1, secret, count, b"".join(encode(message)))
-        if not joiner.receive(bitten(source, frame)):
+    secret, count, now = talk.traffic(1, inviter=joiner.proved.inviter), 0, 0.0
+    for _ in range(source.below(40)):
+        match source.below(8):
+            case 5:
+                now += source.below(256) / 16
+                error = raised(lambda at=now: joiner.end.handle_timeout(at))
+            case 6:
+                error = raised(joiner.end.receive_eof)
+            case 7:
+                error = raised(lambda: joiner.end.close(CloseCode.SHUTDOWN, "enough"))
+            case _:
+                plaintext = b"".join(encode(_message(source, count)))
+                frame = bitten(source, sealed_frame(1, secret, count, plaintext))
+                count += 1
+                error = None if joiner.receive(frame) else raised(joiner.end.next_event)
+        if error is not None:
+            assert raised(joiner.end.next_event) is error
             break
     if joiner.admitted is not None:
         signed = joiner.admitted.roster
@@ -162,3 +169,16 @@ def _sealing(source: Source, joiner: Asking, talk: JoinTalk) -> None:
         assert JOINER.id in signed.roster
         assert joiner.proved.inviter in signed.roster
         assert SignedRoster.decode(signed.encoded) == signed
+
+
+def _message(source: Source, count: int) -> Message:
+    """What an inviter may say, and what it may not."""
+    messages: tuple[Message, ...] = (
+        Admit(ADMITTED, "{}"),
+        Admit(source.pick(OTHERS), "x" * source.below(9)),
+        Ping(count, Progress()),
+        Close(source.below(16), "no"),
+        Joined(),
+        Pong(1, Progress()),
+    )
+    return source.pick(messages)
