@@ -117,11 +117,11 @@ class JoinTalk:
         return bytes(signature + say.get("mac", tag))
 
     def fin(self, **say: Any) -> bytes:
-        """JOIN_FIN. *say*: who, id, name, system, build, memory, addresses, count, signer, context,
-        transcript, signature, mac, trailing, cut, code."""
+        """JOIN_FIN. *say*: who, public_key, id, name, system, build, memory, addresses, count,
+        signer, context, transcript, signature, mac, trailing, cut, code."""
         addresses = say.get("addresses", NEWCOMER.addresses)
         claims = (
-            say.get("who", JOINER).public
+            say.get("public_key", say.get("who", JOINER).public)
             + say.get("id", INVITER.id)
             + struct.pack(">QQ", say.get("build", NEWCOMER.build), NEWCOMER.memory)
             + text(say.get("name", NEWCOMER.name))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import attrs
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.joining.invitation import PREFIX, Invitation
+from sealring_protocol.limits import MAX_INVITATION
 
 from fuzz.expect import raised
 from fuzz.joins import INVITATION
@@ -25,6 +26,10 @@ def seeds() -> Iterator[bytes]:
         yield b"\0" + text[:-2].encode()
         body = text.removeprefix(PREFIX).upper()
         yield b"\1" + base64.b32decode(body + "=" * (-len(body) % 8))[:-4]
+    yield b"\0" + PREFIX.encode() + b"a" * MAX_INVITATION
+    yield b"\0" + PREFIX.encode() + b"a1"
+    for addresses in (b"\0", b"\5" + 5 * b"\0\1a", b"\1\0\0", b"\1\0\1\x1b", b"\1\0\1a "):
+        yield b"\1" + bytes(52) + addresses
 
 
 def check(data: bytes) -> None:

@@ -16,6 +16,7 @@ from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.joining.exchange import Host, Introduced
 from sealring_protocol.joining.invitation import Invitations
 from sealring_protocol.joining.session import JoinRefused, JoinSession
+from sealring_protocol.limits import MAX_INVITATIONS
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
 from sealring_protocol.security.roster import SignedRoster
@@ -27,6 +28,9 @@ from fuzz.source import Source
 from spec.vectors.plain import sealed_frame
 from spec.vectors.talk import ANSWERING, CT, SS
 from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW
+
+OTHERS: Final = MAX_INVITATIONS - 1
+"""Invitations that have expired, two of which give way to those that are looked at."""
 
 EXPIRED: Final = attrs.evolve(INVITATION, secret=bytes([1]) * 16, expires_s=NOW // 1000)
 WITHDRAWN: Final = attrs.evolve(INVITATION, secret=bytes([2]) * 16)
@@ -53,6 +57,7 @@ FIN: Final[dict[str, Field]] = {
     "count": number(2),
     "build": number(8),
     "cut": lambda source: source.below(250),
+    "public_key": of_size(65),
 }
 HOST: Final = Host(INVITER.public, SignedRoster.decode(HOME), COORDINATOR.public)
 
@@ -82,6 +87,8 @@ class Answering:
 
     def __init__(self) -> None:
         self.invitations = Invitations(0.0)
+        for other in range(OTHERS):
+            self.invitations.add(attrs.evolve(EXPIRED, secret=other.to_bytes(16, "big")))
         self.invitations.add(INVITATION)
         self.invitations.add(EXPIRED)
         self.invitations.add(WITHDRAWN)
@@ -164,6 +171,7 @@ def _proves(inviter: Answering, talk: JoinTalk, say: Say) -> None:
     newcomer, secrets = inviter.introduced.newcomer, inviter.introduced.secrets
     who = say.get("who", JOINER)
     assert who is not INVITER
+    assert "public_key" not in say
     assert newcomer.public_key == who.public == say.get("signer", JOINER).public
     assert say.get("id", INVITER.id) == INVITER.id
     assert inviter.introduced.invitation is INVITATION
@@ -193,17 +201,26 @@ def _sealing(source: Source, inviter: Answering, talk: JoinTalk) -> None:
                 assert error is not None
                 error = raised(end.next_event)
             case 7:
+                over = end.next_timeout() is None
                 error = raised(lambda: end.admit(Admit(ADMITTED, "{}"), 0.0))
                 admitted = admitted or error is None
+                if over:
+                    assert error is not None
+                    error = raised(end.next_event)
             case _:
                 plaintext = b"".join(encode(_message(source, count)))
                 frame = bitten(source, sealed_frame(talk.suite, secret, count, plaintext))
                 count += 1
                 error = None if inviter.receive(frame) else raised(end.next_event)
+        if inviter.closed:
+            break
         if error is not None:
             assert raised(end.next_event) is error
             break
     assert admitted or not inviter.joined
+    if inviter.closed:
+        assert inviter.receive(b"more")
+        assert raised(end.receive_eof) is None
     if inviter.joined:
         assert inviter.invitations.fault(INVITATION, NOW) == "this invitation was used"
     elif end.next_timeout() is None:

@@ -106,6 +106,9 @@ def check(data: bytes) -> None:
     if source.flag():
         joiner.receive(source.rest())
         assert joiner.proved is None or joiner.proved.inviter == INVITER.id
+        error = raised(joiner.end.receive_eof)
+        assert error is not None
+        assert raised(joiner.end.next_event) is error
         return
     talk = JoinTalk()
     assert joiner.init == talk.init()
@@ -163,6 +166,9 @@ def _sealing(source: Source, joiner: Asking, talk: JoinTalk) -> None:
         if error is not None:
             assert raised(joiner.end.next_event) is error
             break
+    if joiner.closed:
+        assert joiner.receive(bitten(source, b"more"))
+        assert raised(joiner.end.receive_eof) is None
     if joiner.admitted is not None:
         signed = joiner.admitted.roster
         assert signed.roster.serial > joiner.proved.roster.roster.serial

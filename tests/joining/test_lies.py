@@ -454,3 +454,18 @@ def test_a_dead_session_keeps_no_frame_of_the_stack() -> None:
             at, depth = at.tb_next, depth + 1
         depths.append(depth)
     assert depths[0] == depths[2]
+
+
+def test_a_decision_after_the_end_changes_nothing() -> None:
+    """The newcomer left, or was refused, while somebody said yes."""
+    left, refused = Pair(), Pair()
+    left.joiner.close(CloseCode.SHUTDOWN, "not now")
+    left.run()
+    refused.inviter.close(CloseCode.REFUSED, "not you")
+    for pair in (left, refused):
+        with pytest.raises(LocalProtocolError, match="over"):
+            pair.inviter.admit(ADMIT, 0.0)
+        pair.inviter.receive_eof()
+        assert pair.inviter.next_event() is None
+    refused.run()
+    assert last(refused, "joiner").reason == "not you"

@@ -288,6 +288,8 @@ class JoinSession:
 
     def _do(self, action: Callable[[], None], now: float) -> None:
         self._check_alive()
+        if self._closed:
+            raise LocalProtocolError("this join is over: one of its ends has closed it")
         self._now = now
         try:
             action()
