@@ -300,7 +300,7 @@ CAUSES: Final = {
     Cause.NO_ANSWER: "That node takes connections and does not answer.",
     Cause.OTHER_MODEL: "The two nodes hold different models.",
     Cause.MANIFEST: "One of the two has a manifest of the model, the other has none.",
-    Cause.OTHER_BUILD: "The two nodes run two builds of sealring, whose steps may differ.",
+    Cause.OTHER_VERSION: "Two nodes run releases of sealring without a common step version.",
     Cause.OTHER_POLICY: "The two nodes disagree on a policy.",
     Cause.SAME_KEY: "Two nodes run with the same key, and the one that came later is taken.",
     Cause.REFUSED: "One of the two refused the other, for the reason that is told.",

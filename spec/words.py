@@ -39,6 +39,7 @@ CLOSE: Final = {
     CloseCode.INTERNAL_ERROR: "the sender's own fault",
     CloseCode.NOT_READY: "not now; try again",
     CloseCode.REFUSED: "to who asks to join: not with this invitation, or not this machine (14.5)",
+    CloseCode.VERSION_MISMATCH: "the two programs have no step version in common (8.5)",
 }
 
 FAILURES: Final = {

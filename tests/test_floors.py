@@ -222,6 +222,7 @@ PARSES_JSON = {
     "text/readers.py": "reads a name or a text that the ring's own model took longer to write",
     "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",
     "verify.py": "reads what its own parent says",
+    "node/service.py": "reads what installed this program",
 }
 """Every module that calls `json.loads`, and why that is no text of others, or cannot cost the node
 anything. Other texts go through `parse_foreign`, which counts values before it parses."""

@@ -20,7 +20,7 @@ import attrs
 from sealring_protocol.codec.messages import FailureKind, Hindrance, Progress, Reason, Waiting
 from sealring_protocol.control.deadlines import Starved
 from sealring_protocol.control.effects import Level, Note, Phase, Standing
-from sealring_protocol.control.head.epochs import ONE_SIDED, OTHER_BUILD, one_sided, short
+from sealring_protocol.control.head.epochs import ONE_SIDED, one_sided, short
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
@@ -54,7 +54,7 @@ class Cause(enum.Enum):
     NO_ANSWER = "no_answer"
     OTHER_MODEL = "other_model"
     MANIFEST = "manifest_on_one_side"
-    OTHER_BUILD = "other_build"
+    OTHER_VERSION = "other_version"
     OTHER_POLICY = "other_policy"
     SAME_KEY = "same_key"
     REFUSED = "refused"
@@ -100,8 +100,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.OTHER_MODEL: "Give both the same folder: compare what 'sealring digest MODEL' prints.",
     Cause.MANIFEST: "Copy the model folder, sealring.json included, to every machine, and start "
     "the node again whose folder has changed.",
-    Cause.OTHER_BUILD: "Install the same release, or the same commit, on every machine, and start "
-    "the nodes again: 'sealring status --config CONFIG' shows the version and build of each.",
+    Cause.OTHER_VERSION: "Install the newer release on the machine that is named, and start its "
+    "node again. It is taken in by itself.",
     Cause.OTHER_POLICY: "Let both configs say the same, and both nodes have the same roster.",
     Cause.SAME_KEY: "Two nodes run with one key: a machine was copied, say. Stop one of them, or "
     "give it a key of its own (sealring keygen, roster add).",
@@ -129,7 +129,7 @@ PERMANENT: Final = frozenset(
         Cause.NO_TOKENIZER,
         Cause.OTHER_MODEL,
         Cause.MANIFEST,
-        Cause.OTHER_BUILD,
+        Cause.OTHER_VERSION,
         Cause.TOO_LITTLE_ROOM,
         Cause.NO_PLAN,
         Cause.UNSERVABLE,
@@ -173,7 +173,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.NO_ANSWER: Hindrance.ABSENT,
     Cause.OTHER_MODEL: Hindrance.MODEL,
     Cause.MANIFEST: Hindrance.MODEL,
-    Cause.OTHER_BUILD: Hindrance.REFUSED,
+    Cause.OTHER_VERSION: Hindrance.REFUSED,
     Cause.OTHER_POLICY: Hindrance.REFUSED,
     Cause.SAME_KEY: Hindrance.REFUSED,
     Cause.REFUSED: Hindrance.REFUSED,
@@ -337,6 +337,7 @@ _BY_CODE: Final[Mapping[int, Cause]] = {
     CloseCode.MODEL_MISMATCH: Cause.OTHER_MODEL,
     CloseCode.POLICY_MISMATCH: Cause.OTHER_POLICY,
     CloseCode.REPLACED: Cause.SAME_KEY,
+    CloseCode.VERSION_MISMATCH: Cause.OTHER_VERSION,
 }
 
 _LONG_LOADING: Final = 15.0
@@ -645,12 +646,10 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             if cause is Cause.OTHER_MODEL and facts.unpinned and short(facts.unpinned) in reason:
                 reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
             cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
-            cause = Cause.OTHER_BUILD if reason.startswith(OTHER_BUILD) else cause
             cause = Cause.NOT_A_MEMBER if reason == NO_MEMBER else cause
             what = f"{who} refused {facts.own}: {reason}"
         case Fault.REFUSED:
             cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause
-            cause = Cause.OTHER_BUILD if trouble.reason.startswith(OTHER_BUILD) else cause
             what = f"{facts.own} refused {who}: {trouble.reason}"
         case Fault.BROKEN:
             cause, what = Cause.BROKEN, f"the link with {who} broke: {trouble.reason}"

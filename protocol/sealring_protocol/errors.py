@@ -30,6 +30,7 @@ class CloseCode(enum.IntEnum):
     INTERNAL_ERROR = 12
     NOT_READY = 13
     REFUSED = 14
+    VERSION_MISMATCH = 15
 
 
 class SealringError(Exception):
@@ -72,6 +73,10 @@ class PolicyMismatch(RemoteProtocolError):
     """Both sides must agree on a policy (such as the inner seal) and do not."""
 
 
+class VersionMismatch(RemoteProtocolError):
+    """The peer's program has no step version in common with this one."""
+
+
 class PeerTimeout(RemoteProtocolError):
     """The peer did not answer within its deadline."""
 
@@ -93,6 +98,7 @@ WIRE_CODES: Final[dict[type[SealringError], CloseCode]] = {
     RosterExpired: CloseCode.ROSTER_EXPIRED,
     ModelMismatch: CloseCode.MODEL_MISMATCH,
     PolicyMismatch: CloseCode.POLICY_MISMATCH,
+    VersionMismatch: CloseCode.VERSION_MISMATCH,
     PeerTimeout: CloseCode.TIMEOUT,
     Declined: CloseCode.REFUSED,
     ConnectionLost: CloseCode.PROTOCOL_ERROR,

@@ -52,6 +52,9 @@ NO_GROUP: Final = 0xFFFF
 MAX_REASON: Final = 256
 """Bytes of a reason, in CLOSE and WAITING, and of a failure's message (UTF-8)."""
 
+MAX_VERSION: Final = 64
+"""Bytes of a program's version, in HELLO (UTF-8)."""
+
 NO_RANK: Final = 0xFFFF
 """A number that no rank has. It stands for no rank in particular."""
 

@@ -20,6 +20,7 @@ import attrs
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Build,
     CannotServe,
     Epoch,
     FailureKind,
@@ -88,7 +89,7 @@ class NodeConfig:
     """Who this node is, and what it may do.
 
     *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
-    *build* is that of `Hello`: a rank of another one is refused, for its steps may differ.
+    *build* is what this program can do: a rank that has no step version in common is refused.
     *unpinned* is the digest that the model would have without its manifest (empty if it has none).
     *layers*, if given, are the chosen layer counts by rank; only the head's count. With
     *trust_weights* a head takes ranks whose weights differ from its own, or cannot be compared.
@@ -99,7 +100,7 @@ class NodeConfig:
     coordinator: bytes
     instance: int
     suites: tuple[Suite, ...] = tuple(Suite)
-    build: int = 0
+    build: Build = attrs.field(factory=Build)
     unpinned: bytes = b""
     trust_weights: bool = False
     strategy: Strategy = Strategy.AUTO

@@ -10,6 +10,7 @@ from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import (
     Accept,
     Admit,
+    Build,
     CacheCost,
     CannotServe,
     Close,
@@ -120,7 +121,15 @@ def _small_messages() -> Iterator[Case]:
         yield f"hello-dtype-{code[0]}", "MS-11 CV-01", about, put(hello, 35, code)
     yield "hello-cut", "CV-01", "HELLO without its last byte", hello[:-1]
     pinned = flat(attrs.evolve(HELLO, pins=(1,) * 14))
-    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 56, u16(13))[:-8]
+    yield "hello-pins-few", "MS-15", "12 layers, 13 pins", put(pinned, 54, u16(13))[:-8]
+    for name, about, at, number in [
+        ("steps-0", "step versions from 0", 48, 0),
+        ("steps-none", "a newest step version before the oldest", 50, 1),
+    ]:
+        old = flat(attrs.evolve(HELLO, build=Build("0.1.0", 2, 3)))
+        yield f"hello-{name}", "MS-20", f"HELLO with {about}", put(old, at, u16(number))
+    named = flat(attrs.evolve(HELLO, build=Build("0.1.0")))
+    yield "hello-version", "MS-20", "a version with BEL", put(named, -1, b"\x07")
     yield "prepared-portless", "MS-12", "PREPARED with port 0", put(flat(PREPARED), 17, u16(0))
     yield "ready-backwards", "MS-03", "READY with first after last", put(ready, 17, u16(10))
     trim = put(ready, 21, b"\2")
@@ -128,13 +137,14 @@ def _small_messages() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
     for name, about, at, field in [
         ("rank", "rank 2 of 2", 18, u16(2)),
-        ("first", "a first bound of 1", 63, u16(1)),
-        ("equal", "a rank without layers", 65, u16(6)),
-        ("falls", "bounds that fall", 65, u16(7)),
+        ("first", "a first bound of 1", 65, u16(1)),
+        ("equal", "a rank without layers", 67, u16(6)),
+        ("falls", "bounds that fall", 67, u16(7)),
+        ("steps-0", "step version 0", 23, u16(0)),
         ("pipeline-trusted", "a pipeline beside the sealed links", 21, b"\1"),
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
-    one = put(put(boot, 59, u16(1)), 18, u16(0))[:65]
+    one = put(put(boot, 61, u16(1)), 18, u16(0))[:67]
     yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", one
     beside = flat(attrs.evolve(JOIN, trusted=True))
     for code in (b"\0", b"\5"):  # with all that any back end may have
@@ -150,14 +160,14 @@ def _small_messages() -> Iterator[Case]:
 
 def _collectives() -> Iterator[Case]:
     join, prepare = flat(JOIN), flat(PREPARE)
-    first = 67 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
-    alone = put(put(join, 18, u16(0)), 61, u16(1))[: first + 2]
-    piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 59, u16(3))
-    bounded = bounded[:63] + u16(0) + u16(6) + bounded[65:]
+    first = 69 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
+    alone = put(put(join, 18, u16(0)), 63, u16(1))[: first + 2]
+    piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 61, u16(3))
+    bounded = bounded[:65] + u16(0) + u16(6) + bounded[67:]
     for name, about, data in [
         ("hosts-pipeline", "hosts of a pipeline", piped),
         ("hosts-bounds", "a collective of three bounds", bounded),
-        ("hosts-none", "a collective of no hosts", put(put(join, 61, u16(0)), 18, u16(0))[:67]),
+        ("hosts-none", "a collective of no hosts", put(put(join, 63, u16(0)), 18, u16(0))[:69]),
         ("hosts-one", "a collective of one host", alone),
         ("hosts-rank", "rank 2 of 2 hosts", put(join, 18, u16(2))),
         ("hosts-port", "a port of one rank alone", put(prepare, -2, u16(40002))),
@@ -167,7 +177,7 @@ def _collectives() -> Iterator[Case]:
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", data
     yield "bootstrap-trusted-2", "MS-04 CV-05", "BOOTSTRAP with trusted 2", put(join, 21, b"\2")
-    yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 61, u16(3))
+    yield "bootstrap-hosts-cut", "CV-01", "one host fewer than it says", put(join, 63, u16(3))
     opening, data = flat(GOOD["tunnel-open"][1]), flat(DATA)
     for name, about, tunnel in [
         ("event-3", "event 3, without data", put(opening, 18, b"\3")),
@@ -375,8 +385,10 @@ def _beyond_limits() -> Iterator[Case]:
     yield "ready-windows", "MS-03 CV-02", "17 windows", windows
     yield "ready-layers", "MS-03 CV-02", "1,025 layers", put(flat(READY), 19, u16(1025))
     yield "hello-layers", "MS-11 CV-02", "1,025 layers", put(flat(HELLO), 33, u16(1025))
-    pins = grown(flat(HELLO), 56, u16(1027), 1027 * 8)
+    pins = grown(flat(HELLO), 54, u16(1027), 1027 * 8)
     yield "hello-pins-many", "MS-11 CV-02", "1,027 pins", pins
+    version = put(flat(attrs.evolve(HELLO, build=Build("v" * 64))), 52, u16(65)) + b"v"
+    yield "hello-version-long", "MS-20 CV-02", "a version of 65 bytes", version
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a" * 256),)))
     yield "waiting-long", "MS-10 CV-02", "a reason of 257 bytes", put(one, 5, u16(257)) + b"a"
     short = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a"),)))
@@ -416,14 +428,14 @@ def _beyond_limits() -> Iterator[Case]:
 
 def _long_bootstraps() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
-    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 67, u16(1025))
-    bounds = put(boot, 59, u16(18))[:63] + b"".join(u16(bound) for bound in range(18))
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 69, u16(1025))
+    bounds = put(boot, 61, u16(18))[:65] + b"".join(u16(bound) for bound in range(18))
     yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", bounds
     whole = attrs.evolve(JOIN, hosts=(("h", 1),) * 16)
-    hosts = put(flat(whole), 61, u16(17)) + u16(1) + b"h" + u16(1)
+    hosts = put(flat(whole), 63, u16(17)) + u16(1) + b"h" + u16(1)
     yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", hosts
     host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
-    longer = host[:67] + u16(256) + b"h" + host[69:]
+    longer = host[:69] + u16(256) + b"h" + host[71:]
     yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
 
 

@@ -127,6 +127,15 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Exchange, CloseCode]]] = {
             CloseCode.POLICY_MISMATCH,
         ),
         (
+            "other-steps",
+            "EP-21",
+            "a step version that its HELLO does not have",
+            UP,
+            attrs.evolve(PREPARE, steps=2),
+            1,
+            CloseCode.VERSION_MISMATCH,
+        ),
+        (
             "tensor",
             "EP-03",
             "tensor parallelism, which the policy forbids",

@@ -22,6 +22,7 @@ from sealring_protocol.codec.messages import (
     Admit,
     Backend,
     Bootstrap,
+    Build,
     CacheCost,
     CannotServe,
     Checked,
@@ -163,7 +164,11 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     ),
     "hello-pins": (
         "HELLO of a rank that holds the second of two layers",
-        Hello(MODEL, 2, DType.F32, 160, 1 << 34, (0, 5, 0, 2**64 - 1), 2**64 - 2),
+        Hello(MODEL, 2, DType.F32, 160, 1 << 34, (0, 5, 0, 2**64 - 1), Build("0.3.0", 2, 5)),
+    ),
+    "hello-newest": (
+        "the longest version, and the last step version alone",
+        attrs.evolve(HELLO, build=Build("é" * 32, 2**16 - 1, 2**16 - 1)),
     ),
     "prepared": ("PREPARED", PREPARED),
     "prepared-last": ("the last port", Prepared(EPOCH, 65535)),
@@ -178,6 +183,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         attrs.evolve(JOINED, sum_us=2**32 - 1, token_us=2**32 - 1),
     ),
     "bootstrap": ("BOOTSTRAP of a pipeline", BOOTSTRAP),
+    "bootstrap-steps": ("the last step version", attrs.evolve(BOOTSTRAP, steps=2**16 - 1)),
     "bootstrap-16": (
         "16 ranks, the last layer at its limit",
         attrs.evolve(BOOTSTRAP, rank=15, bounds=(*range(16), 1024)),

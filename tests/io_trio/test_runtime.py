@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from sealring.generation.trace import Trace
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.codec.messages import Row
+from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS, Row
 from sealring_protocol.control.effects import ToEngine
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.diagnosis import Cause
@@ -26,7 +27,7 @@ from sealring_protocol.limits import MAX_IDS
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.supervisor import pack
 from sealring_trio.errors import OperationError
-from sealring_trio.node.service import build_number
+from sealring_trio.node.service import build_number, this_build
 
 from tests.attacks.test_floods import at_work
 from tests.serving import PATIENCE
@@ -66,6 +67,13 @@ async def test_requests_finish_before_another_member_becomes_the_head() -> None:
         assert runtime.node.rank == 1
         assert not trace.given_up
         assert not generator.draining
+
+
+def test_a_checkout_says_its_release_and_which_sources_it_has() -> None:
+    release, _, sources = this_build().version.partition("+")
+    assert release == version("sealring-trio")
+    assert sources == f"{build_number():016x}"[:8]
+    assert this_build().steps == range(OLDEST_STEPS, NEWEST_STEPS + 1)
 
 
 def test_a_build_is_told_by_the_sources_of_what_does_the_steps(

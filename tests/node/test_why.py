@@ -11,6 +11,7 @@ from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Bootstrap,
+    Build,
     CannotServe,
     FailureKind,
     Pong,
@@ -119,6 +120,13 @@ def layers_that_do_not_load() -> Cluster:
     return Ring(unloadable="tensor x does not match the manifest")
 
 
+OLDER, NEWER = Build("0.1.0", 1, 2), Build("0.2.0", 3, 3)
+"""Two releases that have no step version in common."""
+
+
+OLDER, NEWER = Build("0.1.0", 1, 2), Build("0.2.0", 3, 3)
+"""Two releases that have no step version in common."""
+
 ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
     # how the ring is made; what the head says; what the rank says
     "unreachable": (
@@ -189,14 +197,23 @@ ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
         "only one of both has a manifest of the weights (sealring.json): node1 has one, node0 has "
         "none",
     ),
-    "another build": (
-        lambda: Cluster(2, 1, builds={0: 1, 1: 0xABC}),
-        Cause.OTHER_BUILD,
-        "this node refused rank 1 (node1): they are not of one build of sealring: node1 is of "
-        "0000000000000abc, node0 of 0000000000000001",
-        Cause.OTHER_BUILD,
-        "the head (node0) refused this node: they are not of one build of sealring: node1 is of "
-        "0000000000000abc, node0 of 0000000000000001",
+    "an older release": (
+        lambda: Cluster(2, 1, builds={0: NEWER, 1: OLDER}),
+        Cause.OTHER_VERSION,
+        "this node refused rank 1 (node1): node0 runs sealring 0.2.0 (steps 3), node1 0.1.0 "
+        "(steps 1 to 2): upgrade node1",
+        Cause.OTHER_VERSION,
+        "the head (node0) refused this node: node0 runs sealring 0.2.0 (steps 3), node1 0.1.0 "
+        "(steps 1 to 2): upgrade node1",
+    ),
+    "a newer release": (
+        lambda: Cluster(2, 1, builds={0: OLDER, 1: NEWER}),
+        Cause.OTHER_VERSION,
+        "this node refused rank 1 (node1): node1 runs sealring 0.2.0 (steps 3), node0 0.1.0 "
+        "(steps 1 to 2): upgrade node0",
+        Cause.OTHER_VERSION,
+        "the head (node0) refused this node: node1 runs sealring 0.2.0 (steps 3), node0 0.1.0 "
+        "(steps 1 to 2): upgrade node0",
     ),
     "layers that do not load": (
         layers_that_do_not_load,
@@ -417,20 +434,6 @@ def test_the_same_refusal_is_one_warning():
     made.run_for(60.0)
     refusals = [text for who, text in made.warnings if who == "host0" and "link with" in text]
     assert len(refusals) == 1, refusals
-
-
-@pytest.mark.parametrize("builds", [{0: 7, 1: 7}, {0: 7}, {1: 7}])
-def test_a_build_that_says_nothing_of_itself_is_taken(builds):
-    made = Cluster(2, 1, builds=builds)
-    made.run_until(lambda: made.ready)
-
-
-def test_another_build_is_one_warning_on_either_machine():
-    made = Cluster(2, 1, builds={0: 1, 1: 2})
-    made.run_for(60.0)
-    for name in ("host0", "host1"):
-        told = [text for who, text in made.warnings if who == name]
-        assert len([text for text in told if "not of one build" in text]) == 1, told
 
 
 def test_an_engine_that_cannot_read_its_model_is_told_with_the_reason():

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from sealring_protocol.codec.local_messages import Group, LocalMessage, Scores
-from sealring_protocol.codec.messages import Piece, Spent, Step, StepDone
+from sealring_protocol.codec.messages import Build, Piece, Spent, Step, StepDone
 from sealring_protocol.control.effects import (
     EndCollective,
     Level,
@@ -80,7 +80,7 @@ class Cluster:
         unpinned: dict[int, bytes] | None = None,
         pins: dict[int, tuple[int, ...]] | None = None,
         trust_weights: bool = False,
-        builds: dict[int, int] | None = None,
+        builds: dict[int, Build] | None = None,
         trimmable: bool = True,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
@@ -101,7 +101,7 @@ class Cluster:
         self.unpinned = unpinned or {}
         self.pins = pins or {}
         self.trust_weights = trust_weights
-        self.builds = builds or {}  # of the programs; 0 if left out
+        self.builds = builds or {}  # what the programs can do, where not the usual
         self.trimmable = trimmable
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
@@ -131,7 +131,7 @@ class Cluster:
             roster,
             COORDINATOR.public_key,
             self.random.getrandbits(64),
-            build=self.builds.get(index, 0),
+            build=self.builds.get(index, Build()),
             unpinned=self.unpinned.get(index, b""),
             trust_weights=self.trust_weights,
             strategy=self.strategy,

@@ -127,7 +127,7 @@ def test_layout_tables_fit_the_vectors(name: str) -> None:
     message = fields.pop("message")
     fields["code"] = data[0]
     blobs = ("roster", "grammar", *(("data",) if message == "PIECE" else ()))
-    for text in ("reason", "name", "settings", *blobs):  # told by their length
+    for text in ("reason", "name", "settings", "version", *blobs):  # told by their length
         if text in fields:
             encoded = bytes.fromhex(fields[text]) if text in blobs else fields[text].encode()
             fields[text] = list(encoded)

@@ -79,7 +79,7 @@ class Reading:
                 return self.one("rest")
             case "byte":
                 data = self.take(int(count))
-                texts = ("reason", "name", "settings")
+                texts = ("reason", "name", "settings", "version")
                 return data.decode() if then["field"] in texts else data.hex()
             case str() as kind:
                 return [self.one(kind) for _ in range(int(count))]

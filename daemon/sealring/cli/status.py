@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sealring_protocol.codec.messages import Build
 from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.units import format_size
@@ -167,11 +168,23 @@ def _print_obstacles(whys: list[dict[str, Any]], starved: list[dict[str, Any]]) 
     print()
 
 
+def _version(facts: dict[str, Any]) -> str:
+    """The version of the node's program; at the head also those of the others that differ."""
+    oldest, newest = facts["steps"]
+    own = Build(facts["version"], oldest, newest).text
+    others = [
+        f"{peer['name']} {peer['version']}"
+        for peer in facts["peers"]
+        if peer["version"] not in ("", own)
+    ]
+    return "; ".join([own, *others])
+
+
 def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
-        ("version", f"{facts['version']}, build {facts['build']}"),
+        ("version", _version(facts)),
         ("state", _node_state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
         ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),

@@ -22,7 +22,7 @@ from sealring_trio.engine.supervisor import Supervisor
 from sealring_trio.files.config import SUITE_NAMES
 from sealring_trio.files.rosters import left, seconds_left
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.service import build_number
+from sealring_trio.node.service import this_build
 from sealring_trio.units import wall_ms
 
 
@@ -38,10 +38,10 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
     collective = collective_of(standing)
     outs = {peer.name for peer in node.peers() if peer.put_out}
     facts, now = runtime.facts(draining), trio.current_time()
-    place = _place(standing, node.rank)
+    place, builds = _place(standing, node.rank), standing.builds
     return {
-        "version": VERSION,
-        "build": f"{build_number():016x}",
+        "version": this_build().version,
+        "steps": [this_build().oldest, this_build().newest],
         "rank": node.rank,
         "world": node.world,
         "role": "head" if node.rank == 0 else "rank",
@@ -84,6 +84,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
             {
                 "rank": rank,
                 "name": member.name,
+                "version": builds[rank].text if rank in builds else "",
                 "addresses": list(member.addresses),
                 **describe_fetching(facts.progress.get(rank, Progress())),
                 "trouble": describe_trouble(facts, rank, now),

@@ -14,16 +14,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
 import sealring_model
 import sealring_protocol
 import trio
-from sealring_protocol.codec.messages import Backend
+from sealring_protocol.codec.messages import Backend, Build
 from sealring_protocol.control.plan import Collectives, Strategy
 from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
@@ -83,7 +85,7 @@ def _build_node(setup: NodeSetup[AnyFile]) -> Node:
             roster=setup.roster,
             coordinator=setup.identity.coordinator,
             instance=setup.identity.instance,
-            build=build_number(),
+            build=this_build(),
             unpinned=setup.unpinned,
             trust_weights=config.trust_weights,
             suites=setup.identity.suites,
@@ -162,6 +164,23 @@ def _log_place(runtime: Runtime, config: NodeFile) -> None:
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
         if fault := runtime.head_fault():
             log.warning("if a roster made this rank the head, it could not serve: %s", fault)
+
+
+DISTRIBUTION: Final = "sealring-trio"
+
+
+@functools.cache
+def this_build() -> Build:
+    """What this program can do, and its version; of a checkout with the first digits of
+    `build_number`, which tell people two checkouts apart and decide nothing."""
+    try:
+        installed = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        return Build()
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")  # of PEP 610
+    if not origin.get("dir_info", {}).get("editable"):
+        return Build(installed.version)
+    return Build(f"{installed.version}+{build_number() >> 32:08x}")
 
 
 @functools.cache

@@ -69,6 +69,7 @@ from sealring_protocol.codec.messages import (
     Admit,
     Backend,
     Bootstrap,
+    Build,
     CacheCost,
     CannotServe,
     Checked,
@@ -125,6 +126,7 @@ from sealring_protocol.limits import (
     MAX_SETTINGS,
     MAX_SPENT,
     MAX_TENSORS,
+    MAX_VERSION,
     MAX_WINDOWS,
     MAX_WORLD,
     NO_GROUP,
@@ -173,10 +175,19 @@ def _split_work(work: Work) -> tuple[int, int, int, int]:
     return IDLE, 0, 0, 0
 
 
+def _split_build(build: Build) -> tuple[int, int, str]:
+    return build.oldest, build.newest, build.version
+
+
+def _join_build(oldest: int, newest: int, version: str) -> Build:
+    return Build(version, oldest, newest)
+
+
 FOLDS: Final[Mapping[str, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]]] = {
     "epoch": (_of(Epoch), _epoch),
     "progress": (_of(Progress), Progress),
     "cost": (_of(CacheCost), CacheCost),
+    "build": (_split_build, _join_build),
     "work": (_split_work, _join_work),
 }
 """Attributes that are several fields: how such a value is taken apart, and joined of its fields."""
@@ -248,7 +259,9 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("dtype", DTYPE),
         ("hidden", U32),
         ("room", U64),
-        ("build", U64),
+        ("oldest", U16, "build"),
+        ("newest", U16, "build"),
+        ("version", Words(MAX_VERSION, "bytes of a version"), "build"),
         ("pins", _PINS),
     ),
     Prepared: (*_EPOCH, ("port", U16)),
@@ -275,6 +288,7 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("inner_seal", FLAG),
         ("trusted", FLAG),
         ("checked", FLAG),
+        ("steps", U16),
         ("deadline_ms", U32),
         ("model", _HASH),
         ("bounds", Numbers("u16", _LAYERS, MAX_WORLD + 1, "bounds")),

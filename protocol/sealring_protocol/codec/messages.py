@@ -151,6 +151,41 @@ class Failure:
     message: str
 
 
+OLDEST_STEPS: Final = 1
+"""The oldest step version that this program can take part in."""
+
+NEWEST_STEPS: Final = 1
+"""The newest step version that this program can take part in. It rises when what a step computes,
+or what a message means, changes (see CONTRIBUTING)."""
+
+
+@attrs.frozen
+class Build:
+    """What a program can do: the step versions from *oldest* to *newest*. *version* names the
+    program to people; empty if it does not say.
+
+    Programs that have a step version in common work together, whatever their names.
+    """
+
+    version: str = ""
+    oldest: int = OLDEST_STEPS
+    newest: int = NEWEST_STEPS
+
+    def __attrs_post_init__(self) -> None:
+        rule(1 <= self.oldest <= self.newest, "step versions rise from 1")
+
+    @property
+    def steps(self) -> range:
+        """The step versions that it can take part in."""
+        return range(self.oldest, self.newest + 1)
+
+    @property
+    def text(self) -> str:
+        """The name and the step versions, as ``0.1.0 (steps 1 to 2)``."""
+        several = f" to {self.newest}" if self.newest > self.oldest else ""
+        return f"{self.version or 'of no version'} (steps {self.oldest}{several})"
+
+
 @attrs.frozen
 class Hello:
     """A rank presents itself: the digest of its *model* (32 bytes), the number of *layers*, the
@@ -160,7 +195,7 @@ class Hello:
     *pins* differ where weights do, see the specification (8.15): of the files' hashes, of the ends,
     and of each layer; 0 for what it does not have, and none at all if it has looked at no weights.
 
-    *build* names the program: two that are not 0 and differ may do the same step in other ways."""
+    *build* is what its program can do."""
 
     CODE: ClassVar = MessageCode.HELLO
     model: bytes
@@ -169,7 +204,7 @@ class Hello:
     hidden: int
     room: int
     pins: tuple[int, ...] = ()
-    build: int = 0
+    build: Build = attrs.field(factory=Build)
 
     def __attrs_post_init__(self) -> None:
         rule(len(self.pins) in (0, self.layers + 2), "a pin of the files, the ends and each layer")
@@ -245,7 +280,8 @@ class Bootstrap:
     0 and their number, and *hosts* has an address and a port for every rank. The order then comes
     twice. With ports of 0, the rank loads its share and prepares for the collective. With the ports
     that all ranks answered, it joins. With *trusted*, the collective runs outside of the sealed
-    links. In a *checked* epoch each rank sends CHECKED with each step.
+    links. In a *checked* epoch each rank sends CHECKED with each step. *steps* is the step version
+    of the epoch, which every rank's `Build` has.
 
     The first of two is answered by `Prepared`, any other by `Ready`; a rank that cannot obey
     answers `CannotServe`.
@@ -262,8 +298,10 @@ class Bootstrap:
     hosts: tuple[tuple[str, int], ...] = ()
     trusted: bool = False
     checked: bool = False
+    steps: int = OLDEST_STEPS
 
     def __attrs_post_init__(self) -> None:
+        rule(self.steps > 0, "step versions begin with 1")
         rising = all(a < b for a, b in pairwise(self.bounds))
         rule(
             len(self.bounds) > 1 and self.bounds[0] == 0 and rising,
@@ -758,13 +796,16 @@ class Checked:
 __all__ = [
     "FINGERPRINT",
     "LISTING",
+    "NEWEST_STEPS",
     "NO_EPOCH",
     "NO_LOGPROBS",
     "NO_WORK",
+    "OLDEST_STEPS",
     "Accept",
     "Admit",
     "Backend",
     "Bootstrap",
+    "Build",
     "CacheCost",
     "CannotServe",
     "Checked",

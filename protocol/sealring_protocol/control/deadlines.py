@@ -344,13 +344,14 @@ FIRST_PAUSE: Final = 0.1
 
 
 class Backoff:
-    """The pauses of one repeated action, at most *longest* seconds each."""
+    """The pauses of one repeated action: *first* seconds, then twice as long each time, up to
+    *longest*."""
 
-    __slots__ = ("_longest", "_pause")
+    __slots__ = ("_first", "_longest", "_pause")
 
-    def __init__(self, longest: float) -> None:
+    def __init__(self, longest: float, first: float = FIRST_PAUSE) -> None:
         self._longest = longest
-        self._pause = FIRST_PAUSE
+        self._first = self._pause = first
 
     def next(self) -> float:
         """Seconds to wait now that a try has failed. The next pause is twice as long."""
@@ -360,4 +361,4 @@ class Backoff:
 
     def reset(self) -> None:
         """A try has succeeded: the next pause is the first one again."""
-        self._pause = FIRST_PAUSE
+        self._pause = self._first

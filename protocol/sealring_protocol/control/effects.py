@@ -14,6 +14,7 @@ import attrs
 from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Build,
     Checked,
     Epoch,
     Failure,
@@ -203,10 +204,10 @@ class Standing:
 
     *state* is the state in the words of the status. *epoch* is the present one, or the last; *plan*
     is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
-    head, *requests* is how many are not over, *present* who is there, and *ready* the READY of each
-    rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are sent;
-    *slow_links* says that prompts wait for links, if they do; *guess_seconds* is
-    `StepTimes.of_guesses`.
+    head, *requests* is how many are not over, *present* who is there, *builds* the programs of
+    those, and *ready* the READY of each rank that has sent it in this epoch; it is *checked* if
+    fingerprints of its steps are sent; *slow_links* says that prompts wait for links, if they do;
+    *guess_seconds* is `StepTimes.of_guesses`.
     """
 
     phase: Phase
@@ -222,6 +223,7 @@ class Standing:
     plan: Plan | None = None
     requests: int = 0
     present: Collection[int] = ()
+    builds: Mapping[int, Build] = attrs.field(factory=dict)
     ready: Mapping[int, Ready] = attrs.field(factory=dict)
     checked: bool = False
     slow_links: str = ""

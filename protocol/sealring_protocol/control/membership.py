@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import Epoch, Hello, Prepared, Ready
+from sealring_protocol.codec.messages import Build, Epoch, Hello, Prepared, Ready
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.table import Machine, Table
 
@@ -178,7 +178,7 @@ class Membership:
         return True
 
 
-def hello(info: EngineInfo, build: int = 0) -> Hello:
-    """The HELLO of a rank that is of *build*, and whose engine sent *info*."""
+def hello(info: EngineInfo, build: Build) -> Hello:
+    """The HELLO of a rank whose program is *build*, and whose engine sent *info*."""
     about = info.dtype, info.hidden, info.room, info.pins, build
     return Hello(info.model, len(info.layers), *about)

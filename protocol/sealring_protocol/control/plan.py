@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import Backend, Bootstrap, Epoch, Ready
+from sealring_protocol.codec.messages import Backend, Bootstrap, Build, Epoch, Ready
 from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
@@ -363,7 +363,14 @@ def _backend(collectives: Collectives, have: int) -> Backend:
 
 
 def bootstraps(
-    plan: Plan, epoch: Epoch, model: bytes, *, inner_seal: bool, deadline_ms: int, checked: bool
+    plan: Plan,
+    epoch: Epoch,
+    model: bytes,
+    *,
+    inner_seal: bool,
+    deadline_ms: int,
+    checked: bool,
+    steps: int,
 ) -> list[Bootstrap]:
     """What each rank, in order, gets of *plan* in *epoch*; of a collective, to prepare."""
     hosts = (("", 0),) * plan.world if plan.strategy is Strategy.TENSOR else ()
@@ -379,6 +386,7 @@ def bootstraps(
             hosts,
             plan.trusted,
             checked,
+            steps,
         )
         for rank in range(plan.world)
     ]
@@ -440,7 +448,7 @@ class HeadConfig:
     first_uid: int = 1
     unpinned: bytes = b""
     trust_weights: bool = False
-    build: int = 0
+    build: Build = attrs.field(factory=Build)
     last_epoch: int = 0  # that this node began, with another roster; the next one comes after it
 
 

@@ -35,6 +35,13 @@ LONGEST_PAUSE: Final = 5.0
 """The longest pause between two dials of a link, in seconds. A link that stands this long resets
 it."""
 
+FIRST_REFUSED_PAUSE: Final = 5.0
+"""The pause before a link is dialed again that one end refused for the other's version, in seconds.
+It doubles up to `LONGEST_REFUSED_PAUSE`: only another program makes a difference, and its process
+dials by itself."""
+
+LONGEST_REFUSED_PAUSE: Final = 60.0
+
 REST_SECONDS: Final = 600.0
 """Seconds between dials of a peer that has removed this node from the roster."""
 
@@ -64,6 +71,9 @@ class _Wanted:
     once: bool
     next_try: float
     backoff: Backoff = attrs.field(factory=partial(Backoff, LONGEST_PAUSE))
+    refusals: Backoff = attrs.field(
+        factory=partial(Backoff, LONGEST_REFUSED_PAUSE, FIRST_REFUSED_PAUSE)
+    )
     turn: int = 0
     yields: float = 0.0
     dialing: bool = False
@@ -245,5 +255,13 @@ class Dialer:
         if wish is not None:
             if now - contact.since >= LONGEST_PAUSE:
                 wish.backoff.reset()
+                wish.refusals.reset()
             self.dial_ended(key, now)
         return True
+
+    def refused(self, key: Key, now: float) -> None:
+        """One end refused the other's version on the link of *key*, which is gone: dial it again
+        after a longer pause."""
+        wish = self._wishes.get(key)
+        if wish is not None:
+            wish.next_try = now + wish.refusals.next()

@@ -420,7 +420,7 @@ class LinkManager:
             if contact is not None and isinstance(error, PeerTimeout) and connection.link:
                 self._silent[key[0]] = contact.instance, connection.link.keepalive.heard_at
             self._book.ended((*key, connection.dialed), error, code, now, since)
-        was_up = key is not None and self._forget(connection, key, now)
+        was_up = key is not None and self._forget(connection, key, now, code)
         if key is not None and connection.link is not None and connection.link.put_out:
             outs = self._book.put_out(key[0], self.config.roster.roster, self._dialer, now)
             self._say(outs, now)
@@ -461,10 +461,14 @@ class LinkManager:
                 return connection
         return None
 
-    def _forget(self, connection: Connection, key: Key, now: float) -> bool:
-        """Remove a connection from the records. True if it was the link of its key."""
+    def _forget(self, connection: Connection, key: Key, now: float, code: int | None) -> bool:
+        """Remove a connection, closed with *code*, from the records. True if it was the link of its
+        key."""
         if connection.up:
-            return self._dialer.lost(key, connection.number, now)
+            was_up = self._dialer.lost(key, connection.number, now)
+            if was_up and code == CloseCode.VERSION_MISMATCH:
+                self._dialer.refused(key, now)
+            return was_up
         if self._held.get(key) == connection.number:
             del self._held[key]
         if connection.dialed:

@@ -14,6 +14,7 @@ export const MAX_CLAIMS = 16_384;
 export const MAX_TOKENS = 2 ** 32 - 1;
 export const NO_GROUP = 65_535;
 export const MAX_REASON = 256;
+export const MAX_VERSION = 64;
 export const NO_RANK = 65_535;
 export const MAX_REASONS = 16;
 export const MAX_ROWS = 4_096;

@@ -26,6 +26,7 @@ import {
   MAX_SETTINGS,
   MAX_SPENT,
   MAX_TENSORS,
+  MAX_VERSION,
   MAX_WINDOWS,
   MAX_WORLD,
   NO_GROUP,
@@ -66,8 +67,11 @@ const onePinEach = (pins, layers) =>
   must(pins.length === 0 || pins.length === layers + 2, "not a pin of the files, the ends and each layer");
 
 const hello = struct(
-  { model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64, build: u64, pins },
-  ({ pins, layers }) => onePinEach(pins, layers),
+  { model: bytes(32), layers: upTo(MAX_LAYERS), dtype, hidden: u32, room: u64, oldest: u16, newest: u16, version: plainText(MAX_VERSION), pins },
+  ({ oldest, newest, pins, layers }) => {
+    must(1 <= oldest && oldest <= newest, "step versions that do not rise from 1");
+    onePinEach(pins, layers);
+  },
 );
 
 const prepared = struct({ ...epoch, port: where(u16, (port) => port > 0, "no port") });
@@ -100,6 +104,7 @@ const bootstrap = struct(
     inner_seal: bool,
     trusted: bool,
     checked: bool,
+    steps: where(u16, (steps) => steps > 0, "no step version"),
     deadline_ms: u32,
     model: bytes(32),
     bounds: list(u16, MAX_WORLD + 1, upTo(MAX_LAYERS)),

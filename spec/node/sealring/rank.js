@@ -22,6 +22,9 @@ import {
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
 
+/** The step version that this rank knows (8.5). */
+const STEPS = 1;
+
 export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3, INTEGRITY: 7, UNSERVABLE: 10 });
 
 const LOOPBACK = "127.0.0.1";
@@ -206,6 +209,7 @@ export class Rank {
     must(order.inner_seal === this.#policy.innerSeal, "another policy [EP-03]", "POLICY_MISMATCH");
     must(!isCollective(order) || this.#policy.tensorParallelism, "forbidden [EP-03]", "POLICY_MISMATCH");
     must(!order.trusted || this.#policy.trusted, "beside the sealed links [EP-03]", "POLICY_MISMATCH");
+    must(order.steps === STEPS, "another step version [EP-21]", "VERSION_MISMATCH");
     must(!joins(order), "to join, unprepared [CO-04]");
     must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");
     this.#order = order;
@@ -279,7 +283,7 @@ export class Rank {
 
   #hello() {
     const { model, layers, dtype, hidden, room, pins } = /** @type {Message} */ (this.#info);
-    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room, build: 0n, pins };
+    return { message: "HELLO", model, layers: layers.length, dtype, hidden, room, oldest: STEPS, newest: STEPS, version: "", pins };
   }
 
   /**

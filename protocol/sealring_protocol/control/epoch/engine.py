@@ -166,6 +166,7 @@ class Joining:
             order.model,
             order.bounds,
             checked=order.checked,
+            steps=order.steps,
         )
         effects: list[Effect] = [
             ToEngine(Group(order.backend, self._rank, self._world, order.deadline_ms)),

@@ -17,6 +17,7 @@ from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Backend,
     Bootstrap,
+    Build,
     CannotServe,
     Checked,
     Epoch,
@@ -65,7 +66,7 @@ class FollowerConfig:
     inner_seal: bool = True
     trusted: bool = False
     tensor: bool = True
-    build: int = 0
+    build: Build = attrs.field(factory=Build)
 
     @property
     def world(self) -> int:
@@ -607,6 +608,10 @@ def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes
         reason = "the roster forbids tensor parallelism"
     elif order.trusted and not config.trusted:
         reason = 'this rank does not say collectives = "trusted-link", as the head does'
+    elif order.steps not in config.build.steps:
+        code = CloseCode.VERSION_MISMATCH
+        reason = f"the head takes steps {order.steps}; {config.names[config.rank]} runs sealring "
+        reason += config.build.text
     elif order.joins:
         raise RemoteProtocolError("BOOTSTRAP has this rank join a collective unprepared")
     elif model and order.model != model:

@@ -11,12 +11,12 @@ measured and not clearly faster, that is kept as the reason for the pipeline tha
 waits (`EpochBackoff`); `FailureLog` counts the failures for status, and `Notices` tells the other
 ranks why there is no epoch.
 
-A rank with another model, other weights or another build is refused, in a text by which its owner
-knows what to do. A model's digest covers its manifest (``sealring.json``, the hashes of its
-weights). The same model with a manifest on one side only therefore has two digests. The side that
-knows says so. Models of one digest may still have other weights. Their pins show that (the
-specification, 8.15): the first is of the hashes of the files, the others of samples of the ends and
-of each layer.
+A rank with another model, other weights or no step version in common is refused, in a text by which
+its owner knows what to do. An epoch has the newest step version that all its ranks know. A model's
+digest covers its manifest (``sealring.json``, the hashes of its weights). The same model with a
+manifest on one side only therefore has two digests. The side that knows says so. Models of one
+digest may still have other weights. Their pins show that (the specification, 8.15): the first is of
+the hashes of the files, the others of samples of the ends and of each layer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from sealring_protocol.codec.messages import (
     Waiting,
 )
 from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, earliest, is_due
-from sealring_protocol.control.effects import Effect, Level, Note, Phase, Send, Shut, Standing
+from sealring_protocol.control.effects import Effect, Level, Note, Phase, Send, Shut, Standing, Want
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.plan import (
@@ -58,9 +58,6 @@ from sealring_protocol.security.roles import Purpose
 
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
 """The start of the reason if only the manifest differs."""
-
-OTHER_BUILD: Final = "they are not of one build of sealring: "
-"""The start of the reason if the two programs differ."""
 
 
 def short(digest: bytes) -> str:
@@ -92,12 +89,11 @@ def compare(
     present: Mapping[int, Hello],
 ) -> Shut | Note | None:
     """What the head, whose model is *info* (None while unknown), does about *rank*, which said
-    *hello*: it ends the link if that has another model, or other weights than a rank that is
-    *present*. It warns if such weights are to be trusted. None if all is the same."""
-    if rank and config.build and hello.build not in (0, config.build):
-        own, name = config.names[0], config.names[rank]
-        reason = f"{OTHER_BUILD}{name} is of {hello.build:016x}, {own} of {config.build:016x}"
-        return Shut(rank, Purpose.CONTROL, CloseCode.POLICY_MISMATCH, reason)
+    *hello*: it ends the link if that has another model, or if a rank that is *present* has other
+    weights or no step version in common. It warns if such weights are to be trusted. None if all
+    is the same."""
+    if reason := _why_other_steps(config, rank, hello, present):
+        return Shut(rank, Purpose.CONTROL, CloseCode.VERSION_MISMATCH, reason)
     if info is None:
         return None
     other = _why_other_model(config, info, rank, hello)
@@ -106,6 +102,20 @@ def compare(
         return Note(Level.WARNING, f"taken for trust_weights = true: {weights}")
     reason = other or weights
     return Shut(rank, Purpose.CONTROL, CloseCode.MODEL_MISMATCH, reason) if reason else None
+
+
+def _why_other_steps(
+    config: HeadConfig, rank: int, hello: Hello, present: Mapping[int, Hello]
+) -> str:
+    """Why the program of *rank* cannot take part with those of the head and of the ranks that are
+    *present*; empty if it can. Ranges of which any two overlap have a number in common."""
+    for peer, other in ({0: config.build} | {r: h.build for r, h in present.items()}).items():
+        own = hello.build
+        if peer != rank and (own.newest < other.oldest or other.newest < own.oldest):
+            both = sorted([(own, rank), (other, peer)], key=lambda one: one[0].oldest)
+            (old, older), (new, newer) = [(build, config.names[r]) for build, r in both]
+            return f"{newer} runs sealring {new.text}, {older} {old.text}: upgrade {older}"
+    return ""
 
 
 def _why_other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hello) -> str:
@@ -369,6 +379,7 @@ class Epochs:
         self._failures = FailureLog()  # why the last epoch, or the last try at one, ended
         self._unplanned: Failure | None = None  # why there is no plan
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
+        self._refused: set[int] = set()  # for their versions; dialed again when another rank comes
         self.checked = False
         """Whether epochs that begin from now on are checked."""
         self.hosts = config.hosts
@@ -398,6 +409,7 @@ class Epochs:
             plan=self.plan,
             requests=requests,
             present=membership.present.keys(),
+            builds={rank: hello.build for rank, hello in membership.present.items()},
             ready=membership.ready,
         )
 
@@ -442,12 +454,17 @@ class Epochs:
         """*rank* said *hello*: its engine is new, and has nothing loaded."""
         answer = compare(self._config, self._engine.info, rank, hello, self.membership.present)
         if isinstance(answer, Shut):
+            if answer.code is CloseCode.VERSION_MISMATCH:
+                self._refused.add(rank)
             return [answer], None
         self._unreadable.pop(rank, None)
+        self._refused.discard(rank)
         self._backoff.changed()
         running = self.membership.presented(rank, hello)
-        here: list[Effect] = [Note(Level.INFO, f"{self._named(rank)} is here")]
+        text = f"{self._named(rank)} is here: sealring {hello.build.text}"
+        here: list[Effect] = [Note(Level.INFO, text)]
         here += [answer] if answer else []
+        here += [Want(other, Purpose.CONTROL) for other in sorted(self._refused)]
         if running:
             return here, Failure(rank, FailureKind.ENGINE_LOST, "it has restarted")
         return [*here, *self._try_start(now)], None
@@ -501,6 +518,7 @@ class Epochs:
             inner_seal=self._config.inner_seal,
             deadline_ms=int(self._config.bootstrap_seconds * 1000),
             checked=self.checked,
+            steps=min(hello.build.newest for hello in self.membership.present.values()),
         )
         effects: list[Effect] = [
             Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}")

@@ -63,6 +63,7 @@ class Head:
     def __init__(self, config: HeadConfig, now: float = 0.0) -> None:
         self._world = len(config.names)
         self._config = config.scheduler
+        self._build = config.build
         self._first_uid = config.first_uid
         self._engine = RankEngine(0, self._world)
         self.epochs = Epochs(config, self._engine, now)
@@ -236,7 +237,8 @@ class Head:
         elif self.scheduler.config != config:
             self.scheduler.resize(config)
         shuts = self.epochs.shut_other_models(info)
-        return [*shuts, *self._or_lost(self.epochs.hello_came(0, hello(info), now), now)]
+        own = hello(info, self._build)
+        return [*shuts, *self._or_lost(self.epochs.hello_came(0, own, now), now)]
 
     def engine_lost(
         self, reason: str, now: float, kind: FailureKind = FailureKind.ENGINE_LOST
