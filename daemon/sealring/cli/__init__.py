@@ -110,6 +110,7 @@ GROUPS: Final = {
     },
     "Measure and check": {
         "verify": ("verify:verify", "Check that a ring's answers are right, or find what is not."),
+        "doctor": ("doctor:doctor", "Look at this machine of a ring, and say what mends it."),
         "profile": ("profile:profile", "Show where the time of a token goes, rank by rank."),
         "bench": ("sealring_tools.cli.bench:app", "Measure the protocol beside its yardsticks."),
     },
