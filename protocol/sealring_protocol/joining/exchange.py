@@ -160,8 +160,8 @@ ADMIT_BODY: Final = 1 + 4 + MAX_ROSTER + 2 + MAX_SETTINGS + AEAD_TAG
 @attrs.frozen
 class Newcomer:
     """Who asks to join, as it says: its 65-byte *public_key*, which alone is proven; its *name*;
-    its *system* in words; its *memory* in bytes; its *build*, as HELLO has it; and the *addresses*
-    at which it will listen.
+    its *system* in words; its *memory* in bytes; its *build*, 0 if it says none; and the
+    *addresses* at which it will listen.
 
     Raises `LocalProtocolError` if a field is invalid.
     """
