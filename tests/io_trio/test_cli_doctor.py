@@ -148,7 +148,7 @@ def test_a_report_names_nobody(configs: list[Path], tmp_path: Path) -> None:
 def test_without_a_config_it_says_where_it_looked(tmp_path: Path) -> None:
     done = run(home=tmp_path)
     assert done.returncode == 3
-    assert "there is no config at" in done.stdout
+    assert "this machine is in no cluster: there is no" in done.stdout
     assert "--config FILE" in done.stdout
 
 

@@ -186,7 +186,7 @@ def test_the_config_of_the_default_folder_is_meant(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: tmp_path / "xdg")
     refused = sealring("machines", "rename", "laptop", "den")
-    assert f"there is no config at {tmp_path / 'xdg' / 'node.toml'}" in refused.err
+    assert f"there is no {tmp_path / 'xdg' / 'node.toml'}" in refused.err
     shutil.copytree(home, tmp_path / "xdg")
     (tmp_path / "xdg" / "desk.toml").rename(tmp_path / "xdg" / "node.toml")
     assert sealring("machines", "rename", "laptop", "den").code == 0

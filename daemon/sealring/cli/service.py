@@ -35,7 +35,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.processes.interpreter import run_module
 
 from sealring.cli.options import Positive
-from sealring.files.config import CONFIG_NAME, Config, default_folder, own_config
+from sealring.files.config import Config, config_path, own_config
 
 ManagerName = Literal["systemd", "launchd"]
 
@@ -333,7 +333,7 @@ def install(
     system = system or (kind == "launchd" and not user)
     if account is not None and not system:
         raise UserError("a service of your own runs as you", "Leave --account out.")
-    settings = own_config(config and _place(config))
+    settings = own_config(config)
     account = (account or _owner(settings)) if system else ""
     service = Service(name, settings, system, account)
     files = MANAGERS[kind]
@@ -449,13 +449,7 @@ def logs(
     """
     files, name = MANAGERS[_kind(manager)], _name(config, name)
     _, system = _installed(files, name)
-    return _show(files.read(name, _place(config), lines, system=system, follow=follow))
-
-
-def _place(config: Path | None) -> Path:
-    """The config that is meant: *config*, the one in that folder, or this user's."""
-    place = config or default_folder()
-    return place / CONFIG_NAME if place.is_dir() or config is None else place
+    return _show(files.read(name, config_path(config), lines, system=system, follow=follow))
 
 
 def _kind(given: ManagerName | None) -> ManagerName:
@@ -464,7 +458,7 @@ def _kind(given: ManagerName | None) -> ManagerName:
 
 def _name(config: Path | None, given: str | None) -> str:
     """What the service of *config* is called. Raises `UserError`."""
-    name = given or f"sealring-{_place(config).stem}"
+    name = given or f"sealring-{config_path(config).stem}"
     if not _NAME.fullmatch(name):
         raise UserError(
             f"'{name}' cannot be a service's name",

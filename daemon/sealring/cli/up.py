@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
-from sealring_trio.files.key_files import is_there
 
-from sealring.files.config import CONFIG_NAME, Config, default_folder, load_config
+from sealring.files.config import Config, own_config
 from sealring.local.node_socket import claimed
 from sealring.logs import LogFormat, LogLevel, begin_log
 
@@ -96,22 +95,7 @@ def up(
         node is up, and the node stops when it goes dead.
     """
     begin_log(log, log_format, log_file, steps=trace)
-    run_node(load_config(_config_at(config), strategy), lifeline)
-
-
-def _config_at(given: Path | None) -> Path:
-    """The config that is *given*, or is in the folder that is; else this user's. Raises
-    `UserError`."""
-    if given is not None:
-        return given / CONFIG_NAME if given.is_dir() else given
-    config = default_folder() / CONFIG_NAME
-    if not is_there(config):
-        raise UserError(
-            f"this machine is in no cluster: there is no {config}",
-            "Make one: sealring start. Or join one: sealring join INVITATION. Or name a config: "
-            "sealring up CONFIG",
-        )
-    return config
+    run_node(own_config(config, strategy), lifeline)
 
 
 def run_node(

@@ -214,17 +214,23 @@ def default_state() -> Path:
     return platformdirs.user_state_path("sealring", appauthor=False)
 
 
-def own_config(path: Path | None) -> Config:
-    """The config at *path*, or that of the default folder. Raises `UserError`."""
-    if path is not None:
-        return load_config(path)
-    path = default_folder() / CONFIG_NAME
-    if not is_there(path):
+def config_path(given: Path | None) -> Path:
+    """The config that is *given*, or lies in the folder that is *given*; that of the default folder
+    if None is."""
+    place = given or default_folder()
+    return place / CONFIG_NAME if given is None or place.is_dir() else place
+
+
+def own_config(given: Path | None, strategy: StrategyName | None = None) -> Config:
+    """The config at `config_path`; *strategy* as in `load_config`. Raises `UserError`."""
+    path = config_path(given)
+    if given is None and not is_there(path):
         raise UserError(
-            f"there is no config at {path}, where it lies by default",
-            "Say where this machine's is (--config FILE), or make a cluster: sealring start",
+            f"this machine is in no cluster: there is no {path}",
+            "Make one: sealring start. Or join one: sealring join INVITATION. Or give the config "
+            "of this machine's node: --config FILE",
         )
-    return load_config(path)
+    return load_config(path, strategy)
 
 
 def with_keys(config: Path, changes: Mapping[str, str | None]) -> str:
