@@ -168,6 +168,8 @@ def test_a_join_that_is_cancelled_and_one_that_a_command_accepts(folder: Path) -
             began.until("den wants to join")
             waiting = sealring("machines", "list", "--config", config)
             assert "den wants to join: fingerprint" in waiting.out
+            listed = sealring("machines", "list", "--config", config, "--json").json()
+            digits = listed["waiting"][0]["id"][:8]
             away = config.parent / "coordinator.key"
             kept = away.rename(folder / "kept.key")
             text = config.read_text()
@@ -175,7 +177,7 @@ def test_a_join_that_is_cancelled_and_one_that_a_command_accepts(folder: Path) -
             assert missing.code == 2
             assert "no coordinator's key" in missing.err
             assert config.read_text() == text
-            done = sealring("machines", "accept", "den", "--config", config, "--key", kept)
+            done = sealring("machines", "accept", digits, "--config", config, "--key", kept)
             assert (done.code, done.out) == (0, "den is a member now, of roster 2\n"), done.err
             joined.until("ready: epoch")
             assert ask(url)["usage"]["completion_tokens"] == 4

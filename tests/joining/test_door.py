@@ -253,6 +253,22 @@ async def test_two_that_are_accepted_at_once_follow_each_other(tmp_path: Path) -
     assert made.installed == [2, 3]
 
 
+async def test_a_newcomer_that_is_called_as_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    den = Machine()
+    same = Machine(fingerprint(den.signer.public_key), ("127.0.0.1:7998",))
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, same, nursery)
+        knock = await asked(made, den, nursery)
+        with pytest.raises(UserError, match="several wait to join"):
+            await made.door.accept(knock.fingerprint)
+        assert made.door.waiting(knock.newcomer.id.hex()[:8].upper()) == [knock]
+        assert made.door.waiting(knock.newcomer.id.hex()[:7]) == []
+        await made.door.accept("den")
+        await den.over.wait()
+        nursery.cancel_scope.cancel()
+    assert made.names == ["desk", "den"]
+
+
 async def test_names_keys_and_addresses_that_a_member_has(tmp_path: Path) -> None:
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         (own,) = made.signed.roster.members[0].addresses

@@ -40,6 +40,11 @@ def describe_newcomer(facts: Mapping[str, Any]) -> str:
     )
 
 
+def say(text: str, *, json: bool) -> None:
+    """Say *text* to a person: where it is not in the way of what is printed as *json*."""
+    print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)
+
+
 def is_yes(answer: str) -> bool:
     """Whether *answer* is yes."""
     return answer.strip().lower() in ("y", "yes")

@@ -15,6 +15,7 @@ from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_model, is_hub_id
 
+from sealring.cli.doorway import say
 from sealring.cli.up import run_node
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
@@ -29,7 +30,7 @@ from sealring.joining.founding import (
 )
 from sealring.joining.machine import machine_name, plain_name
 from sealring.logs import LogFormat, begin_log
-from sealring.output import print_json, visible
+from sealring.output import print_json
 
 if TYPE_CHECKING:
     from sealring.joining.asking import JoinRequest
@@ -164,12 +165,12 @@ def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, jso
             roster = cluster.roster.roster
             many = len(roster.members)
             machines = "one machine" if many == 1 else f"{many} machines"
-            _say(f"{name} answers: {roster.name}, a cluster of {machines}", json=json)
-            _say(f"this machine's fingerprint is {words}", json=json)
-            _say(f"waiting for a yes at {name}, which shows these words", json=json)
+            say(f"{name} answers: {roster.name}, a cluster of {machines}", json=json)
+            say(f"this machine's fingerprint is {words}", json=json)
+            say(f"waiting for a yes at {name}, which shows these words", json=json)
 
         def waiting(self, name: str, seconds: float) -> None:
-            _say(f"waiting for a yes at {name} ({lasting(seconds)})", json=json)
+            say(f"waiting for a yes at {name} ({lasting(seconds)})", json=json)
 
         def store(self, cluster: InviterProved, admitted: Admitted) -> None:
             kept = _with_model(settings, _told_model(admitted.settings))
@@ -177,7 +178,7 @@ def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, jso
             roster = admitted.roster.roster
             member = roster.member(node_id(signer.public_key))
             own = settings.name if member is None else member.name
-            _say(f"joined {roster.name} as {own}; files: {place.folder}", json=json)
+            say(f"joined {roster.name} as {own}; files: {place.folder}", json=json)
             if json:
                 print_json(
                     {
@@ -236,7 +237,3 @@ def _with_model(settings: Settings, told: str) -> Settings:
     import attrs  # noqa: PLC0415 - as above
 
     return attrs.evolve(settings, model=settings.model or told or _ABSENT)
-
-
-def _say(text: str, *, json: bool) -> None:
-    print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)

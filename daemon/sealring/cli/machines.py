@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
-from sealring_protocol.security.identity import node_id
-from sealring_protocol.security.roster import Member, SignedRoster, TrustLevel
+from sealring_protocol.security.roster import Member, TrustLevel
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
 
 from sealring.cli import members
@@ -24,8 +21,10 @@ from sealring.cli.doorway import (
     is_yes,
     join_command,
     print_invitation,
+    say,
 )
-from sealring.files.cluster import read_coordinator_key, sign_next
+from sealring.cli.members import read_cluster, read_signer
+from sealring.files.cluster import sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
 from sealring.local.node_socket import ANSWER_SECONDS, ask
@@ -62,19 +61,14 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
     Parameters
     ----------
     config
-        The config of this machine's node; that of this user's cluster if left
+        The config of this machine's node; that of the default folder if left
         out.
     json
         Print one JSON object.
     """
-    settings = own_config(config)
-    coordinator = read_public_key(settings.coordinator)
-    roster = RosterStore(settings.state, coordinator).newest(settings.roster, wall_ms()).roster
-    own = node_id(read_key(settings.key).public_key)
-    try:
-        waiting = _waiting(settings)["waiting"]
-    except UserError:  # no node runs here
-        waiting = []
+    cluster = read_cluster(config)
+    roster, own = cluster.roster.roster, cluster.own
+    waiting = _waiting(cluster.config) if cluster.running else []
     if json:
         machines = [
             {
@@ -125,10 +119,11 @@ def invite(
     minutes
         How long the invitation is good. It lets one machine in.
     config
-        The config of this machine's node; that of this user's cluster if left
+        The config of this machine's node; that of the default folder if left
         out.
     key
-        The coordinator's private key, if it is not where the config says.
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
     yes
         Let in whoever brings the invitation, without asking.
     json
@@ -150,16 +145,12 @@ def invite(
             case "knock":
                 _decide(settings, event, key, yes=yes, json=json)
             case "joined":
-                _say(f"{event['name']} is a member now", json=json)
+                say(f"{event['name']} is a member now", json=json)
                 return
             case "over":
-                _say(f"nobody can join by it any more: {event['why']}", json=json)
+                say(f"nobody can join by it any more: {event['why']}", json=json)
             case _:
-                _say(event["text"], json=json)
-
-
-def _say(text: str, *, json: bool) -> None:
-    print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)
+                say(event["text"], json=json)
 
 
 def _decide(
@@ -168,16 +159,16 @@ def _decide(
     """Let in the newcomer of *facts* or not, as a person says."""
     text = describe_newcomer(facts)
     if yes:
-        _say(f"{text}: it may (--yes)", json=json)
+        say(f"{text}: it may (--yes)", json=json)
     try:
         if yes or is_yes(input(text + QUESTION)):
             _accept(settings, facts["id"], key)
         else:
             list(ask(settings.control_socket, "refuse", {"who": facts["id"]}, ANSWER_SECONDS))
     except EOFError:
-        _say(f"it waits: sealring machines accept {facts['name']}", json=json)
+        say(f"it waits: sealring machines accept {facts['name']}", json=json)
     except UserError as error:  # it has left meanwhile, say
-        _say(f"{error.what}. {error.advice}", json=json)
+        say(f"{error.what}. {error.advice}", json=json)
 
 
 @app.command
@@ -200,10 +191,11 @@ def accept(
     who
         Its name, its fingerprint, or the beginning of its id.
     config
-        The config of this machine's node; that of this user's cluster if left
+        The config of this machine's node; that of the default folder if left
         out.
     key
-        The coordinator's private key, if it is not where the config says.
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
     json
         Print one JSON object.
     """
@@ -223,7 +215,7 @@ def refuse(who: str = "", *, config: Path | None = None, json: bool = False) -> 
     who
         Its name, its fingerprint, or the beginning of its id.
     config
-        The config of this machine's node; that of this user's cluster if left
+        The config of this machine's node; that of the default folder if left
         out.
     json
         Print one JSON object.
@@ -236,36 +228,28 @@ def refuse(who: str = "", *, config: Path | None = None, json: bool = False) -> 
     print(f"{visible(done['name'])} was refused. For another: sealring machines invite")
 
 
-def _waiting(settings: Config) -> dict[str, Any]:
-    return next(ask(settings.control_socket, "waiting", {}, ANSWER_SECONDS))
+def _waiting(settings: Config, who: str = "") -> list[dict[str, Any]]:
+    """Those that wait, or of them those that *who* means. Raises `UserError`."""
+    answer = next(ask(settings.control_socket, "waiting", {"who": who}, ANSWER_SECONDS))
+    return list(answer["waiting"])
 
 
 def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
     """Have the node let *who* in; what it answers. With a *key* the roster is signed here. Raises
     `UserError`."""
-    fields: dict[str, Any] = {"who": who}
-    if key is not None:
-        fields |= _signed(settings, who, key)
+    fields = {"who": who} if key is None else _signed(settings, who, key)
     return next(ask(settings.control_socket, "accept", fields, _JOIN_SECONDS))
 
 
 def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
     """A roster with *who* in it, signed with *key*, and whom it means. Raises `UserError`."""
-    signer = read_coordinator_key(key, read_public_key(settings.coordinator))
-    told = _waiting(settings)
-    meant = [
-        each
-        for each in told["waiting"]
-        if not who or who in (each["name"], each["fingerprint"], each["id"])
-    ]
+    signer = read_signer(settings, key)
+    meant = _waiting(settings, who)
     if len(meant) != 1:
-        names = ", ".join(each["name"] for each in told["waiting"]) or "nobody"
-        raise UserError(
-            f"{len(meant)} machines that wait are meant by '{who}'", f"Those that wait: {names}."
-        )
-    before = SignedRoster.decode(bytes.fromhex(told["roster"]))
-    public_key = bytes.fromhex(meant[0]["public_key"])
-    addresses = tuple(meant[0]["addresses"])
-    member = Member(public_key, meant[0]["name"], addresses, TrustLevel.SOFTWARE)
+        return {"who": who}  # the node says what is wrong
+    (facts,) = meant
+    before = read_cluster(settings.path).roster
+    public_key = bytes.fromhex(facts["public_key"])
+    member = Member(public_key, facts["name"], tuple(facts["addresses"]), TrustLevel.SOFTWARE)
     signed = sign_next(before, (*before.roster.members, member), signer, wall_ms())
-    return {"who": meant[0]["id"], "roster": signed.encode().hex()}
+    return {"who": facts["id"], "roster": signed.encode().hex()}

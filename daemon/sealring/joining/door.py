@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 import attrs
 import trio
 from sealring_protocol.codec.messages import Admit, Joined
-from sealring_protocol.errors import CloseCode, ConnectionLost, LocalProtocolError, SealringError
+from sealring_protocol.errors import CloseCode, ConnectionLost, SealringError
 from sealring_protocol.joining.exchange import INVITER_ENTROPY, Host, Introduced, Newcomer
 from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation, Invitations
 from sealring_protocol.joining.session import JoinEvent, JoinRefused, JoinSession
@@ -62,6 +62,9 @@ TOLD_SECONDS: Final = 120.0
 
 JOINED_SECONDS: Final = JOIN_PATIENCE + 5.0
 """Seconds that a newcomer that was accepted may take to store its roster."""
+
+_ID_DIGITS: Final = 8
+"""Hex digits of an id that may stand for it, at least."""
 
 _STRANGERS: Final = 1.0
 """Seconds between two log lines about connections that came to nothing."""
@@ -196,11 +199,6 @@ class Door:
         return self._config.door or (host, port + 1)
 
     @property
-    def signs(self) -> bool:
-        """Whether the coordinator's key lies on this machine."""
-        return self._config.coordinator_key is not None
-
-    @property
     def roster(self) -> SignedRoster:
         """The roster in force. Raises `OperationError` while the node does not run."""
         if self._roster is None:
@@ -239,14 +237,25 @@ class Door:
             return ""
         return self._invitations.fault(invitation, wall_ms())
 
-    def waiting(self) -> list[Knock]:
-        """Who waits for a person, or is being admitted; the first that came first."""
-        return [visit.knock for visit in self._visits if visit.knock is not None]
+    def waiting(self, who: str = "") -> list[Knock]:
+        """Who waits for a person, or is being admitted; the first that came first. With *who*,
+        those that have this name, this fingerprint, or an id that begins with its 8 or more
+        digits."""
+        knocks = [visit.knock for visit in self._visits if visit.knock is not None]
+        if not who:
+            return knocks
+        id_digits = who.lower() if len(who) >= _ID_DIGITS else "-"
+        return [
+            knock
+            for knock in knocks
+            if who in (knock.name, knock.fingerprint)
+            or knock.newcomer.id.hex().startswith(id_digits)
+        ]
 
     async def accept(self, who: str = "", roster: bytes | None = None) -> Knock:
-        """Admit the newcomer *who*: its name, the beginning of its id, or its fingerprint; or the
-        only one that waits, if it is empty. *roster* is one that holds it, signed by whoever
-        accepts; without it the coordinator's key must lie here. Returns once it has joined.
+        """Admit the newcomer that *who* means, as in `waiting`; the only one that waits, if it is
+        empty. *roster* is one that holds it, signed by whoever accepts; without it the
+        coordinator's key must lie here. Returns once it has joined.
 
         Raises `UserError` or `OperationError` if it does not.
         """
@@ -262,10 +271,7 @@ class Door:
         self._serial = signed.roster.serial
         settings = {"cluster": signed.roster.name, "model": self._model or None}
         log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
-        try:
-            knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
-        except LocalProtocolError as error:  # it has left this very moment
-            raise OperationError(f"{knock.name} cannot be admitted: {error}", _AGAIN) from None
+        knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
         with trio.move_on_after(JOINED_SECONDS):
             await knock.over.wait()
         if not knock.joined:
@@ -313,16 +319,12 @@ class Door:
                 "On the other machine: sealring join INVITATION. For an invitation: sealring "
                 "machines invite",
             )
-        if not who:
-            if len(waiting) == 1:
-                return waiting[0]
-            raise UserError(f"several wait to join: {names}", "Say which.")
-        for knock in waiting:
-            if who in (knock.name, knock.fingerprint) or (
-                len(who) >= 8 and knock.newcomer.id.hex().startswith(who.lower())
-            ):
-                return knock
-        raise UserError(f"nobody called '{who}' waits to join", f"Those who do: {names}.")
+        meant = self.waiting(who)
+        if not meant:
+            raise UserError(f"nobody called '{who}' waits to join", f"Those who do: {names}.")
+        if len(meant) > 1:
+            raise UserError(f"several wait to join: {names}", "Say which, by its fingerprint.")
+        return meant[0]
 
     def _signed(self, knock: Knock) -> SignedRoster:
         """The roster in force and the newcomer of *knock*. Raises `UserError`."""
@@ -429,7 +431,7 @@ class Door:
         try:
             await visit.line.run()
         except JoinRefused as error:
-            self._failed(visit, f"{plain_newcomer(error.newcomer)} cannot join: {error}")
+            self._failed(visit, f"{_plain(error.newcomer)} cannot join: {error}")
         except SealringError as error:
             why = str(error)
             if visit.knock is None and not isinstance(error, ConnectionLost):
@@ -468,7 +470,7 @@ class Door:
             self._check_key(newcomer)
             self._place(knock, self.roster.roster)
         except UserError as error:
-            self._failed(visit, f"{plain_newcomer(newcomer)} cannot join: {error.what}")
+            self._failed(visit, f"{_plain(newcomer)} cannot join: {error.what}")
             line.close(CloseCode.REFUSED, f"{error.what}. {error.advice}")
             return
         visit.knock = knock
@@ -549,7 +551,7 @@ _OWN_KEY: Final = (
 )
 
 
-def plain_newcomer(newcomer: Newcomer) -> str:
+def _plain(newcomer: Newcomer) -> str:
     """Who *newcomer* is, in words."""
     return f"{newcomer.name} ({fingerprint(newcomer.public_key)})"
 

@@ -33,13 +33,13 @@ class InviteFields(_Fields):
     watch: bool = True
 
 
-class RefuseFields(_Fields):
-    """*who* is meant of those that wait; empty for the only one."""
+class WhoFields(_Fields):
+    """*who* is meant of those that wait, as in `Door.waiting`; empty for all."""
 
     who: str = ""
 
 
-class AcceptFields(RefuseFields):
+class AcceptFields(WhoFields):
     """The same, and a signed *roster* that holds it, in hex; null if the node is to sign."""
 
     roster: Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{2})+$")] | None = None
@@ -57,12 +57,11 @@ async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> No
             serial = door.roster.roster.serial
             await reply({"event": "done", **knock.facts(), "serial": serial})
         case "refuse":
-            knock = door.refuse(read_fields(RefuseFields, body, "machines refuse").who)
+            knock = door.refuse(read_fields(WhoFields, body, "machines refuse").who)
             await reply({"event": "done", **knock.facts()})
         case _:
-            roster_now = door.roster.encode().hex()
-            waiting = [knock.facts() for knock in door.waiting()]
-            await reply({"signs": door.signs, "roster": roster_now, "waiting": waiting})
+            who = read_fields(WhoFields, body, "machines list").who
+            await reply({"waiting": [knock.facts() for knock in door.waiting(who)]})
 
 
 async def _invite(door: Door, asked: InviteFields, reply: Reply) -> None:
@@ -75,7 +74,6 @@ async def _invite(door: Door, asked: InviteFields, reply: Reply) -> None:
                 "addresses": list(invitation.addresses),
                 "expires_s": invitation.expires_s,
                 "cluster": door.roster.roster.name,
-                "signs": door.signs,
             }
         )
         if not asked.watch:
