@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.key_files import is_there
 from sealring_trio.files.models import TINY
 from sealring_trio.units import format_address
 
@@ -92,6 +94,7 @@ def start(
     settings = Settings(plain_name(name) or machine_name(), where, read_api(api), _model(model))
     check_ports(where, (where[0], where[1] + 1))
     begin_log("info", log_format)
+    kept = is_there(place.kept)
     found(place, settings)
     greeter = _Greeter(place, yes=yes, json=json)
     try:
@@ -100,6 +103,8 @@ def start(
         run_node(config, beside=greeter.greet)
     finally:
         if not greeter.up:
+            if not kept:
+                shutil.rmtree(place.kept, ignore_errors=True)
             undo(place)
 
 

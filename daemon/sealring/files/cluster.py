@@ -370,7 +370,11 @@ def keep_key(path: Path, signer: SoftwareSigner) -> None:
             "Choose another name, or move it away.",
         )
     write_new(path, signer.to_pem(), 0o600)
-    write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
+    try:
+        write_new(public, f"{signer.public_key.hex()}\n".encode(), 0o644)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +52,11 @@ class MemberFiles:
         if folder is not None:
             return cls(folder.absolute())
         return cls(default_folder(), default_state() / "node.state")
+
+    @property
+    def kept(self) -> Path:
+        """The folder of what the node keeps."""
+        return self.state or self.folder / f"{self.config.stem}.state"
 
     @property
     def config(self) -> Path:
@@ -150,8 +154,7 @@ def found(place: MemberFiles, settings: Settings) -> SignedRoster:
         members=(member,),
     )
     signed = sign_roster(roster, coordinator)
-    with _made(place):
-        keep_key(place.key, node)
+    with _made(place, node):
         keep_key(place.coordinator_key, coordinator)
         write_new(place.roster, signed.encode(), 0o644)
         write_new(place.config, _config(place, settings, signs=True), 0o644)
@@ -167,16 +170,14 @@ def settle(
 ) -> None:
     """Make this machine the member of *roster* that has the key of *signer*, with its files at
     *place*; *coordinator* (65 bytes) has signed the roster. Raises `UserError`."""
-    with _made(place):
-        keep_key(place.key, signer)
+    with _made(place, signer):
         write_new(place.coordinator, f"{coordinator.hex()}\n".encode(), 0o644)
         write_new(place.roster, roster.encode(), 0o644)
         write_new(place.config, _config(place, settings, signs=False), 0o644)
 
 
 def undo(place: MemberFiles) -> None:
-    """Remove the files at *place*, of a cluster that has not begun, and what its node kept."""
-    shutil.rmtree(place.state or place.folder / f"{place.config.stem}.state", ignore_errors=True)
+    """Remove the files at *place*, of a cluster that has not begun."""
     for path in (
         place.config,
         place.roster,
@@ -191,8 +192,9 @@ def undo(place: MemberFiles) -> None:
 
 
 @contextlib.contextmanager
-def _made(place: MemberFiles) -> Iterator[None]:
-    """Make the folder of *place*, which is free, and leave nothing there if the block fails."""
+def _made(place: MemberFiles, node: SoftwareSigner) -> Iterator[None]:
+    """Make the folder of *place*, which is free, with the key of *node*, and leave nothing there if
+    the block fails."""
     place.check_free()
     try:
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,6 +202,7 @@ def _made(place: MemberFiles) -> Iterator[None]:
         raise UserError(
             f"cannot make the folder {place.folder}: {error.strerror}", "Give another folder."
         ) from None
+    keep_key(place.key, node)  # of two that begin here at once, one goes on: all is its own
     try:
         yield
     except BaseException:
