@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import socket
 from pathlib import Path
 
 import attrs
 import pytest
 import trio
+import trio.testing
 from sealring.files.cluster import sign_next
-from sealring.joining.door import free_name
+from sealring.joining.door import Door, free_name
 from sealring.joining.fingerprint import fingerprint
+from sealring.joining.line import JoinLine
 from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.limits import MAX_JOINS
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
@@ -357,3 +362,73 @@ def test_a_free_name_has_a_number() -> None:
 def test_a_fingerprint_is_four_words() -> None:
     """Of SHA-256 of 65 bytes x: 0x9410... by 11 bits."""
     assert fingerprint(b"x" * 65) == "news-sail-legal-time"
+
+
+async def test_a_machine_that_never_says_it_joined_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.joining.door.JOINED_SECONDS", 1.0)
+    monkeypatch.setattr(JoinLine, "stored", lambda _: None)
+    den, other = Machine(), Machine("other", ("127.0.0.1:7998",))
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        with pytest.raises(OperationError, match="has not joined: it is too slow"):
+            await made.door.accept()
+        await den.over.wait()
+        assert made.door.waiting() == []
+        monkeypatch.undo()
+        await asked(made, other, nursery)
+        await made.door.accept()
+        assert made.names == ["desk", "other"]
+        # What the first one was sent is older than what is in force now.
+        assert made.installed == [3]
+
+
+async def test_an_inviter_that_never_ends_the_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.joining.asking.JOIN_PATIENCE", 0.5)
+    monkeypatch.setattr("sealring.joining.asking.SAY_SECONDS", 0.5)
+    monkeypatch.setattr(Door, "_joined", lambda *_: trio.sleep_forever())
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        nursery.start_soon(_accepted, made)
+        with trio.fail_after(SECONDS):
+            await den.over.wait()
+        assert den.ended is True
+        nursery.cancel_scope.cancel()
+
+
+async def _accepted(made: Home) -> None:
+    with contextlib.suppress(OperationError):
+        await made.door.accept()
+
+
+async def test_strangers_take_neither_descriptors_nor_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that show no invitation: closed at once, and not in the place of who has shown one."""
+    den, signing, slow = Machine(), trio.Event(), trio.Event()
+    sign = JoinLine._sign
+
+    async def slowly(line: JoinLine, payload: bytes) -> None:
+        if line._signer is den.signer:
+            signing.set()
+            await slow.wait()
+        await sign(line, payload)
+
+    monkeypatch.setattr(JoinLine, "_sign", slowly)
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        invitation = await made.door.invite()
+        nursery.start_soon(den.join, invitation)
+        await signing.wait()
+        before = len(os.listdir("/dev/fd"))
+        strangers = [await trio.open_tcp_stream(*made.door.address) for _ in range(5 * MAX_JOINS)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(os.listdir("/dev/fd")) < before + len(strangers) + MAX_JOINS
+        slow.set()
+        assert [knock.name for knock in await made.knocked()] == ["den"]
+        for stranger in strangers:
+            await stranger.aclose()
+        nursery.cancel_scope.cancel()

@@ -19,6 +19,7 @@ from sealring_protocol.errors import CloseCode, SealringError
 from sealring_protocol.joining.exchange import JOINER_ENTROPY, Admitted, InviterProved, Newcomer
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.joining.session import JoinEvent, JoinSession
+from sealring_protocol.limits import JOIN_PATIENCE
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.words import ago, lasting
@@ -190,6 +191,9 @@ class JoinRequest:
             await trio.sleep(SAY_SECONDS)
             if attempt.cluster is not None:
                 self._progress.waiting(_name(attempt.cluster), trio.current_time() - since)
+        await trio.sleep(JOIN_PATIENCE)  # the inviter has no reason to keep it for longer
+        if attempt.line is not None:
+            attempt.line.close(CloseCode.SHUTDOWN, "it has joined")
 
     # ---------------------------------------------------------------- results
 

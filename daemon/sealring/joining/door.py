@@ -135,6 +135,11 @@ class _Visit:
     line: JoinLine | None = None
     knock: Knock | None = None
 
+    @property
+    def known(self) -> bool:
+        """Whether it has shown an invitation."""
+        return self.line is not None and self.line.known
+
 
 class Door:
     """The door of the node of *config*, which signs with *signer*; *coordinator* signs its rosters
@@ -272,14 +277,24 @@ class Door:
         settings = {"cluster": signed.roster.name, "model": self._model or None}
         log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
         knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
-        with trio.move_on_after(JOINED_SECONDS):
-            await knock.over.wait()
+        if self._nursery is not None:
+            self._nursery.start_soon(self._hurry, knock)
+        await knock.over.wait()
         if not knock.joined:
             raise OperationError(
-                f"{knock.name} was accepted, and has not joined: {knock.why or 'it is too slow'}",
+                f"{knock.name} was accepted, and has not joined: {knock.why or 'it has left'}",
                 _AGAIN,
             )
         return knock
+
+    async def _hurry(self, knock: Knock) -> None:
+        """Send *knock*, which was admitted, away if it does not join in time: others wait for it,
+        whoever asked that it be admitted."""
+        with trio.move_on_after(JOINED_SECONDS):
+            await knock.over.wait()
+        if not knock.joined:
+            knock.why = knock.why or "it is too slow"
+            knock.line.close(CloseCode.TIMEOUT, "it did not say in time that it has stored this")
 
     def refuse(self, who: str = "") -> Knock:
         """Send the newcomer *who* away, as in `accept`; its invitation is over. Raises
@@ -402,7 +417,9 @@ class Door:
     def _accepted(self, sock: socket.socket, source: str) -> None:
         visit = _Visit(source)
         if len(self._visits) >= MAX_JOINS:
-            oldest = next((each for each in self._visits if each.knock is None), None)
+            # Those that have shown an invitation last: a flood of strangers cannot push them out.
+            may = [each for each in self._visits if each.knock is None]
+            oldest = min(may, key=lambda each: each.known, default=None)
             if oldest is None or self._nursery is None:
                 sock.close()
                 return

@@ -37,6 +37,7 @@ class JoinLine:
         self._signer = signer
         self._heard = heard
         self._error: SealringError | None = None
+        self._spoke = False  # something was sent
         self._alarm = trio.CancelScope()
         self._running = trio.CancelScope()
         self._nursery: trio.Nursery | None = None
@@ -52,7 +53,8 @@ class JoinLine:
                     nursery.start_soon(self._read)
                     nursery.start_soon(self._keep_time)
                     self._enter(lambda: None)
-            await self._wire.hang_up()
+            if self._spoke:  # or there is nothing that could be lost on its way
+                await self._wire.hang_up()
         finally:
             self._wire.close()
         if self._error is not None:
@@ -62,6 +64,11 @@ class JoinLine:
     def introduced(self) -> bool:
         """Whether both ends have proved what they have to."""
         return self._session.introduced
+
+    @property
+    def known(self) -> bool:
+        """Whether the newcomer has shown an invitation."""
+        return self._session.known
 
     def admit(self, admit: Admit) -> None:
         """Tell the newcomer that it may join."""
@@ -89,7 +96,9 @@ class JoinLine:
             self._error = self._error or error
             self._running.cancel()
         try:
-            self._wire.send(self._session.data_to_send())
+            if data := self._session.data_to_send():
+                self._spoke = True
+                self._wire.send(data)
         except OSError:
             self._running.cancel()
         if (deadline := self._session.next_timeout()) is not None:

@@ -134,6 +134,11 @@ class JoinSession:
         """True once both ends have proved what they have to."""
         return self._sealer is not None
 
+    @property
+    def known(self) -> bool:
+        """True, at the inviter, once the newcomer has shown an invitation in JOIN_INIT."""
+        return self._role.state is not InviterState.WAIT_INIT
+
     def data_to_send(self) -> bytes:
         """Take all bytes that wait."""
         data = b"".join(self._out)
