@@ -113,7 +113,7 @@ def test_two_machines_in_two_commands(folder: Path) -> None:
         assert about["api"] == f"{url}/v1"
         with join(folder, about["invitation"]) as joined:
             words = joined.until(r"fingerprint is (\w+-\w+-\w+-\w+)\n")[1]
-            began.until(f"den wants to join: fingerprint {words}, .*, from 127.0.0.1")
+            began.until(f"fingerprint {words} wants to join: den, .*, from 127.0.0.1")
             joined.until("joined home as den")
             joined.until("ready: epoch")
             assert ask(url)["usage"]["completion_tokens"] == 4
@@ -158,16 +158,16 @@ def test_a_join_that_is_cancelled_and_one_that_a_command_accepts(folder: Path) -
         assert (nobody.code, nobody.out) == (2, "")
         assert "nobody waits to join" in nobody.err
         with join(folder, invitation) as refused:
-            began.until("den wants to join")
+            began.until("wants to join: den")
             done = sealring("machines", "refuse", "den", "--config", config)
             assert (done.code, done.err) == (0, "")
             refused.until("desk does not let this machine join: a person there has said no")
             assert refused.process.wait(PATIENCE) == 1
         invited = sealring("machines", "invite", "--config", config, "--json").json()
         with join(folder, invited["invitation"]) as joined:
-            began.until("den wants to join")
+            began.until("wants to join: den")
             waiting = sealring("machines", "list", "--config", config)
-            assert "den wants to join: fingerprint" in waiting.out
+            assert " wants to join: den, " in waiting.out
             listed = sealring("machines", "list", "--config", config, "--json").json()
             digits = listed["waiting"][0]["id"][:8]
             away = config.parent / "coordinator.key"
@@ -195,11 +195,28 @@ def test_a_person_at_the_terminal_says_yes(folder: Path) -> None:
         terminal.until("[\u2580\u2584\u2588]")  # squares of the QR code
         with join(folder, invitation) as joined:
             asked = terminal.until(r"Let it in\? \[y/N\] ")
-            assert re.search(r"den wants to join: fingerprint \w+-\w+-\w+-\w+, ", asked)
+            assert re.search(r"fingerprint \w+-\w+-\w+-\w+ wants to join: den, ", asked)
             terminal.type("y\n")
             joined.until("joined home as den")
             terminal.until("den is a member: home has 2 machines")
             joined.until("ready: epoch")
+        terminal.interrupt("stopping")
+
+
+def test_a_yes_that_comes_too_late_is_none_for_the_next_machine(folder: Path) -> None:
+    port = two_in_a_row()
+    places = ("--listen", f"127.0.0.1:{port}", "--api", "off")
+    with Terminal("start", str(folder / "desk"), *places, "--name", "desk") as terminal:
+        invitation = terminal.until(r"sealring join (sr1-\w+)").split()[-1]
+        with join(folder, invitation) as joined:
+            terminal.until(r"Let it in\? \[y/N\] ")
+            joined.interrupted()
+        terminal.until("den has left")
+        terminal.type("y\n")
+        with join(folder, invitation, "other") as joined:
+            terminal.until(r"wants to join: other, .* Let it in\? \[y/N\] ")
+            terminal.type("n\n")
+            joined.until("a person there has said no")
         terminal.interrupt("stopping")
 
 

@@ -56,7 +56,7 @@ async def test_a_key_elsewhere_signs(tmp_path: Path) -> None:
         knock = await asked(made, den, nursery)
         with pytest.raises(UserError, match="not on this machine") as refused:
             await made.door.accept("den")
-        assert "sealring machines accept den --key" in refused.value.advice
+        assert f"sealring machines accept {knock.fingerprint} --key" in refused.value.advice
         signer = read_key(made.files.coordinator_key)
         members = made.signed.roster.members
         without = sign_next(made.signed, members, signer, wall_ms())
@@ -389,7 +389,11 @@ async def test_an_inviter_that_never_ends_the_join(
 ) -> None:
     monkeypatch.setattr("sealring.joining.asking.JOIN_PATIENCE", 0.5)
     monkeypatch.setattr("sealring.joining.asking.SAY_SECONDS", 0.5)
-    monkeypatch.setattr(Door, "_joined", lambda *_: trio.sleep_forever())
+
+    async def never(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Door, "_joined", never)
     den = Machine()
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, den, nursery)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import termios
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,12 +32,13 @@ def print_invitation(invitation: str, expires_s: int) -> None:
 
 
 def describe_newcomer(facts: Mapping[str, Any]) -> str:
-    """A newcomer that waits, in words: *facts* is what `Knock.facts` gives."""
+    """A newcomer that waits, in words: *facts* is what `Knock.facts` gives. What it says of itself
+    comes after the fingerprint, which it could imitate else."""
     memory = f"{facts['memory'] / (1 << 30):.0f} GB"
     name, itself = facts["name"], facts["calls_itself"]
     also = "" if name == itself else f" (it calls itself {itself})"
     return visible(
-        f"{name}{also} wants to join: fingerprint {facts['fingerprint']}, {facts['system']}, "
+        f"fingerprint {facts['fingerprint']} wants to join: {name}{also}, {facts['system']}, "
         f"{memory}, from {facts['source']}"
     )
 
@@ -43,6 +46,12 @@ def describe_newcomer(facts: Mapping[str, Any]) -> str:
 def say(text: str, *, json: bool) -> None:
     """Say *text* to a person: where it is not in the way of what is printed as *json*."""
     print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)
+
+
+def forget_typed() -> None:
+    """Forget what was typed before a question was shown: it was no answer to that."""
+    with contextlib.suppress(OSError, ValueError, termios.error):  # it is no terminal
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def is_yes(answer: str) -> bool:

@@ -18,6 +18,7 @@ from sealring.cli import members
 from sealring.cli.doorway import (
     QUESTION,
     describe_newcomer,
+    forget_typed,
     is_yes,
     join_command,
     print_invitation,
@@ -97,7 +98,7 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
         numbers_from=9,
     )
     for each in waiting:
-        print(f"\n{describe_newcomer(each)}: sealring machines accept {visible(each['name'])}")
+        print(f"\n{describe_newcomer(each)}: sealring machines accept {each['fingerprint']}")
 
 
 @app.command
@@ -160,13 +161,14 @@ def _decide(
     text = describe_newcomer(facts)
     if yes:
         say(f"{text}: it may (--yes)", json=json)
+    forget_typed()
     try:
         if yes or is_yes(input(text + QUESTION)):
             _accept(settings, facts["id"], key)
         else:
             list(ask(settings.control_socket, "refuse", {"who": facts["id"]}, ANSWER_SECONDS))
     except EOFError:
-        say(f"it waits: sealring machines accept {facts['name']}", json=json)
+        say(f"it waits: sealring machines accept {facts['fingerprint']}", json=json)
     except UserError as error:  # it has left meanwhile, say
         say(f"{error.what}. {error.advice}", json=json)
 

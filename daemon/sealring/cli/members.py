@@ -7,6 +7,7 @@ There the new one goes to the file that the config names, and the node hands it 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
             "To end the cluster, stop the node. To begin another, use another folder.",
         )
     if rank == 0:
-        other = cluster.members[1].name
+        other = shlex.quote(cluster.members[1].name)
         raise UserError(
             f"'{member.name}' is the head, and is not {verb} while it is",
             f"Make another machine the head first: sealring machines move {other} --rank 0. If "

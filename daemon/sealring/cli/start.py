@@ -16,6 +16,7 @@ from sealring_trio.units import format_address
 from sealring.cli.doorway import (
     QUESTION,
     describe_newcomer,
+    forget_typed,
     is_yes,
     join_command,
     print_invitation,
@@ -198,6 +199,10 @@ class _Greeter:
             print(visible(text), flush=True)
 
 
+LATE_SECONDS = 1.0
+"""Seconds for which the answer about a machine that has just left may still be on its way: it is
+none about the next one."""
+
 _INVITE = "sealring machines invite"
 
 
@@ -205,6 +210,7 @@ async def _asked(question: str, knock: Knock) -> bool:
     """Whether the person at the terminal says yes to *question*. No if *knock* leaves meanwhile."""
     import trio  # noqa: PLC0415 - half a second, which a mistake need not wait for
 
+    forget_typed()
     print(question, end="", flush=True)
     answer: list[bytes] = []
 
@@ -219,6 +225,7 @@ async def _asked(question: str, knock: Knock) -> bool:
         nursery.cancel_scope.cancel()
     if not answer:
         print(f"\n{visible(knock.name)} has left.", flush=True)
+        await trio.sleep(LATE_SECONDS)
         return False
     if not answer[0]:
         raise OperationError("the terminal is closed", "Start it again: sealring up")

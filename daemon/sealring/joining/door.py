@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import shlex
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -303,7 +304,7 @@ class Door:
         if knock.admitted is not None:
             raise UserError(
                 f"{knock.name} has been accepted already",
-                f"Remove it once it has joined: sealring machines remove {knock.name}",
+                f"Remove it once it has joined: sealring machines remove {shlex.quote(knock.name)}",
             )
         self._invitations.end(
             knock.invitation, "a machine was refused that brought this invitation"
@@ -346,7 +347,8 @@ class Door:
         if self._config.coordinator_key is None:
             raise UserError(
                 "the coordinator's key, which signs who is a member, is not on this machine",
-                f"Give its file: sealring machines accept {knock.name} --key coordinator.key",
+                f"Give its file: sealring machines accept {knock.fingerprint} "
+                "--key coordinator.key",
             )
         signer = read_coordinator_key(self._config.coordinator_key, self._coordinator)
         before = self.roster.roster
@@ -492,9 +494,9 @@ class Door:
             return
         visit.knock = knock
         log.info(
-            "%s wants to join: fingerprint %s, %s, from %s",
-            knock.name,
+            "fingerprint %s wants to join: %s, %s, from %s",
             knock.fingerprint,
+            knock.name,
             newcomer.system,
             visit.source,
         )
