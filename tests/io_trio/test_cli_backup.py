@@ -120,6 +120,16 @@ def test_nothing_is_overwritten(made: Path, tmp_path: Path) -> None:
     assert [each.read_text() for each in place.iterdir()] == ["mine"]
 
 
+def test_nothing_comes_beside_other_files(made: Path, tmp_path: Path) -> None:
+    """A backup of a stranger could have a file there that something runs, .bash_profile say."""
+    place = tmp_path / "place"
+    place.mkdir(mode=0o700)
+    (place / "letter").write_text("mine")
+    refused = restore(made / "desk.backup", place)
+    assert (refused.code, "new or empty" in refused.err) == (2, True)
+    assert [each.name for each in place.iterdir()] == ["letter"]
+
+
 def test_a_link_in_the_folder_leads_nowhere(made: Path, tmp_path: Path) -> None:
     place, beyond = tmp_path / "place", tmp_path / "beyond"
     place.mkdir(mode=0o700)

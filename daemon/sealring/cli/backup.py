@@ -96,8 +96,8 @@ def restore(
 ) -> None:
     """Make the folder of a machine again from FILE, which 'sealring backup' wrote.
 
-    All lies in FOLDER afterwards, also what lay elsewhere. Nothing is
-    overwritten. The machine that was backed up must not run any more: two
+    All lies in FOLDER afterwards, also what lay elsewhere. It is new or empty
+    before. The machine that was backed up must not run any more: two
     that have one key are taken for one.
 
         sealring restore desk.backup

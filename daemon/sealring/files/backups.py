@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hmac
-import os
 import secrets
 import unicodedata
 from collections.abc import Sequence
@@ -235,14 +234,14 @@ class _Made:
 
 def unpack(saved: SavedFiles, folder: Path) -> list[Path]:
     """Make the files of *saved* in *folder*, which is made if need be; their paths. All of them, or
-    none. Raises `UserError`, also if one of them, or of their folders, is there already."""
+    none. Raises `UserError`, also if anything is there already."""
     _check_folder(folder)
-    for top in sorted({file.name.partition("/")[0] for file in saved.files}):
-        if os.path.lexists(folder / top):
-            raise UserError(
-                f"{folder / top} already exists, and everything is left as it is",
-                "Restore into a folder that has no cluster yet: sealring restore FILE FOLDER",
-            )
+    # Beside a person's other files a name alone may do something: .bash_profile, sitecustomize.py.
+    if is_there(folder) and (there := next(folder.iterdir(), None)) is not None:
+        raise UserError(
+            f"{there} already exists, and everything is left as it is",
+            "Restore into a folder that is new or empty: sealring restore FILE FOLDER",
+        )
     made = _Made()
     try:
         _make_folder(folder, made, parents=True)
