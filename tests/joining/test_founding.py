@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from sealring.files.cluster import write_new
-from sealring.joining.founding import MemberFiles, Settings, found
+from sealring.joining.founding import MemberFiles, Settings, check_ports, found
 from sealring_trio.collective.loopback import free_ports
-from sealring_trio.errors import UserError
+from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
 
 from tests.io_trio.helpers import sealring
@@ -80,3 +80,8 @@ def test_a_key_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="No space"):
         found(place, SETTINGS)
     assert not place.key.exists()
+
+
+def test_the_last_port_has_none_after_it() -> None:
+    with pytest.raises(OperationError, match=r"cannot listen at 127\.0\.0\.1:65536"):
+        check_ports(("127.0.0.1", 65536))

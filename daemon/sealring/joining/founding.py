@@ -130,9 +130,10 @@ def check_ports(*addresses: tuple[str, int]) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 sock.bind((host, port))
-            except OSError as error:
+            except (OSError, OverflowError) as error:  # the port after 65535
+                why = getattr(error, "strerror", None) or error
                 raise OperationError(
-                    f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
+                    f"cannot listen at {format_address(host, port)}: {why}",
                     "Is another node running on this machine? Give another address: --listen "
                     f"HOST:PORT, or --api for that of the API (which is {DEFAULT_API_PORT}).",
                 ) from None
