@@ -288,6 +288,7 @@ CAUSES: Final = {
     Cause.ROSTER_CONFLICT: "Two nodes hold two rosters with one serial.",
     Cause.NOT_A_MEMBER: "Another node holds a newer roster, without this node.",
     Cause.ENGINE_STARTING: "This node's engine has not said yet what its model is.",
+    Cause.ENGINE_SILENT: "The head's engine has said nothing for 15 s, while the ring serves.",
     Cause.ENGINE_DYING: "This node's engine has ended, once or several times in a row.",
     Cause.NO_TOKENIZER: "The head cannot use the model's tokenizer.",
     Cause.TOKENIZER_LOADING: "The head is loading the tokenizer. Requests wait for that.",
@@ -314,6 +315,7 @@ CAUSES: Final = {
     Cause.COLLECTIVE: "The ranks do not find each other for tensor parallelism.",
     Cause.FETCHING: "Ranks fetch the weights that they own; the text tells how far each is.",
     Cause.LOADING: "A rank loads its layers.",
+    Cause.NOT_HEAD: "A newer roster has made another node the head, which is to be asked.",
     Cause.NO_EPOCH: "This rank is linked to the head, which has not begun.",
     Cause.BEGINNING: "The ring is about to begin.",
 }

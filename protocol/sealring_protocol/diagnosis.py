@@ -42,6 +42,7 @@ class Cause(enum.Enum):
     ROSTER_CONFLICT = "roster_conflict"
     NOT_A_MEMBER = "not_a_member"
     ENGINE_STARTING = "engine_starting"
+    ENGINE_SILENT = "engine_silent"
     ENGINE_DYING = "engine_dying"
     ENGINE_UNREADABLE = "engine_unreadable"
     NO_TOKENIZER = "no_tokenizer"
@@ -67,6 +68,7 @@ class Cause(enum.Enum):
     COLLECTIVE = "collective"
     FETCHING = "fetching"
     LOADING = "loading"
+    NOT_HEAD = "not_head"
     NO_EPOCH = "no_epoch"
     BEGINNING = "beginning"
 
@@ -82,6 +84,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     "which takes the next serial, and give it to any one node (sealring roster install).",
     Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
     Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
+    Cause.ENGINE_SILENT: "See what else runs on this machine: it is stopped, starved, or at a long "
+    "piece of a prompt. It is replaced by itself if it goes on.",
     Cause.ENGINE_DYING: "This node's log says what it died of.",
     Cause.NO_TOKENIZER: "Fetch the model again, or take another conversion of it, and start this "
     "node again.",
@@ -119,6 +123,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.FETCHING: "Each rank goes on by itself; its log says how fast.",
     Cause.LOADING: "",
     Cause.BEGINNING: "",
+    Cause.NOT_HEAD: "",
     Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
 }
 """What to do about each cause."""
@@ -161,6 +166,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.ROSTER_CONFLICT: Hindrance.REFUSED,
     Cause.NOT_A_MEMBER: Hindrance.REFUSED,
     Cause.ENGINE_STARTING: Hindrance.ENGINE,
+    Cause.ENGINE_SILENT: None,
     Cause.ENGINE_DYING: Hindrance.ENGINE,
     Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
     Cause.NO_TOKENIZER: None,
@@ -186,6 +192,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.COLLECTIVE: Hindrance.COLLECTIVE,
     Cause.FETCHING: Hindrance.FAILED,
     Cause.LOADING: None,
+    Cause.NOT_HEAD: None,
     Cause.NO_EPOCH: None,
     Cause.BEGINNING: None,
 }
@@ -204,6 +211,9 @@ BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
 }
 """The cause that a rank derives from each hindrance."""
 
+
+ENGINE_SECONDS: Final = 15.0
+"""The head's own engine must have said something within this; a chunk of prefill may come first."""
 
 YOUNG_SECONDS: Final = 120.0
 """An engine that ends within this many seconds has ended young."""
@@ -305,7 +315,8 @@ class Facts:
     knows these. *unpinned* is `NodeConfig.unpinned`. *trying*
     is whether its engine has read its weights, and runs its layers for the first time, as only
     whoever speaks with the engine knows. *own* is what the obstacles call this node. *progress* is
-    what this rank and those linked with it last reported.
+    what this rank and those linked with it last reported. *engine_heard* is when its engine last
+    said something (monotonic seconds), or None if unknown.
     """
 
     rank: int
@@ -324,6 +335,7 @@ class Facts:
     starved: Sequence[Starved] = ()
     progress: Mapping[int, Progress] = attrs.field(factory=dict)
     trying: bool = False
+    engine_heard: float | None = None
 
     def name(self, rank: int) -> str:
         """The name of the member of *rank*, for people."""
@@ -368,7 +380,7 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         what = f"{facts.own} is loading the tokenizer"
         found.append(_obstacle(Cause.TOKENIZER_LOADING, what))
     if facts.standing.phase is Phase.SERVING:
-        found += _link_before(facts, now)
+        found += _silent(facts, now) + _link_before(facts, now)
     else:
         found += _roster(facts, now)
         found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
@@ -544,6 +556,15 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
     since = None if peer is None else peer.up.get(Purpose.CONTROL)
     what = f"{facts.name(rank)} is connected, and its engine has not said yet what its model is"
     return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
+
+
+def _silent(facts: Facts, now: float) -> list[Obstacle]:
+    """The engine of a head that serves, if it says nothing: it is asked once a second."""
+    heard = facts.engine_heard
+    if facts.rank or heard is None or now - heard <= ENGINE_SECONDS:
+        return []
+    what = f"{facts.own}'s engine says nothing"
+    return [_obstacle(Cause.ENGINE_SILENT, what, since=heard)]
 
 
 def _link_before(facts: Facts, now: float) -> list[Obstacle]:

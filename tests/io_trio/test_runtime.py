@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import attrs
 import pytest
 import sealring_model
 import trio
 import trio.testing
+from sealring.dialects.errors import ApiError
 from sealring.generation.generation import Generator, Job
 from sealring.generation.trace import Trace
+from sealring.http.head import ApiHead
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS, Row
-from sealring_protocol.control.effects import ToEngine
+from sealring_protocol.control.effects import Level, Note, ToEngine
+from sealring_protocol.control.head.epochs import RING_READY
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.diagnosis import Cause
 from sealring_protocol.limits import MAX_IDS
+from sealring_protocol.node import Node
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.supervisor import pack
 from sealring_trio.errors import OperationError
+from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import build_number, this_build
 
 from tests.attacks.test_floods import at_work
@@ -135,3 +141,70 @@ async def test_what_cannot_be_said_to_the_engine_ends_the_engine_and_not_the_nod
             runtime.carry_out_and_flush()
         why = f"it could not be sent a Row: {MAX_IDS + 1} token ids; the limit is {MAX_IDS}"
         engine.restart.assert_called_once_with(why)
+
+
+def say_ready(runtime: Runtime) -> None:
+    """Have the core of *runtime*'s node say that every rank is ready in epoch 3."""
+    note = Note(Level.INFO, f"{RING_READY}: epoch 3")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime.node, "next_event", Mock(side_effect=[note, None]))
+        runtime.carry_out_and_flush()
+
+
+async def test_a_ring_is_said_to_be_ready_once_the_tokenizer_is_loaded(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "sealring")
+    async with at_work() as head, trio.open_nursery() as nursery:
+        runtime = head.runtime
+        generator = Generator(runtime, tiny.path())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Node, "serving", True)
+            say_ready(runtime)
+            (line,) = (line for line in caplog.messages if "epoch 3" in line)
+            assert line == "all ranks are ready: epoch 3; but the tokenizer is still being loaded"
+            nursery.start_soon(generator.texts.serve)
+            with trio.fail_after(PATIENCE):
+                await generator.warm_up()
+            assert caplog.messages[-1].startswith(f"{RING_READY}: epoch ")
+            caplog.clear()
+            say_ready(runtime)
+            assert caplog.messages == [f"{RING_READY}: epoch 3"]
+            caplog.clear()
+            await generator.drain(0.0, "the head is shutting down")
+            say_ready(runtime)
+            assert caplog.messages == [
+                "all ranks are ready: epoch 3; but this node is shutting down"
+            ]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_tokenizer_whose_worker_could_not_be_started_is_loaded_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Otherwise the node would say for ever that it is loading, and nobody would be."""
+    async with at_work() as head, trio.open_nursery() as nursery:
+        generator = Generator(head.runtime, tiny.path())
+        with pytest.MonkeyPatch.context() as patch:
+            fails = Mock(side_effect=[OperationError("no text worker starts", "")] * 3 + [None])
+            patch.setattr(generator, "vocabulary", AsyncMock(side_effect=fails))
+            await generator.warm_up()
+        assert fails.call_count == 4
+        assert generator.obstacles()[0].cause is Cause.TOKENIZER_LOADING
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_former_head_says_whom_to_ask_wherever_it_is_asked() -> None:
+    """Its API may still have connections while its port closes."""
+    async with at_work() as head:
+        generator = Generator(head.runtime, tiny.path())
+        api = ApiHead(generator, Mock(api=None), "tiny", Mock())
+        assert [why["cause"] for why in api.why()] == ["tokenizer_loading", "no_address"]
+        roster = head.roster.roster
+        turned = attrs.evolve(roster, serial=2, members=roster.members[::-1])
+        await head.runtime.install(sign_roster(turned, COORDINATOR).encode())
+        (why,) = api.why()
+        text = f"This node is rank 1; ask the head, {turned.members[0].name}."
+        assert (why["cause"], why["text"]) == ("not_head", text)
+        with pytest.raises(ApiError, match="ask the head"):
+            api.check_serving()

@@ -19,7 +19,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.control.effects import Level, Note, Phase
 from sealring_protocol.control.plan import Strategy
-from sealring_protocol.diagnosis import ADVICE, TELL_SECONDS, Cause, obstacles
+from sealring_protocol.diagnosis import ADVICE, ENGINE_SECONDS, TELL_SECONDS, Cause, obstacles
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
@@ -384,6 +384,19 @@ def test_a_tokenizer_that_is_still_loaded_is_told_of_a_ring_that_serves():
     assert obstacle.cause is Cause.TOKENIZER_LOADING
     assert obstacle.what == "this node is loading the tokenizer"
     assert not obstacle.permanent
+
+
+def test_an_engine_of_the_head_that_says_nothing_is_told_of_a_ring_that_serves():
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    for host, told in ("host0", [Cause.ENGINE_SILENT]), ("host1", []):
+        facts = made.hosts[host].node.facts(made.now)
+        quiet = attrs.evolve(facts, engine_heard=made.now - ENGINE_SECONDS)
+        assert obstacles(quiet, made.now) == []
+        found = obstacles(quiet, made.now + 1.0)
+        assert [each.cause for each in found] == told
+    (silent,) = obstacles(attrs.evolve(made.head.node.facts(made.now), engine_heard=0.0), 20.0)
+    assert silent.text(20.0) == "this node's engine says nothing (for 20 s)"
 
 
 def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():

@@ -24,6 +24,7 @@ from sealring_model.errors import TextError
 from sealring_model.text.detokenizer import Detokenizer, Vocabulary
 from sealring_model.text.tokens import own_sampling as sampling_of
 from sealring_protocol.codec.local_messages import Scores
+from sealring_protocol.control.head.epochs import RING_READY
 from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
@@ -81,6 +82,9 @@ class TextPiece:
 _SHUTS_DOWN: Final = "this node is shutting down"
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+
+_AGAIN: Final = 1.0
+"""Seconds between two tries to load the tokenizer."""
 
 _LAST_SECONDS: Final = 2.0
 """Seconds that clients have to take the error with which their requests are ended."""
@@ -179,6 +183,7 @@ class Generator:
         self.texts = TextWorkers(model)
         runtime.watchers.append(self.tracer.watch)
         runtime.text_loading = lambda: self.loading
+        runtime.closed = self._closed
 
     async def vocabulary(self) -> Vocabulary:
         """What is known of the model's tokens, once a text worker has loaded them. Raises
@@ -189,11 +194,22 @@ class Generator:
             self.runtime.textless = self.texts.unloadable
 
     async def warm_up(self) -> None:
-        """Wait until a text worker has loaded the tokenizer. If none can, it is an obstacle."""
-        with contextlib.suppress(OperationError):
-            await self.vocabulary()
-            if self.serving:
-                log.info("the tokenizer is loaded")
+        """Wait until a text worker has loaded the tokenizer. If none ever can, it is an obstacle.
+        A start that failed for another reason is tried again."""
+        while self.loading:
+            with contextlib.suppress(OperationError):
+                await self.vocabulary()
+                if self.serving and not self._closed():
+                    epoch = self.runtime.node.standing().epoch.counter
+                    log.info("%s: epoch %d; the tokenizer is loaded", RING_READY, epoch)
+                return
+            await trio.sleep(_AGAIN)
+
+    def _closed(self) -> str:
+        """Why no request is answered even if the ring serves, as a clause; empty if it is."""
+        if self.refusal or self.texts.unloadable:
+            return self.refusal or self.texts.unloadable
+        return "the tokenizer is still being loaded" if self.loading else ""
 
     async def parse(
         self,

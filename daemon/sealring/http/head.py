@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import trio
 from sealring_model.text.tokens import has_chat_template
-from sealring_protocol.diagnosis import starving
+from sealring_protocol.diagnosis import Cause, Obstacle, starving
 from sealring_protocol.link import Link
 from sealring_trio.units import is_loopback
 
@@ -136,19 +136,28 @@ class ApiHead:
 
     def check_serving(self) -> None:
         """Raises `ApiError` when no request can be answered now."""
-        node = self.generator.runtime.node
-        if node.rank:
-            head = node.roster.roster.members[0].name
-            raise unavailable(f"This node is rank {node.rank}; ask the head, {head}.", "not_head")
+        if refusal := self._elsewhere():
+            raise unavailable(refusal, "not_head")
         if waiting := self.generator.missing():
             advice = dict.fromkeys(each.advice for each in self.generator.obstacles())
             message = " ".join(filter(None, (f"The ring is not up: {waiting}.", *advice)))
             raise unavailable(message, "ring_not_ready")
 
+    def _elsewhere(self) -> str:
+        """Whom to ask, in words, if this node is the head no more; else empty."""
+        node = self.generator.runtime.node
+        if not node.rank:
+            return ""
+        return f"This node is rank {node.rank}; ask the head, {node.roster.roster.members[0].name}."
+
     def why(self) -> list[dict[str, Any]]:
-        """The obstacles to serving, most informative first; empty if the ring serves."""
+        """What keeps requests from being answered, most informative first; empty if nothing
+        does."""
         now = trio.current_time()
-        return [obstacle.describe(now) for obstacle in self.generator.obstacles()]
+        elsewhere = self._elsewhere()
+        mine = [Obstacle(Cause.NOT_HEAD, elsewhere)] if elsewhere else []
+        found = mine or self.generator.obstacles()
+        return [obstacle.describe(now) for obstacle in found]
 
     def starved(self) -> list[dict[str, Any]]:
         """The engines that starve and slow the ring down, whether or not it serves."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, Final
 
@@ -53,37 +53,12 @@ _AT_ONCE: Final = 16  # traces that are written before others have their turn
 MAX_LIVE: Final = 64
 """Requests under way that the state of the ring has at most."""
 
-ENGINE_SECONDS: Final = 15.0
-"""The head's own engine must have said something within this; a chunk of prefill may come first."""
-
-
-def faults(head: ApiHead, why: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The reasons that keep the ring from answering; empty if there are none. *why* are its
-    obstacles."""
-    if why:
-        return [obstacle["text"] for obstacle in why]
-    try:
-        head.check_serving()
-    except ApiError as error:
-        return [error.message]
-    runtime = head.generator.runtime
-    found = []
-    silence = trio.current_time() - runtime.engine_heard
-    if silence > ENGINE_SECONDS:
-        found.append(f"rank 0: its engine has said nothing for {silence:.0f} s")
-        found += [each["text"] for each in head.starved() if each["rank"] is None]
-    up = {rank for rank, purpose, _ in runtime.links() if purpose is Purpose.CONTROL}
-    for rank, member in enumerate(runtime.node.roster.roster.members):
-        if rank and rank not in up:
-            found.append(f"rank {rank} ({member.name}): its control link is down")
-    return found
-
 
 async def health(request: Request) -> JSONResponse:
     """``GET /health``."""
     head: ApiHead = request.app.state.head
     why = head.why()
-    found = faults(head, why)
+    found = [obstacle["text"] for obstacle in why]
     body: dict[str, Any] = {"status": "unavailable" if found else "ok"}
     if not request.state.brief:
         node = head.generator.runtime.node
@@ -101,7 +76,7 @@ async def health(request: Request) -> JSONResponse:
 
 def not_ready(head: ApiHead) -> list[str]:
     """Why a request that came now would not be answered; empty if it would be."""
-    found = faults(head, head.why())
+    found = [obstacle["text"] for obstacle in head.why()]
     if head.generator.draining:
         found.append(head.generator.refusal.replace("this node", "the head"))
     try:
@@ -142,7 +117,6 @@ def describe(head: ApiHead) -> dict[str, Any]:
     known = node.engine_info
     latest = head.history.samples[-1] if head.history.samples else None
     why = head.why()
-    found = faults(head, why)
     strategy = plan.strategy.value if plan else ""
     return {
         "version": VERSION,
@@ -157,8 +131,8 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "strategy": strategy,
         "reason": plan.reason if plan else "",
         "collective": describe_collective(standing),
-        "healthy": not found,
-        "faults": found,
+        "healthy": not why,
+        "faults": [obstacle["text"] for obstacle in why],
         "why": why,
         "starved": head.starved(),
         "draining": head.generator.draining,

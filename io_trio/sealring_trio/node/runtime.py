@@ -178,7 +178,7 @@ class Runtime:
         self.timings: deque[StepTiming] = deque(maxlen=TIMINGS_KEPT)
         self.weights_read = 0  # bytes, since the present engine began
         self.accepted = self.rejected = 0  # guessed tokens of the requests that are over
-        self.engine_heard = -math.inf  # when the engine last said something
+        self.engine_heard: float | None = None  # when the engine last said something
         self.head_fault: Callable[[], str] = str  # what would keep it from serving as the head
         self.giving_way: Callable[[str], AbstractAsyncContextManager[None]] | None = None
         self._gives_way = False  # requests finish before a roster is in force
@@ -191,6 +191,7 @@ class Runtime:
         self._sharing = False  # it is to load a share, which it does not run by itself
         self.textless = ""  # why the model's tokenizer cannot be used
         self.text_loading: Callable[[], bool] = bool  # the tokenizer is not up yet
+        self.closed: Callable[[], str] = str  # why no request is answered, whatever the ranks do
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._stopping = False
@@ -330,6 +331,7 @@ class Runtime:
             textless=self.textless,
             text_loading=self.node.rank == 0 and self.text_loading(),
             trying=self._trying,
+            engine_heard=self.engine_heard,
         )
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
@@ -360,7 +362,7 @@ class Runtime:
         """The engine process is gone."""
         self.weights_read = 0
         self._trying = self._sharing = False
-        self.engine_heard = -math.inf
+        self.engine_heard = None
         self.enter(partial(self.node.engine_lost, out_of_memory=self.engine.out_of_memory), reason)
 
     def meet(self) -> Loopback:
@@ -405,8 +407,8 @@ class Runtime:
             case StepTiming() | RowOpened():
                 self._watched(event)
             case Note(level, text):
-                if text.startswith(RING_READY) and self.text_loading():
-                    text += ", and answers once the tokenizer is loaded"
+                if text.startswith(RING_READY) and (why := self.closed()):
+                    text = f"all ranks are ready{text.removeprefix(RING_READY)}; but {why}"
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
             case RosterInForce():
