@@ -116,7 +116,12 @@ def test_layers_that_are_none(run, layers):
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("someone/nothing", "the hub has no model"), ("nothing", "no hub id"), (".", "no hub id")],
+    [
+        ("someone/nothing", "the hub has no model"),
+        ("models/nothing", "there is no folder models/nothing"),
+        ("nothing", "no hub id"),
+        (".", "no hub id"),
+    ],
 )
 def test_what_cannot_be_pulled(run, model, told):
     outcome = run("pull", model)

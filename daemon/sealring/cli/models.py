@@ -20,7 +20,12 @@ from sealring_protocol.limits import MAX_LAYERS
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.hub import REACH_IT, Hub
 from sealring_trio.fetching.source import FetchFault
-from sealring_trio.files.models import describe_model, fetch_now, find_whole_model
+from sealring_trio.files.models import (
+    describe_model,
+    fetch_now,
+    find_whole_model,
+    refuse_absent_folder,
+)
 from sealring_trio.units import format_size
 
 from sealring.files.config import load_config
@@ -220,7 +225,10 @@ def pull(model: str, *, layers: str = "", json: bool = False) -> None:
         _span(layers, MAX_LAYERS)  # before the hub is asked
     hub = Hub()
     try:
+        refuse_absent_folder(model)
         folder = newest_hub_model(model, hub)
+    except LoadError as error:
+        raise OperationError(f"cannot fetch it: {error}", "Give a hub id, owner/name.") from None
     except FetchFault as fault:
         advice = "Give owner/name of a model on the hub, which must be allowed and reachable."
         if not fault.permanent:
