@@ -165,9 +165,9 @@ ROOMS = {
         *("collective", "engine", "node"),
     ),
     "daemon/sealring": (
-        *("output", "logs", "files", "text", "generation", "dialects", "structured", "text_worker"),
-        *("http", "dashboard", "local", "joining", "service", "verify", "profiling"),
-        *("cli", "__main__"),
+        *("output", "logs", "files", "forecast", "text", "generation", "dialects", "structured"),
+        *("text_worker", "http", "dashboard", "local", "joining", "service", "verify"),
+        *("profiling", "cli", "__main__"),
     ),
 }
 """The rooms of each package, in order. A room imports what stands before it."""

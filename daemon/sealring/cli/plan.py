@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from sealring_model.loading.model_folder import ModelInfo
@@ -17,11 +18,15 @@ from sealring_protocol.control.plan import (
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
+from sealring_trio.files.key_files import is_there
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.units import format_size, parse_size
 
-from sealring.files.models import engine_info, load_text, structure
-from sealring.output import print_facts, print_json, print_table
+from sealring.files.config import CONFIG_NAME, default_folder, own_config
+from sealring.files.models import engine_info, find_for_command, load_text, structure
+from sealring.forecast import PROMPT, Forecast, Workload, recommend, ways
+from sealring.local.paces import ask_node, seen
+from sealring.output import print_facts, print_json, print_note, print_table, visible
 
 if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
@@ -29,8 +34,9 @@ if TYPE_CHECKING:
 
 def plan(
     *,
-    model: str,
-    memory: str,
+    config: Path | None = None,
+    model: str | None = None,
+    memory: str | None = None,
     adapter: Path | None = None,
     draft: str | None = None,
     layers: str = "",
@@ -39,18 +45,24 @@ def plan(
     rows: int = 1,
     json: bool = False,
 ) -> None:
-    """Work out which machine would hold which layers, and whether that fits.
+    """Say what each way to run a model would give, and which to take.
 
-    Builds the model without its weights, as the nodes do before they load
-    anything, so it finds what they would refuse: a class that mlx-lm does not
-    have, a tensor that is missing, a cut that is not possible, a tokenizer
-    that cannot be loaded. Needs no other machine. Exit code 1 if the model
-    cannot be served so.
+    With a config, or with that of the default folder, it asks the node of this
+    machine what its ring has: memory, measured pace, hops. Best ask the head,
+    once it has answered a request. Without one, --memory says what each machine
+    has, each is taken to be as fast as this one, and all paces are estimates.
 
+        sealring plan --config desk.toml
         sealring plan --model models/llama-8b --memory 32G,24G
         sealring plan --model models/llama-8b --memory 32G,24G --layers 20,12
         sealring plan --model models/llama-8b --memory 32G,24G --strategy tp
         sealring plan --model models/llama-8b --memory 32G,24G --context 32768 --rows 4
+
+    Builds the model without its weights, as the nodes do before they load
+    anything, so it finds what they would refuse: a class that mlx-lm does not
+    have, a tensor that is missing, a cut that is not possible, a tokenizer
+    that cannot be loaded. Exit code 1 if the model cannot be served so. To see
+    how fast this machine is, it runs some layers for a few seconds.
 
     It shows what a rank holds in memory, which may be more than its files:
     fp8 becomes bf16. While it loads, it also holds one layer's files. Running
@@ -61,14 +73,17 @@ def plan(
 
     Parameters
     ----------
+    config
+        The config of this machine's node, as given to 'sealring up'.
     model
-        Folder of the model, a hub id, or 'tiny'.
+        Folder of the model, a hub id, or 'tiny'; that of the config if left out.
     adapter
         Folder of an adapter of mlx-lm's (LoRA, DoRA) to use with the model.
     draft
         Folder or hub id of a draft model, which takes memory of the head.
     memory
-        Memory of each rank for weights and caches, in rank order.
+        Memory of each rank for weights and caches, in rank order; what the
+        nodes have if left out.
     layers
         Layers of each rank, if you want to choose.
     strategy
@@ -79,12 +94,14 @@ def plan(
         for. If left out: 4096, or what the model takes, and nothing is
         refused for it.
     rows
-        Rows at once.
+        Rows at once. With several, the way is recommended that is fastest for
+        them together.
     json
         Print one JSON object.
     """
-    info = describe_model(find_model(model), adapter)
-    rooms = [_size(part) for part in memory.split(",")]
+    asked_of = _ring(config, model, memory)
+    info = describe_model(asked_of.folder, adapter or asked_of.adapter)
+    rooms = list(asked_of.rooms)
     counts = [_count(part) for part in layers.split(",")] if layers else []
     if context < 0 or rows < 1:
         raise UserError(
@@ -115,10 +132,84 @@ def plan(
     ranks = [_Rank.of(found, made, rank, room, asked) for rank, room in enumerate(rooms)]
     if context:
         _check_caches(ranks, asked)
+    work = Workload(asked.context, asked.rows)
+    known = seen(info, found, rooms, asked_of.facts, work.streams)
+    told = engine_info(info, found, rooms[0])
+    found_ways = ways(told, found.costs, known.machines, known.network, work, request)
+    chosen = recommend(found_ways, work)
     if json:
-        print_json({**_describe(info, found, made, asked, ranks), "draft": beside})
-    else:
-        _show(info, found, made, asked, ranks, beside)
+        print_json(
+            {
+                **_describe(info, found, made, asked, ranks),
+                "draft": beside,
+                **_describe_ways(found_ways, chosen, work, known.source),
+            }
+        )
+        return
+    _show(info, found, made, asked, ranks, beside)
+    _show_ways(found_ways, chosen, work, known.source)
+
+
+@attrs.frozen
+class _Ring:
+    """What is planned for: the *folder* of the model with its *adapter*, bytes of each rank
+    (*rooms*), and what the head says of itself (*facts*), if it was asked."""
+
+    folder: Path
+    adapter: Path | None
+    rooms: tuple[int, ...]
+    facts: Mapping[str, Any] | None = None
+
+
+def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
+    """What is asked for: by *config*, that of the default folder, or *model* and *memory*. Raises
+    `UserError`."""
+    rooms = tuple(_size(part) for part in memory.split(",")) if memory else ()
+    if config is None and model is not None:
+        return _Ring(find_model(model), None, rooms or (_own_room(0),))
+    if config is None and not is_there(default_folder() / CONFIG_NAME):
+        raise UserError(
+            "nothing says what to plan for",
+            "Name a model (--model, and --memory), or this machine's node (--config).",
+        )
+    settings = own_config(config)
+    folder = find_for_command(settings, model or settings.model)
+    facts = ask_node(settings.control_socket)
+    if facts is None:
+        print_note("no node of this config runs here: memory and pace of this machine, estimates")
+        return _Ring(folder, settings.adapter, rooms or (_own_room(settings.memory or 0),))
+    if rooms and len(rooms) != facts["world"]:
+        raise UserError(
+            f"--memory has {len(rooms)} sizes, and the ring {facts['world']} ranks",
+            "Give one for each rank, in their order, or leave it out.",
+        )
+    had = {int(rank): size for rank, size in facts["rooms"].items()}
+    if not rooms and len(had) < facts["world"]:
+        if facts["rank"]:
+            raise UserError(
+                f"this node is rank {facts['rank']}, and the head knows what each rank has",
+                f"Ask on the machine of the head, {facts['peers'][0]['name']}.",
+            )
+        raise OperationError(
+            "the head does not know yet what each rank has",
+            "Ask again once all ranks are there: 'sealring status' says which are. Or give "
+            "--memory.",
+        )
+    # What was measured is of the model that runs.
+    same = model is None and not facts["rank"]
+    return _Ring(
+        folder,
+        settings.adapter,
+        rooms or tuple(had[rank] for rank in range(facts["world"])),
+        facts if same else None,
+    )
+
+
+def _own_room(limit: int) -> int:
+    """Bytes for weights and caches on this machine, *limit* at most if it is given."""
+    from sealring_model.machine import memory_budget  # noqa: PLC0415 - imports MLX
+
+    return memory_budget(limit)
 
 
 @attrs.frozen
@@ -278,3 +369,72 @@ def _show(
             for number, rank in enumerate(ranks)
         ],
     )
+
+
+def _describe_ways(
+    found: Sequence[Forecast], chosen: tuple[Forecast, str] | None, work: Workload, source: str
+) -> dict[str, object]:
+    return {
+        "source": source,
+        "streams": work.streams,
+        "recommended": chosen[0].name if chosen else None,
+        "why": chosen[1] if chosen else "none has room for the caches",
+        "ways": [
+            {
+                "name": way.name,
+                "strategy": way.strategy,
+                "machines": list(way.machines),
+                "layers": [[each.start, each.stop] for each in way.layers],
+                "weights": list(way.weights),
+                "caches": list(way.caches),
+                "engines": way.engines,
+                "fits": way.fits,
+                "longest_context": way.longest,
+                "tokens_per_s": round(way.one, 2),
+                "tokens_per_s_together": round(way.many, 2),
+                "first_token_s": round(way.first, 3),
+                "estimate": not way.measured,
+            }
+            for way in found
+        ],
+    }
+
+
+def _show_ways(
+    found: Sequence[Forecast], chosen: tuple[Forecast, str] | None, work: Workload, source: str
+) -> None:
+    heads = [f"tok/s {number}" for number in (1, work.streams)]
+    print_table(
+        f"\nWays to run it ({source}; e: estimate):",
+        ["way", "weights", "caches", "engines", "context", *heads, "first"],
+        [
+            (
+                way.name,
+                format_size(sum(way.weights)),
+                format_size(sum(way.caches)) if way.fits else "no room",
+                f"{way.engines >> 20} MiB",
+                str(way.longest),
+                _paced(way.one, way),
+                _paced(way.many, way),
+                f"{way.first:.2f} s{_mark(way)}",
+            )
+            for way in found
+        ],
+    )
+    print(
+        f"tok/s: tokens/s of 1 stream, and of {work.streams} together; first: to the first token\n"
+        f"after a prompt of {PROMPT}; context: tokens of a row at most; bytes: of all ranks.\n"
+    )
+    if chosen is None:
+        print("Recommended: none has room for the caches; ask for a shorter --context.")
+    else:
+        print(f"Recommended: {visible(chosen[0].name)}. Why: {visible(chosen[1])}.")
+
+
+def _paced(pace: float, way: Forecast) -> str:
+    """A *pace* in tokens per second."""
+    return f"{pace:.3g}{_mark(way)}"
+
+
+def _mark(way: Forecast) -> str:
+    return "" if way.measured else " e"

@@ -25,6 +25,8 @@ from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import this_build
 from sealring_trio.units import wall_ms
 
+from sealring.generation.paces import describe_paces
+
 
 def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
     """The state of *runtime*'s node as a JSON object. Sizes are bytes; times are microseconds
@@ -46,6 +48,8 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "world": node.world,
         "role": "head" if node.rank == 0 else "rank",
         "name": roster.members[node.rank].name,
+        "addresses": list(roster.members[node.rank].addresses),
+        "bounds": list(standing.plan.split.bounds) if standing.plan else [],
         "head_fault": runtime.head_fault() if node.rank else "",
         **describe_roster(roster),
         "activations": describe_seals(roster.inner_seal, place["strategy"], collective),
@@ -78,6 +82,9 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "engine_restarts": runtime.engine.restarts,
         "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
+        "paces": describe_paces(runtime.timings),
+        "rooms": dict(standing.rooms),
+        "sum_us": _sum_us(standing),
         "guesses": describe_guesses(runtime),
         "draft": None if runtime.drafts is None else runtime.drafts.describe_here(),
         "peers": [
@@ -198,6 +205,11 @@ def collective_link(collective: Plan | None, near: int, far: int) -> str:
     if collective.trusted:
         return f"NOT SEALED: {name} goes beside the sealed links, as the config allows"
     return f"sealed between the nodes, not inside them: {name} goes through the tunnel link"
+
+
+def _sum_us(standing: Standing) -> int:
+    """What the slowest rank measured of a sum of tensor parallelism; 0 if none did."""
+    return max((ready.sum_us for ready in standing.ready.values()), default=0)
 
 
 def _members(engine: Supervisor) -> dict[str, Any] | None:

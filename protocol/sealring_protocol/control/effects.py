@@ -205,9 +205,10 @@ class Standing:
     *state* is the state in the words of the status. *epoch* is the present one, or the last; *plan*
     is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
     head, *requests* is how many are not over, *present* who is there, *builds* the programs of
-    those, and *ready* the READY of each rank that has sent it in this epoch; it is *checked* if
-    fingerprints of its steps are sent; *slow_links* says that prompts wait for links, if they do;
-    *guess_seconds* is `StepTimes.of_guesses`.
+    those, *rooms* the bytes that these have for weights and caches, and *ready* the READY of each
+    rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are sent;
+    *slow_links* says that prompts wait for links, if they do; *guess_seconds* is
+    `StepTimes.of_guesses`.
     """
 
     phase: Phase
@@ -224,6 +225,7 @@ class Standing:
     requests: int = 0
     present: Collection[int] = ()
     builds: Mapping[int, Build] = attrs.field(factory=dict)
+    rooms: Mapping[int, int] = attrs.field(factory=dict)
     ready: Mapping[int, Ready] = attrs.field(factory=dict)
     checked: bool = False
     slow_links: str = ""

@@ -410,6 +410,7 @@ class Epochs:
             requests=requests,
             present=membership.present.keys(),
             builds={rank: hello.build for rank, hello in membership.present.items()},
+            rooms={rank: hello.room for rank, hello in membership.present.items()},
             ready=membership.ready,
         )
 

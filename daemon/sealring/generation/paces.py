@@ -1,0 +1,63 @@
+"""What the head has measured of its ranks, as `sealring plan` needs it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from sealring_protocol.codec.messages import Decode, Prefill
+from sealring_protocol.control.effects import StepTiming
+
+
+def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
+    """Of the steps with these *timings*, medians in microseconds: what each rank computes in a
+    decode without guesses, by the number of its rows; what the head's second pass does; what each
+    rank takes for a token of a prompt; and what a decode of one row takes beside that. What no step
+    shows is left out."""
+    decodes: dict[int, list[StepTiming]] = defaultdict(list)
+    prefills: list[StepTiming] = []
+    for timing in timings:
+        if not timing.spent or timing.parallel:
+            continue
+        if isinstance(timing.work, Decode) and not timing.work.guessed:
+            decodes[len(timing.uids)].append(timing)
+        elif isinstance(timing.work, Prefill) and not timing.work.scored:
+            prefills.append(timing)
+    return {
+        "steps": sum(map(len, decodes.values())),
+        "decode_us": {str(rows): _by_rank(found) for rows, found in sorted(decodes.items())},
+        "closing_us": {
+            str(rows): statistics.median(each.closing.compute_us for each in found)
+            for rows, found in sorted(decodes.items())
+        },
+        "prompt_us": _by_token(prefills),
+        "away_us": statistics.median([each.away_us for each in decodes[1]] or [0]),
+    }
+
+
+def _by_rank(found: list[StepTiming]) -> list[float]:
+    """The median of what each rank computed in the steps that were *found*."""
+    world = min(len(each.spent) for each in found)
+    return [
+        statistics.median(each.spent[rank].compute_us for each in found) for rank in range(world)
+    ]
+
+
+def _by_token(found: list[StepTiming]) -> list[float]:
+    """What each rank takes for a token of a prompt, by the largest chunks that were *found*."""
+    sized = [(each.work.count, each) for each in found if isinstance(each.work, Prefill)]
+    if not sized:
+        return []
+    most = max(count for count, _ in sized)
+    large = [each for count, each in sized if 2 * count > most]
+    world = min(len(each.spent) for each in large)
+    return [
+        statistics.median(
+            each.spent[rank].compute_us / each.work.count
+            for each in large
+            if isinstance(each.work, Prefill)
+        )
+        for rank in range(world)
+    ]

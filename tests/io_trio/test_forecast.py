@@ -1,0 +1,177 @@
+"""What each way to run a model would give, by figures that are worked out by hand."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from sealring.forecast import (
+    APART,
+    ENGINE,
+    Candidate,
+    Forecast,
+    Overheads,
+    Pace,
+    Workload,
+    recommend,
+    ways,
+)
+from sealring.generation.paces import describe_paces
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import CacheCost, Decode, DType, Prefill, Spent
+from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.plan import PlanRequest, Strategy
+
+MIB = 1 << 20
+INFO = EngineInfo(
+    model=bytes(32),
+    dtype=DType.F32,
+    hidden=64,
+    vocabulary=1000,
+    context=4000,
+    trimmable=True,
+    room=0,
+    ends=20 * MIB,
+    layers=(10 * MIB,) * 8,
+    splits=8,
+    backends=1 << 2,
+)
+COSTS = (CacheCost(0, 1024),) * 8
+PACE = Pace(layer=0.001, more=0.25, prompt=0.0001, head=2.0, measured=True)
+NETWORK = Overheads(turn=0.002, hop=0.003, turn_measured=True, hop_measured=True)
+TWO = (Candidate("desk", "one", 1 << 30, PACE), Candidate("shelf", "two", 1 << 30, PACE))
+ASKED = Workload(context=1000, rows=1)
+
+
+def of(found: list[Forecast]) -> dict[str, Forecast]:
+    return {way.name: way for way in found}
+
+
+def test_one_machine() -> None:
+    (way,) = ways(INFO, COSTS, TWO[:1], NETWORK, ASKED)
+    assert (way.name, way.strategy, way.layers) == ("desk alone", "single", (range(8),))
+    assert way.weights == (100 * MIB,)
+    assert way.caches == (8 * 1024 * 1000,)
+    assert way.engines == ENGINE == 95 * MIB
+    # 8 layers and a head of 2 at 1 ms, and a turn of 2 ms.
+    assert way.one == pytest.approx(1 / 0.012)
+    # 8 rows: 10 ms x (1 + 7 x 0.25) = 27.5 ms, and the turn.
+    assert way.many == pytest.approx(8 / 0.0295)
+    # 1000 tokens x 8 layers x 0.1 ms, the turn, and the first token.
+    assert way.first == pytest.approx(0.8 + 0.002 + 0.012)
+    assert way.measured
+
+
+def test_a_pipeline_of_two() -> None:
+    way = of(ways(INFO, COSTS, TWO, NETWORK, ASKED))["pipeline of 2"]
+    assert way.layers == (range(4), range(4, 8))
+    assert way.weights == (60 * MIB, 40 * MIB)
+    assert way.caches == (4 * 1024 * 1000,) * 2
+    assert way.engines == 190 * MIB
+    # 6 ms and 4 ms, and two hops of 3 ms.
+    assert way.one == pytest.approx(1 / 0.016)
+    # One group of 8: 27.5 + 6 = 33.5 ms. Two of 4: x 1.75: a trip of 17.5 + 6 = 23.5, and rank 0 is
+    # busy for 2 x 10.5 = 21. Three of 3: x 1.5: 15 + 6 = 21, busy for 3 x 9 = 27. So two groups.
+    assert way.many == pytest.approx(8 / 0.0235)
+    # Four chunks of 250: 100 ms on each rank, three of which follow the first; two hops.
+    assert way.first == pytest.approx(0.2 + 0.006 + 3 * 0.1 + 0.016)
+    assert way.measured
+
+
+def test_ranks_of_one_machine_take_turns() -> None:
+    near = [attrs.evolve(each, host="one") for each in TWO]
+    found = of(ways(INFO, COSTS, near, NETWORK, ASKED))
+    # One group of 8: 33.5 ms. Two of 4: 2 x 17.5 = 35 ms of one machine's work.
+    assert found["pipeline of 2"].many == pytest.approx(8 / 0.0335)
+    # Four chunks take as long as one after the other.
+    assert found["pipeline of 2"].first == pytest.approx(0.2 + 0.006 + 3 * 0.2 + 0.016)
+    assert found[APART].many == found["desk alone"].many
+
+
+def test_two_rings_of_one_share_the_streams() -> None:
+    slow = attrs.evolve(TWO[1], pace=attrs.evolve(PACE, layer=0.002))
+    way = of(ways(INFO, COSTS, [TWO[0], slow], NETWORK, ASKED))[APART]
+    assert way.one == pytest.approx(1 / 0.012)  # the faster machine's
+    # Four streams on each: 17.5 and 35 ms, and a turn.
+    assert way.many == pytest.approx(4 / 0.0195 + 4 / 0.037)
+    assert way.weights == (100 * MIB, 100 * MIB)
+
+
+def test_tensor_parallelism_where_a_sum_was_measured() -> None:
+    network = attrs.evolve(NETWORK, sums=0.0001)
+    way = of(ways(INFO, COSTS, TWO, network, ASKED))["tensor parallelism of 2"]
+    # Half of 8 ms, the head's 2 ms, 17 sums of 0.1 ms, and a turn of 2 ms.
+    assert way.one == pytest.approx(1 / 0.0097)
+    assert way.weights == (60 * MIB,) * 2  # all of the ends, and half of the layers
+    assert way.caches == (4 * 1024 * 1000,) * 2
+    assert not way.measured
+    assert "tensor parallelism of 2" not in of(ways(INFO, COSTS, TWO, NETWORK, ASKED))
+
+
+def test_the_longest_context_is_that_of_the_rank_with_the_least_room() -> None:
+    # 45 MiB less 40 of weights; 4 layers take 4 KiB for each token. A tenth is kept for caches.
+    small = attrs.evolve(TWO[1], room=45 * MIB)
+    even = PlanRequest(Strategy.PIPELINE, (4, 4))
+    found = of(ways(INFO, COSTS, [TWO[0], small], NETWORK, Workload(1200, 1), even))
+    assert found["pipeline of 2"].longest == 5 * MIB // 4096 == 1280
+    assert found["pipeline of 2"].fits
+    assert found["desk alone"].longest == INFO.context
+    assert "shelf alone" not in found  # 100 MiB do not fit
+    assert APART not in found
+    found = of(ways(INFO, COSTS, [TWO[0], small], NETWORK, Workload(1200, 2), even))
+    assert not found["pipeline of 2"].fits
+
+
+def test_what_is_recommended_and_why() -> None:
+    found = ways(INFO, COSTS, TWO, NETWORK, ASKED)
+    way, why = recommend(found, ASKED) or pytest.fail("nothing fits")
+    assert way.name == "desk alone"
+    assert why == (
+        "one machine is faster: 83.3 tokens/s for one stream, and pipeline of 2 gives 62.5"
+    )
+    several = Workload(1000, 8)
+    way, why = recommend(ways(INFO, COSTS, TWO, NETWORK, several), several) or pytest.fail("none")
+    # 8 streams: 2 x 4 in 19.5 ms.
+    assert (way.name, way.many) == (APART, pytest.approx(8 / 0.0195))
+    assert why == (
+        "it is the fastest: 410 tokens/s for 8 streams, and desk alone gives 271 (estimate)"
+    )
+
+
+def test_a_ring_is_recommended_where_no_machine_has_room_alone() -> None:
+    small = [attrs.evolve(each, room=80 * MIB) for each in TWO]
+    found = ways(INFO, COSTS, small, NETWORK, ASKED)
+    assert recommend(found, ASKED) == (
+        found[0],
+        "no machine has room for it alone; 62.5 tokens/s for one stream",
+    )
+    assert (
+        recommend(ways(INFO, COSTS, small, NETWORK, Workload(4000, 8)), Workload(4000, 8)) is None
+    )
+
+
+def timing(work: Decode | Prefill, rows: int, *computed: int, closing: int = 0) -> StepTiming:
+    spent = tuple(Spent(compute_us=us) for us in computed)
+    total = sum(computed) + closing + 700
+    return StepTiming(1, work, tuple(range(rows)), total, spent, Spent(compute_us=closing))
+
+
+def test_what_the_head_has_measured() -> None:
+    paces = describe_paces(
+        [
+            timing(Decode(0), 1, 100, 200, closing=30),
+            timing(Decode(0), 1, 300, 400, closing=50),
+            timing(Decode(0), 1, 120, 220, closing=40),
+            timing(Decode(0, 1), 1, 9000, 9000),  # on a guess
+            timing(Decode(0), 4, 500, 600, closing=70),
+            timing(Prefill(1, 0, 10), 1, 9000, 9000),  # small chunks are slow for each token
+            timing(Prefill(1, 0, 100), 1, 2000, 3000),
+        ]
+    )
+    assert paces == {
+        "steps": 4,
+        "decode_us": {"1": [120, 220], "4": [500, 600]},
+        "closing_us": {"1": 40, "4": 70},
+        "prompt_us": [20, 30],
+        "away_us": 700,
+    }
+    assert describe_paces([])["decode_us"] == {}
