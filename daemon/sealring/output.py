@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -24,6 +26,10 @@ _OBEYED: Final = (
 )
 _UNSEEN: Final = dict.fromkeys(_OBEYED)
 _ESCAPED: Final = {code: f"\\u{code:04x}" for code in _OBEYED if code >= 127}
+
+
+_NARROW: Final = 30
+"""Columns of a terminal below which values are not wrapped."""
 
 
 def visible(text: str) -> str:
@@ -118,11 +124,18 @@ def print_table(
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Names and values, one pair to a line, aligned."""
+    """Names and values, one pair to a line, aligned. On a terminal a value that is too long for a
+    line goes on below itself."""
     pairs = list(facts)
-    width = max(len(name) for name, _ in pairs)
+    width = max(len(name) for name, _ in pairs) + 2
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for name, value in pairs:
-        print(f"{name:<{width}}  {visible(value)}")
+        text = visible(value)
+        lines = [text]
+        if columns > width + _NARROW:
+            lines = textwrap.wrap(text, columns - width, break_on_hyphens=False) or [text]
+        for number, line in enumerate(lines):
+            print(f"{'' if number else name:<{width}}{line}")
 
 
 def guesses_text(guesses: Mapping[str, int]) -> str:

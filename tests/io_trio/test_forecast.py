@@ -158,17 +158,18 @@ def timing(work: Decode | Prefill, rows: int, *computed: int, closing: int = 0) 
 def test_what_the_head_has_measured() -> None:
     paces = describe_paces(
         [
-            timing(Decode(0), 1, 100, 200, closing=30),
-            timing(Decode(0), 1, 300, 400, closing=50),
-            timing(Decode(0), 1, 120, 220, closing=40),
+            *[timing(Decode(0), 1, 100, 200, closing=30)] * 3,
+            *[timing(Decode(0), 1, 300, 400, closing=50)] * 3,
+            *[timing(Decode(0), 1, 120, 220, closing=40)] * 3,
+            *[timing(Decode(0), 4, 500, 600, closing=70)] * 8,
+            *[timing(Decode(0), 3, 9000, 9000)] * 7,  # as rows came and went
             timing(Decode(0, 1), 1, 9000, 9000),  # on a guess
-            timing(Decode(0), 4, 500, 600, closing=70),
             timing(Prefill(1, 0, 10), 1, 9000, 9000),  # small chunks are slow for each token
             timing(Prefill(1, 0, 100), 1, 2000, 3000),
         ]
     )
     assert paces == {
-        "steps": 4,
+        "steps": 17,
         "decode_us": {"1": [120, 220], "4": [500, 600]},
         "closing_us": {"1": 40, "4": 70},
         "prompt_us": [20, 30],

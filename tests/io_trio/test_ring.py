@@ -132,7 +132,7 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
         assert facts["memory"] > facts["weights_held"]
     shown = sealring("status", "--config", ring.configs[0]).out
     assert "rank0, rank 0 of 2 (head)" in shown
-    assert "us median" in shown
+    assert re.search(r"hop +[\d.]+ [mu]s median, [\d.]+ [mu]s at p99\n", shown)
 
 
 def test_sampling_by_seed(ring: Ring) -> None:

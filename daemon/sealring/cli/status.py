@@ -118,9 +118,12 @@ def _show(url: str, ring: dict[str, Any]) -> None:
         ("activations", ring["activations"]),
         (
             "choices",
-            f"{rows['decode']} decode, {rows['prefill']} are read in, {rows['queued']} wait",
+            f"{rows['decode']} are answered, {rows['prefill']} are read in, {rows['queued']} wait",
         ),
-        ("pace", f"{ring['tokens_per_s']} tokens/s, {ring['prompt_tokens_per_s']} of prompts"),
+        (
+            "pace",
+            f"{ring['tokens_per_s']} tokens/s of answers, {ring['prompt_tokens_per_s']} of prompts",
+        ),
         ("guesses", guesses_text(guesses)),
         ("a token takes", _costs(ring.get("guess_ms", {}))),  # a head may be older
         ("draft model", _draft(ring.get("draft"))),
@@ -200,7 +203,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", format_size(facts["memory"])),
         ("suite", facts["suite"]),
         ("activations", facts["activations"]),
-        ("hop", f"{hop['p50']} us median, {hop['p99']} us at p99" if hop else ""),
+        ("hop", f"{_took(hop['p50'])} median, {_took(hop['p99'])} at p99" if hop else ""),
         ("links", facts["slow_links"]),
         ("guesses", guesses_text(facts["guesses"])),
         ("a token takes", _costs(facts["guess_ms"])),
@@ -244,7 +247,7 @@ def _members(members: dict[str, Any] | None) -> str:
         return f"{members['size']}, not yet a group"
     return (
         f"{members['size']}, each with a share of every layer; {members['backend']}, a sum takes "
-        f"{members['sum_us']} us; sums are {members['sums']}"
+        f"{_took(members['sum_us'])}; sums are {members['sums']}"
     )
 
 
@@ -257,6 +260,13 @@ def _node_state(facts: dict[str, Any]) -> str:
     return f"{state}, for {lasting(facts['state_s'])}"
 
 
+def _took(microseconds: float) -> str:
+    """A time for people: 123 us, 4.57 ms."""
+    if microseconds < 1000:
+        return f"{microseconds:.0f} us"
+    return f"{microseconds / 1000:.3g} ms"
+
+
 def _link(up: bool) -> str:
     return "up" if up else "-"
 
@@ -264,7 +274,7 @@ def _link(up: bool) -> str:
 def _costs(guess_ms: Mapping[str, float]) -> str:
     """How long a token takes without guesses; empty if that is not known. What else there is, is
     for programs (``--json``)."""
-    return f"{guess_ms['plain']} ms without guesses" if "plain" in guess_ms else ""
+    return f"{guess_ms['plain']:.3g} ms without guesses" if "plain" in guess_ms else ""
 
 
 def _draft(draft: Mapping[str, Any] | None) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
+
+ENOUGH: Final = 8
+"""Decodes of a number of rows that are looked at, at least: when rows come or go, steps take longer
+than those of as many rows do."""
 
 
 def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
@@ -25,6 +29,7 @@ def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
             decodes[len(timing.uids)].append(timing)
         elif isinstance(timing.work, Prefill) and not timing.work.scored:
             prefills.append(timing)
+    decodes = {rows: found for rows, found in decodes.items() if len(found) >= ENOUGH}
     return {
         "steps": sum(map(len, decodes.values())),
         "decode_us": {str(rows): _by_rank(found) for rows, found in sorted(decodes.items())},
@@ -33,7 +38,7 @@ def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
             for rows, found in sorted(decodes.items())
         },
         "prompt_us": _by_token(prefills),
-        "away_us": statistics.median([each.away_us for each in decodes[1]] or [0]),
+        "away_us": statistics.median([each.away_us for each in decodes.get(1, ())] or [0]),
     }
 
 

@@ -29,9 +29,6 @@ HOP: Final = 0.0012
 """Seconds that a step takes beside computing: with one rank, and for each rank of several on one
 machine, with a CPU that nothing else uses. An estimate for rings that nobody measured."""
 
-_ENOUGH: Final = 16
-"""Steps that a measured pace has at least."""
-
 
 def ask_node(socket: Path) -> dict[str, Any] | None:
     """What the node at *socket* says of itself; None if none answers."""
@@ -75,8 +72,7 @@ def seen(
 def _is_measured(facts: Mapping[str, Any], world: int) -> bool:
     """Whether the head has measured decodes of one row, as its ranks are now."""
     took = facts["paces"]["decode_us"].get("1", [])
-    enough = facts["paces"]["steps"] >= _ENOUGH and len(facts["bounds"]) == world + 1
-    return enough and len(took) == world and min(took) > 0
+    return len(facts["bounds"]) == world + 1 and len(took) == world and min(took) > 0
 
 
 def _own(info: ModelInfo, found: Structure, rows: int) -> Pace:
@@ -124,11 +120,12 @@ def _measured(
             measured=own is None,
         )
         machines.append(Candidate(name, host, room, pace))
-    token = facts["guess_ms"].get("plain", 1e3 * work + paces["away_us"] / 1e3) / 1e3
-    travels = max(0.0, token - work) / len(rooms)
-    network = Overheads(travels, HOP, _sums(facts), turn_measured=True)
-    if not alone:
-        network = Overheads(travels * TURN / HOP, travels, _sums(facts), hop_measured=True)
+    if alone:  # it launches the next step before it has the answer to the last
+        turn = max(0.0, facts["guess_ms"].get("plain", 1e3 * (work + TURN)) / 1e3 - work)
+        network = Overheads(turn, HOP, _sums(facts), turn_measured=True)
+    else:
+        hop = paces["away_us"] / 1e6 / len(rooms)
+        network = Overheads(hop * TURN / HOP, hop, _sums(facts), hop_measured=True)
     source = f"measured by the head in {paces['steps']} steps"
     if not prompt:
         source += ", but for prompts"
