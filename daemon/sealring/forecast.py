@@ -358,8 +358,7 @@ class _Tensor:
 def _name(plan: Plan, machines: Sequence[Candidate]) -> str:
     if plan.world == 1:
         return f"{machines[0].name} alone"
-    how = "tensor parallelism" if plan.strategy is Strategy.TENSOR else "pipeline"
-    return f"{how} of {plan.world}"
+    return f"ring of {plan.world} ({plan.strategy.value})"
 
 
 def _longest(most: int, has_room: Callable[[int], bool]) -> int:

@@ -62,7 +62,7 @@ def test_one_machine() -> None:
 
 
 def test_a_pipeline_of_two() -> None:
-    way = of(ways(INFO, COSTS, TWO, NETWORK, ASKED))["pipeline of 2"]
+    way = of(ways(INFO, COSTS, TWO, NETWORK, ASKED))["ring of 2 (pp)"]
     assert way.layers == (range(4), range(4, 8))
     assert way.weights == (60 * MIB, 40 * MIB)
     assert way.caches == (4 * 1024 * 1000,) * 2
@@ -81,9 +81,9 @@ def test_ranks_of_one_machine_take_turns() -> None:
     near = [attrs.evolve(each, host="one") for each in TWO]
     found = of(ways(INFO, COSTS, near, NETWORK, ASKED))
     # One group of 8: 33.5 ms. Two of 4: 2 x 17.5 = 35 ms of one machine's work.
-    assert found["pipeline of 2"].many == pytest.approx(8 / 0.0335)
+    assert found["ring of 2 (pp)"].many == pytest.approx(8 / 0.0335)
     # Four chunks take as long as one after the other.
-    assert found["pipeline of 2"].first == pytest.approx(0.2 + 0.006 + 3 * 0.2 + 0.016)
+    assert found["ring of 2 (pp)"].first == pytest.approx(0.2 + 0.006 + 3 * 0.2 + 0.016)
     assert found[APART].many == found["desk alone"].many
 
 
@@ -98,13 +98,13 @@ def test_two_rings_of_one_share_the_streams() -> None:
 
 def test_tensor_parallelism_where_a_sum_was_measured() -> None:
     network = attrs.evolve(NETWORK, sums=0.0001)
-    way = of(ways(INFO, COSTS, TWO, network, ASKED))["tensor parallelism of 2"]
+    way = of(ways(INFO, COSTS, TWO, network, ASKED))["ring of 2 (tp)"]
     # Half of 8 ms, the head's 2 ms, 17 sums of 0.1 ms, and a turn of 2 ms.
     assert way.one == pytest.approx(1 / 0.0097)
     assert way.weights == (60 * MIB,) * 2  # all of the ends, and half of the layers
     assert way.caches == (4 * 1024 * 1000,) * 2
     assert not way.measured
-    assert "tensor parallelism of 2" not in of(ways(INFO, COSTS, TWO, NETWORK, ASKED))
+    assert "ring of 2 (tp)" not in of(ways(INFO, COSTS, TWO, NETWORK, ASKED))
 
 
 def test_the_longest_context_is_that_of_the_rank_with_the_least_room() -> None:
@@ -112,13 +112,13 @@ def test_the_longest_context_is_that_of_the_rank_with_the_least_room() -> None:
     small = attrs.evolve(TWO[1], room=45 * MIB)
     even = PlanRequest(Strategy.PIPELINE, (4, 4))
     found = of(ways(INFO, COSTS, [TWO[0], small], NETWORK, Workload(1200, 1), even))
-    assert found["pipeline of 2"].longest == 5 * MIB // 4096 == 1280
-    assert found["pipeline of 2"].fits
+    assert found["ring of 2 (pp)"].longest == 5 * MIB // 4096 == 1280
+    assert found["ring of 2 (pp)"].fits
     assert found["desk alone"].longest == INFO.context
     assert "shelf alone" not in found  # 100 MiB do not fit
     assert APART not in found
     found = of(ways(INFO, COSTS, [TWO[0], small], NETWORK, Workload(1200, 2), even))
-    assert not found["pipeline of 2"].fits
+    assert not found["ring of 2 (pp)"].fits
 
 
 def test_what_is_recommended_and_why() -> None:
@@ -126,7 +126,7 @@ def test_what_is_recommended_and_why() -> None:
     way, why = recommend(found, ASKED) or pytest.fail("nothing fits")
     assert way.name == "desk alone"
     assert why == (
-        "one machine is faster: 83.3 tokens/s for one stream, and pipeline of 2 gives 62.5"
+        "one machine is faster: 83.3 tokens/s for one stream, and ring of 2 (pp) gives 62.5"
     )
     several = Workload(1000, 8)
     way, why = recommend(ways(INFO, COSTS, TWO, NETWORK, several), several) or pytest.fail("none")

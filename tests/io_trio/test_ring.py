@@ -122,6 +122,7 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
     assert 0 < head["hop_us"]["p50"] <= head["hop_us"]["p99"]
     links = {"control": True, "step": True, "tunnel": False, "collective": ""}
     (peer,) = head["peers"]
+    assert peer.pop("version").startswith(head["version"])
     assert peer.pop("addresses")[0].startswith("127.0.0.1:")
     fetch = {"fetched_bytes": 0, "fetch_bytes": 0}
     assert peer == {"rank": 1, "name": "rank1", "trouble": [], "put_out": False, **links, **fetch}

@@ -405,7 +405,7 @@ def _show_ways(
 ) -> None:
     heads = [f"tok/s {number}" for number in (1, work.streams)]
     print_table(
-        f"\nWays to run it ({source}; e: estimate):",
+        f"\nWays to run it ({source}; e: the row is an estimate):",
         ["way", "weights", "caches", "engines", "context", *heads, "first"],
         [
             (
@@ -416,7 +416,7 @@ def _show_ways(
                 str(way.longest),
                 _paced(way.one, way),
                 _paced(way.many, way),
-                f"{way.first:.2f} s{_mark(way)}",
+                f"{way.first:.2f} s",
             )
             for way in found
         ],
@@ -433,8 +433,4 @@ def _show_ways(
 
 def _paced(pace: float, way: Forecast) -> str:
     """A *pace* in tokens per second."""
-    return f"{pace:.3g}{_mark(way)}"
-
-
-def _mark(way: Forecast) -> str:
-    return "" if way.measured else " e"
+    return f"{pace:.3g}{'' if way.measured else ' e'}"
