@@ -67,6 +67,11 @@ class Terminal:
             self.type("\x03")
         self.until(pattern)
 
+    def hang_up(self) -> None:
+        """Close the terminal, and leave what runs in it."""
+        os.close(self.ours)
+        self.ours = os.open(os.devnull, os.O_RDWR)
+
     def ended(self) -> int:
         """Its exit code, when it has ended by itself."""
         while self._read(PATIENCE):

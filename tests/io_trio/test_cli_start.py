@@ -203,6 +203,7 @@ def test_a_person_at_the_terminal_says_yes(folder: Path) -> None:
         terminal.interrupt("stopping")
 
 
+@pytest.mark.slow
 def test_a_yes_that_comes_too_late_is_none_for_the_next_machine(folder: Path) -> None:
     port = two_in_a_row()
     places = ("--listen", f"127.0.0.1:{port}", "--api", "off")
@@ -218,6 +219,23 @@ def test_a_yes_that_comes_too_late_is_none_for_the_next_machine(folder: Path) ->
             terminal.type("n\n")
             joined.until("a person there has said no")
         terminal.interrupt("stopping")
+
+
+@pytest.mark.slow
+def test_a_node_outlives_its_terminal(folder: Path) -> None:
+    port = two_in_a_row()
+    places = ("--listen", f"127.0.0.1:{port}", "--api", "off")
+    config = folder / "desk" / "node.toml"
+    with Terminal("start", str(folder / "desk"), *places, "--name", "desk") as terminal:
+        invitation = terminal.until(r"sealring join (sr1-\w+)").split()[-1]
+        with join(folder, invitation) as joined:
+            terminal.until(r"Let it in\? \[y/N\] ")
+            terminal.hang_up()
+            done = sealring("machines", "accept", "den", "--config", config)
+            assert (done.code, done.out) == (0, "den is a member now, of roster 2\n"), done.err
+            joined.until("ready: epoch")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.process.wait(PATIENCE) == 0
 
 
 def test_mistakes_of_an_invitation(folder: Path) -> None:

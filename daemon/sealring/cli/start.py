@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sealring_trio.errors import OperationError, UserError
+from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import is_there
 from sealring_trio.files.models import TINY
 from sealring_trio.units import format_address
@@ -39,6 +41,9 @@ from sealring.output import print_facts, print_json, visible
 
 if TYPE_CHECKING:
     from sealring.joining.door import Door, Knock
+
+
+log = logging.getLogger("sealring")
 
 
 def start(
@@ -132,9 +137,12 @@ class _Greeter:
             self._announce(door, invitation.encode(), invitation.expires_s)
             if not self._yes and (self._json or not sys.stdin.isatty()):
                 return
-            async for each in news:
-                if each.kind == "knock" and each.knock is not None:
-                    await self._decide(door, each.knock)
+            try:
+                async for each in news:
+                    if each.kind == "knock" and each.knock is not None:
+                        await self._decide(door, each.knock)
+            except (EOFError, OSError):  # the node outlives its terminal
+                log.info("nobody is asked here any more. Say who may join: %s", _ACCEPT)
 
     def _announce(self, door: Door, invitation: str, expires_s: int) -> None:
         config, roster = self.config, door.roster.roster
@@ -196,7 +204,8 @@ class _Greeter:
 
     def _say(self, text: str) -> None:
         if not self._json:
-            print(visible(text), flush=True)
+            with contextlib.suppress(OSError):  # whoever started it has gone; --yes still holds
+                print(visible(text), flush=True)
 
 
 LATE_SECONDS = 1.0
@@ -204,10 +213,12 @@ LATE_SECONDS = 1.0
 none about the next one."""
 
 _INVITE = "sealring machines invite"
+_ACCEPT = "sealring machines accept"
 
 
 async def _asked(question: str, knock: Knock) -> bool:
-    """Whether the person at the terminal says yes to *question*. No if *knock* leaves meanwhile."""
+    """Whether the person at the terminal says yes to *question*. No if *knock* leaves meanwhile.
+    Raises `EOFError` or `OSError` if nobody can answer."""
     import trio  # noqa: PLC0415 - half a second, which a mistake need not wait for
 
     forget_typed()
@@ -216,7 +227,10 @@ async def _asked(question: str, knock: Knock) -> bool:
 
     async def read(scope: trio.CancelScope) -> None:
         await trio.lowlevel.wait_readable(sys.stdin)
-        answer.append(os.read(sys.stdin.fileno(), 4096))
+        try:
+            answer.append(os.read(sys.stdin.fileno(), 4096))
+        except OSError:  # it is closed
+            answer.append(b"")
         scope.cancel()
 
     async with trio.open_nursery() as nursery:
@@ -228,5 +242,5 @@ async def _asked(question: str, knock: Knock) -> bool:
         await trio.sleep(LATE_SECONDS)
         return False
     if not answer[0]:
-        raise OperationError("the terminal is closed", "Start it again: sealring up")
+        raise EOFError
     return is_yes(answer[0].decode(errors="replace"))
