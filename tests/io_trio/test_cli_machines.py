@@ -94,7 +94,7 @@ def test_a_machine_is_renamed_moved_and_readdressed(home: Path) -> None:
 
 def test_a_machine_is_removed_and_another_key_takes_its_place(home: Path) -> None:
     fresh = create_key(home / "fresh.key").public_key
-    done = machines(home, "replace", "laptop", "--key", home / "fresh.pub")
+    done = machines(home, "replace", "laptop", home / "fresh.pub")
     assert done.code == 0, done.err
     assert roster_in(home).members[1].public_key == fresh
     assert roster_in(home).members[1].addresses == ("127.0.0.1:7471",)
@@ -109,19 +109,16 @@ def test_the_key_may_be_given_by_hand(home: Path) -> None:
     assert "names no coordinator's key" in refused.err
     assert "--key FILE" in refused.err
     create_key(home / "fresh.key")
-    refused = machines(home, "replace", "laptop", "--key", home / "fresh.pub")
-    assert "--coordinator-key FILE" in refused.err
     key = ("--key", home / "coordinator.key")
     assert machines(home, "rename", "laptop", "den", *key).code == 0
-    key = ("--coordinator-key", home / "coordinator.key")
-    assert machines(home, "replace", "den", "--key", home / "fresh.pub", *key).code == 0
+    assert machines(home, "replace", "den", home / "fresh.pub", *key).code == 0
 
 
 REFUSED: dict[str, tuple[str, str, str]] = {
     "nobody": ("remove attic", "there is no machine called 'attic'", "desk, laptop"),
     "the head": ("remove desk", "'desk' is the head", "move laptop --rank 0"),
     "the head's key": (
-        "replace desk --key coordinator.pub",
+        "replace desk coordinator.pub",
         "'desk' is the head",
         "move laptop --rank 0",
     ),
@@ -134,18 +131,13 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "an address twice": ("address laptop h:1 H:1", "'H:1' is there twice", ""),
     "no address": ("address laptop nowhere", "is no address", ""),
     "the coordinator's key": (
-        "replace laptop --key coordinator.pub",
+        "replace laptop coordinator.pub",
         "is the coordinator's, which belongs to no machine",
         "sealring keygen",
     ),
-    "another's key": ("replace laptop --key desk.pub", "'laptop' has the key of 'desk'", "own"),
-    "the key that signs": (
-        "replace laptop --key coordinator.key",
-        "coordinator.key is a private key, and '--key' is the machine's new public one",
-        "--coordinator-key FILE",
-    ),
-    "its own key": ("replace laptop --key laptop.pub", "has this key already", "keygen"),
-    "a private key": ("replace laptop --key desk.key", "is a private key", "desk.pub"),
+    "another's key": ("replace laptop desk.pub", "'laptop' has the key of 'desk'", "own"),
+    "its own key": ("replace laptop laptop.pub", "has this key already", "keygen"),
+    "a private key": ("replace laptop desk.key", "is a private key", "desk.pub"),
     "a key that signs nothing": (
         "rename laptop den --key desk.key",
         "desk.key is not the key that signs this cluster's rosters",

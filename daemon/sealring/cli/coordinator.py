@@ -95,8 +95,8 @@ def export(file: Path, *, config: Path | None = None, json: bool = False) -> Non
     print(
         f"{file} has the coordinator's key, and this machine has it no more.\n"
         "Take the file off this machine, and keep a copy.\n\n"
-        "From now on these need it, with --key FILE: sealring machines accept, remove, move, "
-        "rename and address (replace: --coordinator-key FILE), and sealring roster renew.\n"
+        "From now on these need it, with --key FILE: sealring machines accept, remove, replace, "
+        "move, rename and address, and sealring roster renew.\n"
         f"The roster is renewed by nobody: all links end on {format_time(expires_ms)}, if "
         "you do not renew it before."
     )

@@ -22,12 +22,7 @@ from sealring_protocol.security.roster import (
     TrustLevel,
 )
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import (
-    public_path,
-    read_key,
-    read_public_key,
-    replace_file,
-)
+from sealring_trio.files.key_files import read_key, read_public_key, replace_file
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_time, wall_ms
 
@@ -78,15 +73,13 @@ def read_cluster(config: Path | None) -> OwnCluster:
     return OwnCluster(settings, SignedRoster.decode(bytes.fromhex(answer["roster"])), own, True)
 
 
-def read_signer(config: Config, key: Path | None, option: str = "--key") -> Signer:
-    """The coordinator's key: at *key*, which *option* gave, or where *config* says. Raises
-    `UserError`."""
+def read_signer(config: Config, key: Path | None) -> Signer:
+    """The coordinator's key: at *key*, or where *config* says. Raises `UserError`."""
     path = key if key is not None else config.coordinator_key
     if path is None:
         raise UserError(
             f"this signs a roster, and {config.path} names no coordinator's key",
-            f"Give the file: {option} FILE. Or bring the key here: sealring coordinator import "
-            "FILE.",
+            "Give the file: --key FILE. Or bring the key here: sealring coordinator import FILE.",
         )
     return read_coordinator_key(path, read_public_key(config.coordinator))
 
@@ -151,8 +144,7 @@ def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
         raise UserError(
             f"'{member.name}' is this machine, which would be cut off from the others before they "
             "know of it",
-            "Do it on another machine of the cluster, with the coordinator's key there (--key, or "
-            "--coordinator-key).",
+            "Do it on another machine of the cluster, with the coordinator's key there (--key).",
         )
 
 
@@ -191,10 +183,10 @@ def remove(
 
 def replace(
     name: str,
+    public_key: str,
     *,
-    key: str,
     config: Path | None = None,
-    coordinator_key: Path | None = None,
+    key: Path | None = None,
     json: bool = False,
 ) -> None:
     """Give the machine NAME another key: it is a new machine, or its key was stolen.
@@ -203,18 +195,18 @@ def replace(
     key is no member any more. Make the new key on that machine, and bring
     only its .pub file here:
 
-        sealring machines replace den --key den.pub
+        sealring machines replace den den.pub
 
     Parameters
     ----------
     name
         What the machine is called.
-    key
-        The new public key: its .pub file, or the hex in it.
+    public_key
+        The new key: its .pub file, or the hex in it.
     config
         The config of this machine's node; that of the default folder if left
         out.
-    coordinator_key
+    key
         The coordinator's private key; the config's 'coordinator_key' if left
         out.
     json
@@ -222,26 +214,17 @@ def replace(
     """
     cluster = read_cluster(config)
     rank = cluster.rank(name)
-    try:
-        public_key = read_public_key(key)
-    except UserError as error:
-        if "is a private key" not in error.what:
-            raise
-        raise UserError(
-            f"{key} is a private key, and '--key' is the machine's new public one",
-            f"Give its .pub file, {public_path(Path(key))}; and the coordinator's key, which "
-            "signs, with --coordinator-key FILE.",
-        ) from None
-    if public_key == cluster.members[rank].public_key:
+    before = cluster.members[rank]
+    fresh_key = read_public_key(public_key)
+    if fresh_key == before.public_key:
         raise UserError(
             f"'{name}' has this key already", "Make a new one on that machine: sealring keygen."
         )
     _refuse_own(cluster, rank, "given another key")
-    signer = read_signer(cluster.config, coordinator_key, "--coordinator-key")
-    before = cluster.members[rank]
+    signer = read_signer(cluster.config, key)
     # What was asserted of the old key, with its evidence, says nothing of the new one.
     trust = min(before.trust, TrustLevel.SOFTWARE)
-    fresh = attrs.evolve(before, public_key=public_key, trust=trust, attestation=NO_EVIDENCE)
+    fresh = attrs.evolve(before, public_key=fresh_key, trust=trust, attestation=NO_EVIDENCE)
     after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
     _end(cluster, after, f"{name} has the node id {fresh.id.hex()}", json=json)
 
