@@ -80,6 +80,7 @@ class Machine(JoinProgress):
     name: str = "den"
     addresses: tuple[str, ...] = ("127.0.0.1:7999",)
     signer: SoftwareSigner = attrs.field(factory=new_key)
+    build: int = 0
     fault: UserError | None = None  # which keeps it from storing
     inviter: str = ""
     stored: Admitted | None = None
@@ -107,7 +108,7 @@ class Machine(JoinProgress):
     @property
     def newcomer(self) -> Newcomer:
         key = self.signer.public_key
-        return Newcomer(key, self.name, "macOS 26", 64 << 30, 7, self.addresses)
+        return Newcomer(key, self.name, "macOS 26", 64 << 30, self.build, self.addresses)
 
     @property
     def told(self) -> str:

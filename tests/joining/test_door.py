@@ -17,6 +17,7 @@ from sealring.files.cluster import sign_next
 from sealring.joining.door import Door, free_name
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
+from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_JOINS
 from sealring_trio.collective.loopback import free_ports
@@ -293,6 +294,32 @@ async def test_names_keys_and_addresses_that_a_member_has(tmp_path: Path) -> Non
         assert "its key is that of 'desk-2', which is a member" in copied.told
         assert "sealring up" in copied.told
     assert made.names == ["desk", "desk-2"]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "told"),
+    [
+        (NEWEST_STEPS + 1, NEWEST_STEPS + 2, "upgrade sealring on desk"),
+        (0, OLDEST_STEPS - 1, "upgrade sealring on den"),
+        (1, NEWEST_STEPS, ""),
+        (NEWEST_STEPS, NEWEST_STEPS + 1, ""),
+    ],
+)
+async def test_a_program_that_the_ring_would_refuse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, oldest: int, newest: int, told: str
+) -> None:
+    # One bit that no step version is: else all zeros are a program that says nothing.
+    den = Machine(build=1 << 32 | oldest << 16 | newest)
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        if not told:
+            assert await asked(made, den, nursery)
+            nursery.cancel_scope.cancel()
+            return
+        await den.join(await made.door.invite())
+        assert made.door.waiting() == []
+    assert told in den.told
+    assert "its sealring knows the step versions" in den.told
+    assert "cannot join: its sealring knows the step versions" in caplog.text
 
 
 async def test_strangers_take_no_place_of_whoever_waits(

@@ -130,12 +130,13 @@ def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, jso
     `UserError`."""
     # These take half a second to import, which a mistake need not wait for.
     import trio  # noqa: PLC0415
+    from sealring_protocol.codec.messages import Build  # noqa: PLC0415
     from sealring_protocol.joining.exchange import (  # noqa: PLC0415
         Admitted,
         InviterProved,
         Newcomer,
+        build_of,
     )
-    from sealring_trio.node.service import build_number  # noqa: PLC0415
 
     from sealring.joining.asking import JoinProgress, JoinRequest  # noqa: PLC0415
     from sealring.joining.fingerprint import fingerprint  # noqa: PLC0415
@@ -154,7 +155,7 @@ def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, jso
             settings.name,
             system_name(),
             machine_memory(),
-            build_number(),
+            build_of(Build()),
             addresses_of(settings.listen, host),
         )
 

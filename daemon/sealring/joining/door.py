@@ -28,7 +28,7 @@ from typing import Any, Final, Literal
 
 import attrs
 import trio
-from sealring_protocol.codec.messages import Admit, Joined
+from sealring_protocol.codec.messages import Admit, Build, Joined
 from sealring_protocol.errors import CloseCode, ConnectionLost, SealringError
 from sealring_protocol.joining.exchange import INVITER_ENTROPY, Host, Introduced, Newcomer
 from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation, Invitations
@@ -487,6 +487,7 @@ class Door:
         )
         try:
             self._check_key(newcomer)
+            self._check_program(newcomer)
             self._place(knock, self.roster.roster)
         except UserError as error:
             self._failed(visit, f"{_plain(newcomer)} cannot join: {error.what}")
@@ -508,6 +509,20 @@ class Door:
             raise UserError(f"its key is that of '{member.name}', which is a member", _OWN_KEY)
         if any(other.newcomer.id == newcomer.id for other in self.waiting()):
             raise UserError("a machine with the same key waits already", _OWN_KEY)
+
+    def _check_program(self, newcomer: Newcomer) -> None:
+        """Raise `UserError` if the ring would refuse the program of *newcomer*."""
+        own, its = Build().steps, newcomer.steps
+        if not newcomer.build or (its.start < own.stop and own.start < its.stop):
+            return
+        member = self.roster.roster.member(node_id(self._signer.public_key))
+        here = "the inviter" if member is None else member.name
+        older = newcomer.name if its.stop <= own.start else here
+        raise UserError(
+            f"its sealring knows the step versions {_listed(its)}, and that of {here} "
+            f"{_listed(own)}",
+            f"They cannot work together: upgrade sealring on {older}, and invite it again",
+        )
 
     async def _joined(self, knock: Knock) -> None:
         """*knock* has stored its roster: have that be in force here, and let it go."""
@@ -573,6 +588,10 @@ _OWN_KEY: Final = (
 def _plain(newcomer: Newcomer) -> str:
     """Who *newcomer* is, in words."""
     return f"{newcomer.name} ({fingerprint(newcomer.public_key)})"
+
+
+def _listed(steps: range) -> str:
+    return ", ".join(map(str, steps[:4])) + (", ..." if len(steps) > 4 else "") or "none"
 
 
 def free_name(name: str, taken: set[str]) -> str:

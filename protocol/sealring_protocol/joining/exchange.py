@@ -57,7 +57,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
-from sealring_protocol.codec.messages import Admit, MessageCode
+from sealring_protocol.codec.messages import Admit, Build, MessageCode
 from sealring_protocol.codec.wire import U16, Reader, is_plain, layout, pack, text, vector
 from sealring_protocol.errors import (
     AuthenticationFailed,
@@ -160,8 +160,8 @@ ADMIT_BODY: Final = 1 + 4 + MAX_ROSTER + 2 + MAX_SETTINGS + AEAD_TAG
 @attrs.frozen
 class Newcomer:
     """Who asks to join, as it says: its 65-byte *public_key*, which alone is proven; its *name*;
-    its *system* in words; its *memory* in bytes; its *build*, 0 if it says none; and the
-    *addresses* at which it will listen.
+    its *system* in words; its *memory* in bytes; its *build*, as `build_of` makes
+    it, 0 if it says none; and the *addresses* at which it will listen.
 
     Raises `LocalProtocolError` if a field is invalid.
     """
@@ -194,6 +194,18 @@ class Newcomer:
     def id(self) -> bytes:
         """The node id, 32 bytes."""
         return node_id(self.public_key)
+
+    @property
+    def steps(self) -> range:
+        """The step versions that its program knows; none if it does not say."""
+        oldest, newest = self.build >> 16 & 0xFFFF, self.build & 0xFFFF
+        return range(oldest, newest + 1) if self.build else range(0)
+
+
+def build_of(build: Build) -> int:
+    """The step versions of *build* as the number that JOIN_FIN has: the oldest in 16 bits, then the
+    newest in 16."""
+    return build.oldest << 16 | build.newest
 
 
 @attrs.frozen(eq=False)
