@@ -325,6 +325,7 @@ def answering(node: LocalNode, tokens: int) -> Iterator[Answer]:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
     tokens = 400
     with contextlib.ExitStack() as stack:

@@ -3,12 +3,11 @@ brings it back."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import is_there, read_public_key, replace_file
+from sealring_trio.files.key_files import is_there, read_public_key, replace_file, sync_folder
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_time, wall_ms
 
@@ -84,7 +83,7 @@ def export(file: Path, *, config: Path | None = None, json: bool = False) -> Non
     try:
         path.resolve().unlink()
         path.unlink(missing_ok=True)  # a link to it
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise OperationError(
             f"{file} has the key, and it is still in {path}: {error.strerror}", f"rm {path}"
@@ -156,11 +155,3 @@ def _write_config(settings: Config, text: str) -> None:
             f"cannot write {settings.path}: {error.strerror}",
             "The key is in both places now. Make that file yours, remove the copy, and try again.",
         ) from None
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -521,7 +521,7 @@ class Door:
         raise UserError(
             f"its sealring knows the step versions {_listed(its)}, and that of {here} "
             f"{_listed(own)}",
-            f"They cannot work together: upgrade sealring on {older}, and invite it again",
+            f"They cannot work together: upgrade sealring on {older}",
         )
 
     async def _joined(self, knock: Knock) -> None:

@@ -161,11 +161,16 @@ def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names of what is in *folder* on disk. Raises `OSError`."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
+        os.fsync(handle)
     finally:
-        os.close(folder)
+        os.close(handle)
 
 
 def reserve(path: Path, size: int) -> None:
