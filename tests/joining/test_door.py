@@ -20,6 +20,7 @@ from sealring.joining.line import JoinLine
 from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_JOINS
+from sealring_protocol.security.roster import Member
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
@@ -239,6 +240,30 @@ async def test_a_newcomer_that_cannot_store_is_no_member(tmp_path: Path) -> None
         assert made.names == ["desk"]
         await asked(made, attic, nursery)
         await made.door.accept()
+        await attic.over.wait()
+    assert made.names == ["desk", "attic"]
+    assert made.installed == [3]
+
+
+async def test_a_roster_that_a_key_elsewhere_signs_has_a_serial_that_nobody_was_sent(
+    tmp_path: Path,
+) -> None:
+    den = Machine(fault=UserError("the disk is full", "Make room."))
+    attic = Machine("attic", ("127.0.0.1:7998",))
+    async with home(tmp_path, signs=False) as made, trio.open_nursery() as nursery:
+        signer = read_key(made.files.coordinator_key)
+
+        def signed(member: Member, spent: int) -> bytes:
+            members = (*made.signed.roster.members, member)
+            return sign_next(made.signed, members, signer, wall_ms(), spent).encode()
+
+        knock = await asked(made, den, nursery)
+        with pytest.raises(OperationError, match="the disk is full"):
+            await made.door.accept("den", signed(knock.member, made.door.spent))
+        knock = await asked(made, attic, nursery)
+        with pytest.raises(UserError, match="serial 2 was sent to a machine that left"):
+            await made.door.accept("attic", signed(knock.member, 0))
+        await made.door.accept("attic", signed(knock.member, made.door.spent))
         await attic.over.wait()
     assert made.names == ["desk", "attic"]
     assert made.installed == [3]

@@ -250,8 +250,8 @@ def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
     if len(meant) != 1:
         return {"who": who}  # the node says what is wrong
     (facts,) = meant
-    before = read_cluster(settings.path).roster
+    cluster = read_cluster(settings.path)
     public_key = bytes.fromhex(facts["public_key"])
     member = Member(public_key, facts["name"], tuple(facts["addresses"]), TrustLevel.SOFTWARE)
-    signed = sign_next(before, (*before.roster.members, member), signer, wall_ms())
+    signed = sign_next(cluster.roster, (*cluster.members, member), signer, wall_ms(), cluster.spent)
     return {"who": facts["id"], "roster": signed.encode().hex()}

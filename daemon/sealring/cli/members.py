@@ -41,6 +41,7 @@ class OwnCluster:
     roster: SignedRoster
     own: bytes  # node id
     running: bool
+    spent: int = 0  # the serial of a roster that may have been sent, and need not be in force
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -70,7 +71,8 @@ def read_cluster(config: Path | None) -> OwnCluster:
     except NobodyThere:
         store = RosterStore(settings.state, coordinator)
         return OwnCluster(settings, store.newest(settings.roster, wall_ms()), own, running=False)
-    return OwnCluster(settings, SignedRoster.decode(bytes.fromhex(answer["roster"])), own, True)
+    roster = SignedRoster.decode(bytes.fromhex(answer["roster"]))
+    return OwnCluster(settings, roster, own, running=True, spent=answer["spent"])
 
 
 def read_signer(config: Config, key: Path | None) -> Signer:
@@ -87,7 +89,7 @@ def read_signer(config: Config, key: Path | None) -> Signer:
 def put_in_force(cluster: OwnCluster, members: Sequence[Member], signer: Signer) -> Roster:
     """Sign the roster with *members* that follows that of *cluster*, and install it at the node
     that runs here, or leave it where the node begins with it. Raises `UserError`."""
-    signed = sign_next(cluster.roster, members, signer, wall_ms())
+    signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
     if cluster.running:
         fields = {"roster": signed.encode().hex()}
         with progress() as report:

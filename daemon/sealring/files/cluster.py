@@ -255,9 +255,12 @@ def _member(member: DraftMember) -> Member:
 # ---------------------------------------------------------------------- the next roster
 
 
-def changed_roster(before: Roster, members: Sequence[Member], wall_ms: int) -> Roster:
+def changed_roster(
+    before: Roster, members: Sequence[Member], wall_ms: int, spent: int = 0
+) -> Roster:
     """The roster that follows *before*, with these *members* in rank order. It has the next serial,
-    and is valid from *wall_ms* on (milliseconds since 1970) for as long as *before* was in all.
+    which is beyond *spent* too, that of a roster that was sent and never in force. It is valid from
+    *wall_ms* on (milliseconds since 1970) for as long as *before* was in all.
 
     Raises `UserError` for members that no roster can have, and for a clock that is behind that of
     whoever signed *before*.
@@ -267,7 +270,8 @@ def changed_roster(before: Roster, members: Sequence[Member], wall_ms: int) -> R
             f"roster {before.serial} cannot be changed so: {twins}",
             "Every machine has a name, a key and addresses of its own.",
         )
-    if before.serial >= MAX_SERIAL:
+    serial = max(before.serial, spent) + 1
+    if serial > MAX_SERIAL:
         raise UserError(
             f"roster {before.serial} has the greatest serial there is", "Begin a new cluster."
         )
@@ -281,7 +285,7 @@ def changed_roster(before: Roster, members: Sequence[Member], wall_ms: int) -> R
     try:
         return attrs.evolve(
             before,
-            serial=before.serial + 1,
+            serial=serial,
             issued_ms=issued_ms,
             expires_ms=issued_ms + before.expires_ms - before.issued_ms,
             members=tuple(members),
@@ -293,7 +297,7 @@ def changed_roster(before: Roster, members: Sequence[Member], wall_ms: int) -> R
 
 
 def sign_next(
-    before: SignedRoster, members: Sequence[Member], signer: Signer, wall_ms: int
+    before: SignedRoster, members: Sequence[Member], signer: Signer, wall_ms: int, spent: int = 0
 ) -> SignedRoster:
     """`changed_roster`, signed by *signer*, which must have signed *before*: whoever else could
     write a roster would choose what is signed next. Raises `UserError`."""
@@ -311,7 +315,7 @@ def sign_next(
                 f"the key of '{member.name}' is the coordinator's, which belongs to no machine",
                 f"Make one for '{member.name}', on that machine: sealring keygen node.key",
             )
-    return sign_roster(changed_roster(before.roster, members, wall_ms), signer)
+    return sign_roster(changed_roster(before.roster, members, wall_ms, spent), signer)
 
 
 def read_coordinator_key(path: Path, coordinator: bytes) -> SoftwareSigner:

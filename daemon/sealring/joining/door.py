@@ -43,14 +43,13 @@ from sealring_protocol.security.roster import (
     SignedRoster,
     TrustLevel,
     newer,
-    sign_roster,
 )
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, is_hub_id
 from sealring_trio.net.connecting import accept, open_listeners
 from sealring_trio.units import format_address, is_loopback, is_unspecified, parse_address, wall_ms
 
-from sealring.files.cluster import changed_roster, read_coordinator_key
+from sealring.files.cluster import read_coordinator_key, sign_next
 from sealring.files.config import Config
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
@@ -156,7 +155,8 @@ class Door:
         self._opening = trio.Lock()
         self._listening = False
         self._open_until = 0.0  # seconds since 1970
-        self._serial = 0  # of the last roster that was signed here
+        self.spent = 0
+        """The serial of the last roster that a newcomer was sent, in force or not."""
         self._roster: Callable[[], SignedRoster] | None = None
         self._install: Callable[[bytes], Awaitable[None]] | None = None
         self._model = ""
@@ -274,7 +274,7 @@ class Door:
             await other.over.wait()
         signed = self._signed(knock) if roster is None else self._given(knock, roster)
         knock.admitted = signed
-        self._serial = signed.roster.serial
+        self.spent = signed.roster.serial
         settings = {"cluster": signed.roster.name, "model": self._model or None}
         log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
         knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
@@ -351,12 +351,10 @@ class Door:
                 "--key coordinator.key",
             )
         signer = read_coordinator_key(self._config.coordinator_key, self._coordinator)
-        before = self.roster.roster
-        self._place(knock, before)
-        # A newcomer that left may have been sent a roster that never was in force.
-        before = attrs.evolve(before, serial=max(before.serial, self._serial))
-        members = (*before.members, knock.member)
-        return sign_roster(changed_roster(before, members, wall_ms()), signer)
+        before = self.roster
+        self._place(knock, before.roster)
+        members = (*before.roster.members, knock.member)
+        return sign_next(before, members, signer, wall_ms(), self.spent)
 
     def _given(self, knock: Knock, roster: bytes) -> SignedRoster:
         """*roster*, if it may follow the one in force and holds the newcomer of *knock*. Raises
@@ -369,9 +367,9 @@ class Door:
                 f"{knock.name} cannot be admitted with this roster: {error}",
                 "Accept it again: the roster may have changed meanwhile.",
             ) from None
-        if signed.roster.serial <= self._serial:
+        if signed.roster.serial <= self.spent:
             raise UserError(
-                f"a roster with the serial {self._serial} was sent to a machine that left",
+                f"a roster with the serial {self.spent} was sent to a machine that left",
                 "Sign one with a greater serial, or renew the roster in force first.",
             )
         knock.name = next(m.name for m in signed.roster.members if m.id == knock.newcomer.id)

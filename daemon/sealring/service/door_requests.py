@@ -1,5 +1,6 @@
 """What a node's owner may ask its door: `invite`, which then reports what happens until the
-invitation is over; `waiting`, `accept` and `refuse`.
+invitation is over; `waiting`, `accept` and `refuse`; and `members`: the roster that the next one
+follows, and the serial that this has to exceed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sealring.joining.door import Door, DoorNews
 from sealring.service.requests import read_fields
 from sealring.service.verification import Reply
 
-DOOR_REQUESTS: Final = ("accept", "invite", "refuse", "waiting")
+DOOR_REQUESTS: Final = ("accept", "invite", "members", "refuse", "waiting")
 
 _MAX_SECONDS: Final = 7 * 86_400
 _LOOK_SECONDS: Final = 1.0
@@ -59,6 +60,8 @@ async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> No
         case "refuse":
             knock = door.refuse(read_fields(WhoFields, body, "machines refuse").who)
             await reply({"event": "done", **knock.facts()})
+        case "members":
+            await reply({"roster": door.roster.encode().hex(), "spent": door.spent})
         case _:
             who = read_fields(WhoFields, body, "machines list").who
             await reply({"waiting": [knock.facts() for knock in door.waiting(who)]})

@@ -23,6 +23,7 @@ from sealring_trio.units import format_time, wall_ms
 
 from sealring.files.cluster import read_coordinator_key, sign_next
 from sealring.files.config import Config
+from sealring.joining.door import Door
 
 log = logging.getLogger("sealring")
 
@@ -44,9 +45,9 @@ def due_in(roster: Roster, rank: int, wall_ms: int) -> float:
     return left - lifetime / 3 + rank * min(TURN, lifetime / 100)
 
 
-async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes) -> None:
-    """Renew the roster of *runtime* whenever it is due, with the key that *config* names, until
-    cancelled. A failure is logged once, and tried again."""
+async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes, door: Door) -> None:
+    """Renew the roster of *runtime*, whose *door* is this, whenever it is due, with the key that
+    *config* names, until cancelled. A failure is logged once, and tried again."""
     if config.coordinator_key is None:
         return
     if runtime.node.world > 1:
@@ -59,7 +60,7 @@ async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes) ->
         put_out = any(peer.put_out for peer in node.peers())
         if wait <= 0 and not put_out and is_there(config.coordinator_key):
             try:
-                await _renew(runtime, config.coordinator_key, coordinator)
+                await _renew(runtime, config.coordinator_key, coordinator, door.spent)
                 said = ""
                 continue
             except UserError as error:
@@ -70,11 +71,11 @@ async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes) ->
             await changed.wait()
 
 
-async def _renew(runtime: Runtime, path: Path, coordinator: bytes) -> None:
+async def _renew(runtime: Runtime, path: Path, coordinator: bytes, spent: int) -> None:
     """Sign the members again with the key at *path*, and install that. Raises `UserError`."""
     signer = read_coordinator_key(path, coordinator)
     before = runtime.node.roster
-    signed = sign_next(before, before.roster.members, signer, wall_ms())
+    signed = sign_next(before, before.roster.members, signer, wall_ms(), spent)
     await runtime.install(signed.encode())
     log.info(
         "roster %d is renewed as roster %d, valid until %s; the other members take it from here",

@@ -1,9 +1,9 @@
 """What a node's owner may ask it at its Unix socket: the fields of each request, and `Requests`,
 which answers them.
 
-`generate` and `verify` are for the head, `status`, `members`, `profile` and `roster` for every
-rank, `end` for a head that people watch. `use` outlives the node that it is asked of, so
-`service.ModelSwitch` answers that; `verify` is in `verification`.
+`generate` and `verify` are for the head, `status`, `profile` and `roster` for every rank, `end` for
+a head that people watch. `use` outlives the node that it is asked of, so `service.ModelSwitch`
+answers that; `verify` is in `verification`.
 """
 
 from __future__ import annotations
@@ -155,8 +155,6 @@ class Requests:
                 await self._install(bytes.fromhex(fields.roster), reply)
                 roster = self._runtime.node.roster.roster
                 await reply({"event": "done", "serial": roster.serial})
-            case "members":
-                await reply({"roster": self._runtime.node.roster.encode().hex()})
             case _:
                 raise UserError(
                     f"the node does not know '{name}'",

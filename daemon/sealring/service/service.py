@@ -167,7 +167,7 @@ async def _live(
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
             nursery.start_soon(_keep, generator)
-            nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator)
+            nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator, door)
             switch.begin(setup, generator, api)
             door.begin(lambda: runtime.node.roster, runtime.install, config.model)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)
