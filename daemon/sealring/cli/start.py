@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,9 @@ from sealring.logs import LogFormat, begin_log
 from sealring.output import print_facts, print_json, visible
 
 if TYPE_CHECKING:
+    from sealring_protocol.joining.invitation import Invitation
+    from sealring_protocol.security.roster import Roster
+
     from sealring.joining.door import Door, Knock
 
 
@@ -105,8 +109,7 @@ def start(
     greeter = _Greeter(place, yes=yes, json=json)
     try:
         config = load_config(place.config)
-        greeter.config = config
-        run_node(config, beside=greeter.greet)
+        run_node(config, beside=partial(greeter.greet, config))
     finally:
         if not greeter.up:
             if not kept:
@@ -126,15 +129,14 @@ class _Greeter:
         self._place = place
         self._yes = yes
         self._json = json
-        self.config: Config | None = None
         self.up = False
 
-    async def greet(self, door: Door) -> None:
-        """Do so, until cancelled."""
+    async def greet(self, config: Config, door: Door) -> None:
+        """Do so for the node of *config*, until cancelled."""
         self.up = True
         with door.news() as news:
             invitation = await door.invite()
-            self._announce(door, invitation.encode(), invitation.expires_s)
+            self._announce(config, door.roster.roster, invitation)
             if not self._yes and (self._json or not sys.stdin.isatty()):
                 return
             try:
@@ -144,11 +146,8 @@ class _Greeter:
             except (EOFError, OSError):  # the node outlives its terminal
                 log.info("nobody is asked here any more. Say who may join: %s", _ACCEPT)
 
-    def _announce(self, door: Door, invitation: str, expires_s: int) -> None:
-        config, roster = self.config, door.roster.roster
-        if config is None:
-            return
-        base = None
+    def _announce(self, config: Config, roster: Roster, invitation: Invitation) -> None:
+        text, member, base = invitation.encode(), roster.members[0], None
         if config.api is not None:
             scheme = "http" if config.tls is None else "https"
             base = f"{scheme}://{format_address(*config.api)}"
@@ -156,19 +155,18 @@ class _Greeter:
             print_json(
                 {
                     "cluster": roster.name,
-                    "name": roster.members[0].name,
+                    "name": member.name,
                     "api": base and f"{base}/v1",
                     "page": base and f"{base}/",
                     "config": str(config.path),
                     "coordinator_key": str(self._place.coordinator_key),
-                    "invitation": invitation,
-                    "command": join_command(invitation),
-                    "expires_s": expires_s,
+                    "invitation": text,
+                    "command": join_command(text),
+                    "expires_s": invitation.expires_s,
                 }
             )
             sys.stdout.flush()
             return
-        member = roster.members[0]
         facts = [
             ("cluster", f"{roster.name}, of one machine: {member.name}"),
             ("reached at", " or ".join(member.addresses)),
@@ -181,7 +179,7 @@ class _Greeter:
             f"\nWho belongs to {roster.name} is signed by the coordinator's key, which lies on "
             f"this machine: {self._place.coordinator_key}"
         )
-        print_invitation(invitation, expires_s)
+        print_invitation(text, invitation.expires_s)
 
     async def _decide(self, door: Door, knock: Knock) -> None:
         """Have *knock* admitted or refused, as a person says."""
