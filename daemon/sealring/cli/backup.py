@@ -109,7 +109,7 @@ def restore(
     file
         The backup.
     folder
-        Where the files go; the default folder for configs if left out.
+        Where the files go; the default folder if left out.
     passphrase_file
         File whose first line is the passphrase, which nobody else may read.
     json

@@ -66,8 +66,8 @@ def join(
     invitation
         What the other machine printed.
     folder
-        Where the files of this machine go; if left out, where this system
-        keeps the configs of a user.
+        Where the files of this machine go; if left out the default folder,
+        which is where this system keeps the configs of a user.
     model
         Folder of the model on this machine, where the cluster's is no hub id.
     listen
@@ -78,8 +78,8 @@ def join(
     name
         What to call this machine; its host name if left out.
     log_format
-        'json' has the log as one JSON object a line: time, level, logger,
-        text, and exception where there is one.
+        'json' has one JSON object a line: time, level, logger, text, and
+        exception where there is one.
     json
         Print one JSON object once it has joined.
     """

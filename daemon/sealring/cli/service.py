@@ -310,8 +310,8 @@ def install(
     Parameters
     ----------
     config
-        The node's config file, or its folder; that of 'sealring start' if
-        left out.
+        The node's config file, or the folder that has it as node.toml; that
+        of the default folder if left out.
     system
         A service of the machine, which takes root. The default on macOS.
     user

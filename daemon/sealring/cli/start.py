@@ -77,8 +77,8 @@ def start(
     Parameters
     ----------
     folder
-        Where the files of this machine go; if left out, where this system
-        keeps the configs of a user.
+        Where the files of this machine go; if left out the default folder,
+        which is where this system keeps the configs of a user.
     model
         Folder of a model, or its hub id; the one that ships with sealring if
         left out.
@@ -93,8 +93,8 @@ def start(
     yes
         Let in whoever brings the invitation, without asking.
     log_format
-        'json' has the log as one JSON object a line: time, level, logger,
-        text, and exception where there is one.
+        'json' has one JSON object a line: time, level, logger, text, and
+        exception where there is one.
     json
         Print one JSON object once it serves, and ask nothing.
     """

@@ -74,7 +74,7 @@ def up(
     ----------
     config
         The node's config file, or the folder that has it as node.toml; that
-        of this user's cluster if left out.
+        of the default folder if left out.
     strategy
         How the model is split, in place of what the config says: 'tp' gives
         each rank a share of every layer, 'pp' some of the layers, 'auto'

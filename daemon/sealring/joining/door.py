@@ -535,8 +535,8 @@ class Door:
             await install(signed.encode())
         except UserError as error:
             log.warning(
-                "%s has joined, and roster %d could not be installed here: %s. %s brings it when "
-                "it links with this node",
+                "%s has stored roster %d, which could not be installed here: %s. %s brings it when "
+                "it links with this node, and is a member then unless a newer roster is in force",
                 knock.name,
                 serial,
                 error.what,
