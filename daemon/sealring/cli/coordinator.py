@@ -26,6 +26,8 @@ app = cyclopts.App(
     itself. Off every machine, nobody who breaks into one can add another.
 
         sealring coordinator export /media/stick/coordinator.key
+
+    Next: sealring machines, with --key where the key does not lie.
     """,
 )
 

@@ -87,8 +87,7 @@ def doctor(*, config: Path | None = None, collect: Path | None = None, json: boo
     It works whether or not the ring does, and on any of its machines: it reads
     the node's files, dials the other members, and asks this machine's node if
     it runs. It measures no bandwidth. Clocks are compared by the links that are
-    up; no time server is asked. What others see of this machine is theirs to
-    say: run it there, too.
+    up; no time server is asked.
 
         sealring doctor
         sealring doctor --config desk.toml --json
@@ -97,10 +96,14 @@ def doctor(*, config: Path | None = None, collect: Path | None = None, json: boo
     The exit code is that of the worst finding: 0 all is right, 1 something
     could not be looked at, 3 something is not right.
 
+    Next: run it on the other machines. What they see of this one is theirs to
+    say.
+
     Parameters
     ----------
     config
-        The node's config file; that of this user's cluster if left out.
+        The config of this machine's node; that of the default folder if left
+        out.
     collect
         Write a report to this new file: versions, states and numbers, without
         names, addresses, paths and keys.

@@ -59,7 +59,7 @@ def join(
     whether this one may join. Then it fetches its part of the model, and
     serves until Ctrl-C.
 
-    Start it again with: sealring up
+    Next: sealring machines list. After a restart: sealring up
 
     Parameters
     ----------

@@ -40,7 +40,8 @@ Show and change which machines belong to the cluster.
     sealring machines rename den attic
     sealring machines remove attic
 
-To begin a cluster: sealring start
+Next, on the machine that was invited: sealring join. To begin a cluster:
+sealring start
 """
 
 app = cyclopts.App(name="machines", help=HELP)

@@ -72,7 +72,7 @@ def start(
     When a machine knocks, you see its name and its key as four words, and
     say whether it may join. That machine shows the same words.
 
-    Start it again with: sealring up. Invite more: sealring machines invite
+    Next: sealring machines invite, for one more. After a restart: sealring up
 
     Parameters
     ----------
