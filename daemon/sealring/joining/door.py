@@ -370,7 +370,7 @@ class Door:
         if signed.roster.serial <= self.spent:
             raise UserError(
                 f"a roster with the serial {self.spent} was sent to a machine that left",
-                "Sign one with a greater serial, or renew the roster in force first.",
+                "Accept it again: the next one has a greater serial.",
             )
         knock.name = next(m.name for m in signed.roster.members if m.id == knock.newcomer.id)
         return signed
