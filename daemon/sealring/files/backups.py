@@ -99,7 +99,9 @@ class SavedFiles(pydantic.BaseModel, extra="forbid", frozen=True):
     """What a backup holds: its files, and the name of the one that is the *config*."""
 
     config: str
-    files: Annotated[tuple[SavedFile, ...], pydantic.Field(max_length=MAX_FILES)]
+    files: Annotated[
+        tuple[SavedFile, ...], pydantic.Field(max_length=MAX_FILES), pydantic.FailFast()
+    ]
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
