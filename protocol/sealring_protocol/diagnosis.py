@@ -82,7 +82,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     "(sealring roster install): the others take it from there.",
     Cause.ROSTER_CONFLICT: "Two rosters were signed with one serial. Sign one of them once more, "
     "which takes the next serial, and give it to any one node (sealring roster install).",
-    Cause.NOT_A_MEMBER: "If it is to be one: 'sealring roster add', and sign again.",
+    Cause.NOT_A_MEMBER: "To bring it back, ask for an invitation on a member: sealring machines "
+    "invite. Then stop the node here, and: sealring join INVITATION.",
     Cause.ENGINE_STARTING: "A large model's description takes a while to read.",
     Cause.ENGINE_SILENT: "See what else runs on this machine: it is stopped, starved, or at a long "
     "piece of a prompt. It is replaced by itself if it goes on.",

@@ -200,10 +200,10 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "missing option": (
         lambda _: 0,
-        "generate --prompt hi",
+        "roster install home.roster",
         2,
-        "--config is needed: the config of the head",
-        "See: sealring generate --help. Without one: sealring run tiny PROMPT",
+        "--config is needed: the config of",
+        "See: sealring roster install --help",
     ),
     "missing value": (
         lambda _: 0,

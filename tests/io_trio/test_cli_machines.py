@@ -22,6 +22,7 @@ from sealring.service.renewal import due_in
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import UserError
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
@@ -182,6 +183,28 @@ def test_the_config_of_the_default_folder_is_meant(
     shutil.copytree(home, tmp_path / "xdg")
     (tmp_path / "xdg" / "desk.toml").rename(tmp_path / "xdg" / "node.toml")
     assert sealring("machines", "rename", "laptop", "den").code == 0
+
+
+def test_a_machine_of_a_cluster_is_asked_about_that_and_not_told_to_serve(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home)
+    (api,) = free_ports(1)
+    (home / "node.toml").write_text(f'{CONFIG}api = "0.0.0.0:{api}"\n')
+    status = sealring("status")
+    assert status.code == 1
+    assert "no node is running here" in status.err
+    assert "Start it: sealring up. For a ring of 'sealring serve'" in status.err
+    assert "no node is running here" in sealring("generate", "--prompt", "Hi.").err
+    for command in (("chat",), ("status", "--url", f"http://127.0.0.1:{api}")):
+        asked = sealring(*command)
+        assert f"no head answers at http://127.0.0.1:{api}" in asked.err, command
+        assert "'sealring status' names it" in asked.err
+        assert "Start one" not in asked.err
+    listed = sealring("machines")
+    assert "laptop" in listed.out
+    assert sealring("machines", "list").out == listed.out
+    assert [each["state"] for each in sealring("machines", "--json").json()["machines"]] == ["", ""]
 
 
 def test_a_clock_that_is_behind_signs_nothing() -> None:

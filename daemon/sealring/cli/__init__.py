@@ -49,9 +49,6 @@ _UNSAID: Final = ("False", "()", '""')
 _COMMAND: Final = "    sealring "
 _WORDS: Final = re.compile(r'(?:"[^"]*"|\S)+')
 
-_WITHOUT: Final = {"generate --config": ". Without one: sealring run tiny PROMPT"}
-"""What else a person may want who has not what an option of a command needs."""
-
 _SENTENCE: Final = re.compile(r"[.;](?:\s|$)")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -358,7 +355,6 @@ def _missing(
     meaning = _meaning(error, name)
     if error.keyword is not None:
         return UserError(f"{shown} is given without a value{meaning}", see)
-    see += _WITHOUT.get(" ".join([*(error.command_chain or ()), name]), "")
     if wrong := get_close_matches(name, unused, n=1):
         see = f"Did you mean {name} instead of {wrong[0]}? {see}"
     elif name == "--model" and len(unused) == 1:

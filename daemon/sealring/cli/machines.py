@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import cyclopts
+from sealring_protocol.diagnosis import ADVICE, Cause
 from sealring_protocol.security.roster import Member, TrustLevel
 from sealring_trio.errors import UserError
 from sealring_trio.units import wall_ms
@@ -24,7 +25,7 @@ from sealring.cli.doorway import (
     print_invitation,
     say,
 )
-from sealring.cli.members import read_cluster, read_signer
+from sealring.cli.members import OwnCluster, read_cluster, read_signer
 from sealring.files.cluster import sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
@@ -34,7 +35,7 @@ from sealring.output import print_json, print_table, visible
 HELP = """\
 Show and change which machines belong to the cluster.
 
-    sealring machines list
+    sealring machines
     sealring machines invite
     sealring machines accept den
     sealring machines rename den attic
@@ -54,11 +55,13 @@ _JOIN_SECONDS = 60.0
 Minutes = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=10080))]
 
 
+@app.default
 @app.command(name="list")
 def list_(*, config: Path | None = None, json: bool = False) -> None:
     """Show the machines of the cluster, in rank order: the first is the head.
 
-    Those that wait to be let in follow, if this machine's node runs.
+    If this machine's node runs, it says which of them are up, and those that
+    wait to be let in follow.
 
     Parameters
     ----------
@@ -71,6 +74,8 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
     cluster = read_cluster(config)
     roster, own = cluster.roster.roster, cluster.own
     waiting = _waiting(cluster.config) if cluster.running else []
+    states = _states(cluster)
+    out = [name for name, state in states.items() if state == _PUT_OUT]
     if json:
         machines = [
             {
@@ -79,6 +84,7 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
                 "fingerprint": fingerprint(member.public_key),
                 "addresses": list(member.addresses),
                 "here": member.id == own,
+                "state": states[member.name],
             }
             for rank, member in enumerate(roster.members)
         ]
@@ -86,11 +92,12 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
         return
     print_table(
         f"machines of {roster.name}",
-        ["rank", "name", "fingerprint", "addresses"],
+        ["rank", "name", "state", "fingerprint", "addresses"],
         [
             (
                 str(rank),
                 f"{member.name} (this one)" if member.id == own else member.name,
+                states[member.name] or "-",
                 fingerprint(member.public_key),
                 " ".join(member.addresses),
             )
@@ -98,6 +105,12 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
         ],
         numbers_from=9,
     )
+    if out:
+        print(
+            f"\nThis machine was put out of {roster.name}: {' and '.join(map(visible, out))} "
+            f"{'has' if len(out) == 1 else 'have'} a newer roster without it, and what is above is "
+            f"the last that it was shown. {ADVICE[Cause.NOT_A_MEMBER]}"
+        )
     for each in waiting:
         print(f"\n{describe_newcomer(each)}: sealring machines accept {each['fingerprint']}")
 
@@ -229,6 +242,29 @@ def refuse(who: str = "", *, config: Path | None = None, json: bool = False) -> 
         print_json({name: value for name, value in done.items() if name != "event"})
         return
     print(f"{visible(done['name'])} was refused. For another: sealring machines invite")
+
+
+_PUT_OUT = "put us out"
+"""The state of a machine that has a newer roster, without this one."""
+
+
+def _states(cluster: OwnCluster) -> dict[str, str]:
+    """How each machine is, by its name, as far as the node here knows; empty for what it does not.
+    The head has a link with each that is up, and another machine with some."""
+    states = {member.name: "" for member in cluster.members}
+    if not cluster.running:
+        return states
+    facts = next(ask(cluster.config.control_socket, "status", seconds=ANSWER_SECONDS))
+    states[facts["name"]] = "up"
+    for peer in facts["peers"]:
+        if peer["put_out"]:
+            state = _PUT_OUT
+        elif any(peer[link] for link in ("control", "step", "tunnel")):
+            state = "up"
+        else:
+            state = "away" if facts["role"] == "head" else ""
+        states[peer["name"]] = state
+    return states
 
 
 def _waiting(settings: Config, who: str = "") -> list[dict[str, Any]]:

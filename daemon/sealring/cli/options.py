@@ -14,6 +14,8 @@ import attrs
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from sealring_trio.errors import UserError
+from sealring_trio.files.key_files import is_there
+from sealring_trio.units import format_address, is_unspecified
 
 if TYPE_CHECKING:
     from sealring.local.client import HeadClient
@@ -110,13 +112,34 @@ class Access:
         return HeadClient(url, client.api_key(self.api_key, self.api_key_file), trust)
 
 
+def usual_url() -> str:
+    """Where the head's API is if nobody says: as the config of the default folder has it, or else
+    the default."""
+    from sealring.files.config import config_path, load_config  # noqa: PLC0415 - as above
+    from sealring.local.client import DEFAULT_URL  # noqa: PLC0415 - as above
+
+    path = config_path(None)
+    if not is_there(path):
+        return DEFAULT_URL
+    try:
+        config = load_config(path)
+    except UserError:  # which is for 'sealring up' to say
+        return DEFAULT_URL
+    if config.api is None:
+        return DEFAULT_URL
+    host, port = config.api
+    if is_unspecified(host):
+        host = "::1" if ":" in host else "127.0.0.1"
+    return f"{'http' if config.tls is None else 'https'}://{format_address(host, port)}"
+
+
 def head_at(url: str | None) -> str:
     """The address of the head at *url*; if that is left out the usual one, unless another user of
     this machine listens there. Raises `UserError`."""
     from sealring.local import client  # noqa: PLC0415 - as above
     from sealring.local.client import stranger  # noqa: PLC0415 - as above
 
-    base = client.base_url(url or client.DEFAULT_URL)
+    base = client.base_url(url or usual_url())
     if url is None and (why := stranger(base)):
         raise UserError(
             why, f"Give the address of your head, or this one if you mean it: --url {base}"

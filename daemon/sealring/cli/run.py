@@ -22,6 +22,7 @@ from sealring.cli.options import (
     TopP,
     is_piped,
     read_prompt,
+    usual_url,
 )
 from sealring.cli.speaking import Silent, speaker
 from sealring.output import print_json, print_note, progress
@@ -38,7 +39,7 @@ from sealring.cli.options import (
     FromZero,
 )
 from sealring.cli.speaking import PlainSpeaker, Speaker
-from sealring.files.config import load_config
+from sealring.files.config import own_config
 from sealring.local.node_socket import ask
 from sealring.output import note_cut_off
 
@@ -183,7 +184,7 @@ def _head(
     from sealring.local.client import HeadClient  # noqa: PLC0415
     from sealring.local.ring import guess_options, local_api  # noqa: PLC0415
 
-    base = client.base_url(url or client.DEFAULT_URL)
+    base = client.base_url(url or usual_url())
     with contextlib.ExitStack() as stack:
         http = stack.enter_context(access.client(base))
         card = {} if no_guesses else _card(http, base, sure=url is not None)
@@ -316,8 +317,8 @@ def _report(head: _Head, answer: StreamedAnswer, began: float, *, json: bool) ->
 
 def generate(
     *,
-    config: Path,
     prompt: Prompt,
+    config: Path | None = None,
     max_tokens: Positive = 256,
     temperature: FromZero | None = None,
     top_p: TopP | None = None,
@@ -333,7 +334,7 @@ def generate(
     If a rank is missing, it waits until the ring is complete, and says what
     it waits for. Ctrl-C withdraws the request from every rank.
 
-        sealring generate --config desk.toml --prompt "Why is the sky blue?"
+        sealring generate --prompt "Why is the sky blue?"
 
         sealring generate --config desk.toml --prompt - < question.txt
 
@@ -342,11 +343,12 @@ def generate(
 
     Parameters
     ----------
-    config
-        The config of the head, as given to 'sealring up'.
     prompt
         What to ask; - reads it from standard input. The model's chat template
         is put around it.
+    config
+        The config of the head, as given to 'sealring up'; that of the default
+        folder if left out.
     max_tokens
         The most tokens to give. 'run' has no such limit if it is left out.
     temperature
@@ -367,7 +369,7 @@ def generate(
     json
         Print one JSON object at the end, instead of streaming.
     """
-    socket = load_config(config).control_socket
+    socket = own_config(config).control_socket
     fields = {
         "prompt": read_prompt(prompt) if prompt == STDIN else prompt,
         "raw": raw,

@@ -9,11 +9,12 @@ from typing import Any
 from sealring_protocol.codec.messages import Build
 from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.key_files import is_there
 from sealring_trio.units import format_size
 
 from sealring.cli.options import NO_KEY, Access, head_at
-from sealring.files.config import load_config
-from sealring.local.node_socket import ANSWER_SECONDS, ask
+from sealring.files.config import config_path, own_config
+from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
 from sealring.output import guesses_text, print_facts, print_json, print_table, visible
 
 
@@ -26,9 +27,10 @@ def status(
 ) -> None:
     """Show how a ring is: what its head says of it, or what one of its nodes knows.
 
-    Without a config it asks the head's API, as that of 'sealring serve'. With
-    one it asks the node of this machine that has it: its part, its peers, its
-    pace, and why its links are down.
+    With a config it asks the node of this machine that has it: which machine
+    is the head, its part, its peers, its pace, and why its links are down. So
+    it does on a machine that began a cluster or joined one. Elsewhere, or
+    with --url, it asks the head's API, as that of 'sealring serve'.
 
         sealring status
         sealring status --url http://desk:7480
@@ -37,20 +39,21 @@ def status(
     Parameters
     ----------
     config
-        The config of the node, as given to 'sealring up'.
+        The config of the node, as given to 'sealring up'; that of the default
+        folder, if there is one and no --url is given.
     url
         The head's address; http://127.0.0.1:7480 if left out.
     json
         Print one JSON object.
     """
-    if config is None:
+    if config is None and (url is not None or not is_there(config_path(None))):
         _show_ring(url, access, json=json)
         return
     if url is not None:
         raise UserError(
             "a config names a node of this machine, and a URL a head", "Give one of the two."
         )
-    facts = next(ask(load_config(config).control_socket, "status", seconds=ANSWER_SECONDS))
+    facts = _asked(config)
     if json:
         print_json(facts)
         return
@@ -81,6 +84,19 @@ def status(
             times = "" if stranger["tries"] == 1 else f", {stranger['tries']} times"
             source, reason = visible(stranger["source"]), visible(stranger["reason"])
             print(f"    {source}: {reason} ({when}{times})")
+
+
+def _asked(config: Path | None) -> dict[str, Any]:
+    """What the node of *config*, or of the default folder, says. Raises `UserError`."""
+    try:
+        return next(ask(own_config(config).control_socket, "status", seconds=ANSWER_SECONDS))
+    except NobodyThere as error:
+        if config is not None:
+            raise
+        raise OperationError(
+            error.what,
+            "Start it: sealring up. For a ring of 'sealring serve', give its address: --url URL.",
+        ) from None
 
 
 def _show_ring(url: str | None, access: Access, *, json: bool) -> None:
@@ -187,6 +203,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
+        ("head", _head(facts)),
         ("version", _version(facts)),
         ("state", _node_state(facts)),
         ("cluster", f"{facts['cluster']}, trust {facts['trust']}"),
@@ -216,6 +233,11 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
             if peer["collective"]
         ),
     ]
+
+
+def _head(facts: dict[str, Any]) -> str:
+    """Which machine is the head, unless it is this one."""
+    return next((f"{peer['name']}: ask there" for peer in facts["peers"] if not peer["rank"]), "")
 
 
 def _outs(peers: list[dict[str, Any]]) -> str:

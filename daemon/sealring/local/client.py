@@ -30,9 +30,9 @@ import httpcore2
 import httpx2
 from sealring_protocol.limits import MAX_TOKENS
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import check_secret, decoded, read_file
+from sealring_trio.files.key_files import check_secret, decoded, is_there, read_file
 
-from sealring.files.config import DEFAULT_API
+from sealring.files.config import DEFAULT_API, config_path
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
@@ -472,10 +472,7 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     if "WRONG_VERSION_NUMBER" in str(error):
         return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return HeadUnreachable(
-            f"no head answers at {url}",
-            "Start one: sealring serve. Or give its address: --url URL.",
-        )
+        return HeadUnreachable(f"no head answers at {url}", _how_to_reach())
     if isinstance(error, httpx2.RemoteProtocolError) and "sending a response" in str(error):
         return OperationError(
             f"{url} closed the connection without an answer",
@@ -491,6 +488,17 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     return OperationError(
         f"the head at {url} went away: {error or type(error).__name__}",
         "Start it again if it has ended, and ask again.",
+    )
+
+
+def _how_to_reach() -> str:
+    """What to do where no head answers."""
+    if not is_there(config_path(None)):
+        return "Start one: sealring serve. Or give its address: --url URL."
+    return (
+        "This machine is in a cluster, of which the head alone has the API: 'sealring status' "
+        "names it, if this machine's node runs (sealring up). Ask there, or give its address: "
+        "--url URL."
     )
 
 

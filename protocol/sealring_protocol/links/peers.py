@@ -222,8 +222,9 @@ class PeerBook:
             return []
         text = (
             f"{member.name} holds a newer roster than this node's ({own.serial}), in which this "
-            f"node is no member: it is dialed every {REST_SECONDS / 60:.0f} minutes. If that is a "
-            "mistake, add this node to the roster, sign it, and give it to any member"
+            f"node is no member: it is dialed every {REST_SECONDS / 60:.0f} minutes. To come back, "
+            "ask for an invitation there (sealring machines invite), stop this node, and here: "
+            "sealring join INVITATION"
         )
         return [Note(Level.WARNING, text)]
 
