@@ -4,6 +4,7 @@ editor, at a node that runs or where none does; and the key that signs comes and
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import stat
 import tempfile
@@ -380,6 +381,38 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
         assert "names no coordinator's key" in sealring(*rename).err
         assert sealring(*rename, "--key", taken).code == 0
         assert head.status()["serial"] == 4
+
+
+def test_another_machine_becomes_the_head_while_a_stream_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The roster is signed on a machine that is not the head, which hands it to the head."""
+    tokens = 400
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        key = {"coordinator_key": KEY_NAME}
+        configs = write_cluster(folder, 2, tiny.path(), options=key)
+        head, other = [stack.enter_context(running_node(config)) for config in configs]
+        for node in (head, other):
+            wait_until_up(node)
+        wait_for(head, "state", "serving")
+        with answering(head, tokens) as answer:
+            move = ("machines", "move", "rank1", "--rank", "0", "--config", other.config)
+            done = sealring(*move, "--json")
+        assert done.json() == {"serial": 2, "installed": True, "members": ["rank1", "rank0"]}, done
+        assert answer.summary["reason"] == "stop"  # a head that is cut off has its requests fail
+        assert "rank0 lets its requests finish: roster 2 makes rank1 the head" in done.err
+        wait_for(other, "role", "head")
+        wait_for(other, "state", "serving")
+
+        # Without options a machine asks about itself.
+        text = head.config.read_text() + f'state = "{folder / "rank0.state"}"\n'
+        (folder / "node.toml").write_text(text)
+        monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: folder)
+        assert re.search(r"head +rank1: ask there", sealring("status").out)
+        for config in (head.config, other.config):
+            listed = sealring("machines", "list", "--config", config, "--json").json()
+            assert [each["state"] for each in listed["machines"]] == ["up", "up"]
 
 
 @pytest.mark.parametrize("left", [20, -1])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from sealring_protocol.links.link_manager import HEAD_FIRST
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import (
     NO_EVIDENCE,
@@ -92,10 +93,13 @@ def put_in_force(cluster: OwnCluster, members: Sequence[Member], signer: Signer)
     signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
     if cluster.running:
         fields = {"roster": signed.encode().hex()}
-        with progress() as report:
-            for line in ask(cluster.config.control_socket, "roster", fields, ANSWER_SECONDS):
-                if line["event"] == "waiting":
-                    report(line["text"])
+        try:
+            with progress() as report:
+                for line in ask(cluster.config.control_socket, "roster", fields, ANSWER_SECONDS):
+                    if line["event"] == "waiting":
+                        report(line["text"])
+        except UserError as error:
+            raise _with_file(error, cluster, signed) from None
         return signed.roster
     try:
         replace_file(cluster.config.roster, signed.encode())
@@ -105,6 +109,24 @@ def put_in_force(cluster: OwnCluster, members: Sequence[Member], signer: Signer)
             "Nothing has changed. Make that file yours, or free space, and try again.",
         ) from None
     return signed.roster
+
+
+def _with_file(error: UserError, cluster: OwnCluster, signed: SignedRoster) -> UserError:
+    """*error*, with which the node here refused *signed*; it names the file to install at the head,
+    if that could not be handed it."""
+    if HEAD_FIRST not in error.what:
+        return error
+    head = cluster.members[0].name
+    path = cluster.config.path.parent / f"roster-{signed.roster.serial}.roster"
+    try:
+        replace_file(path, signed.encode())
+    except OSError:
+        return error
+    return UserError(
+        error.what,
+        f"The roster is signed, and lies in {path}. Copy it to {head}, and there: sealring roster "
+        f"install {path.name} --config CONFIG",
+    )
 
 
 def _end(cluster: OwnCluster, after: Roster, what: str, *, json: bool, next_: str = "") -> None:
@@ -139,8 +161,7 @@ def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
         other = shlex.quote(cluster.members[1].name)
         raise UserError(
             f"'{member.name}' is the head, and is not {verb} while it is",
-            f"Make another machine the head first: sealring machines move {other} --rank 0. If "
-            "the head runs, do that there, so that its requests finish.",
+            f"Make another machine the head first: sealring machines move {other} --rank 0",
         )
     if member.id == cluster.own:
         raise UserError(
@@ -241,8 +262,8 @@ def move(
 ) -> None:
     """Give the machine NAME the rank N; the others keep their order.
 
-    Rank 0 is the head, which serves the API. To make another machine the
-    head, do this on the present head: it lets its requests finish first.
+    Rank 0 is the head, which serves the API. If that changes, the head of
+    before lets its requests finish first.
 
         sealring machines move den --rank 0
 

@@ -355,8 +355,8 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
 
     It is in force at once, and the node hands it on to all members: one node
     of the ring is enough. Requests that run go on. If it makes another
-    member the head, give it to the present head: that lets its requests
-    finish first ('drain' in its config), and takes no new ones. For example:
+    member the head, the present head has it first: that lets its requests
+    finish ('drain' in its config), and takes no new ones. For example:
 
         sealring roster install home.roster --config desk.toml
 

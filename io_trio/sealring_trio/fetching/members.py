@@ -35,6 +35,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import CloseCode, RemoteProtocolError, RoleViolation, SealringError
 from sealring_protocol.limits import MAX_GETS, MAX_LAYERS
 from sealring_protocol.link import Link, LinkClosed, LinkOpened, RosterReceived, SignatureRequested
+from sealring_protocol.links.link_manager import FINISHING
 from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import Suite
@@ -322,6 +323,17 @@ class MemberLink:
         if self._link is not None and self._sock is not None and self._link.has_data_to_send:
             self._sock.settimeout(DIAL_SECONDS)
             self._sock.sendall(self._link.data_to_send())
+
+
+def hand_over(members: Members, head: Member, check: Callable[[], None]) -> str:
+    """Have *head* know of the roster of *members*, which makes another member the head and is not
+    in force here: a link on which the roster is presented is dialed, and the head ends that. Why it
+    does not have it, in words; empty if it does. *check* is that of `Holder`."""
+    try:
+        with MemberLink(members, head, check):
+            return f"{head.name} has another roster in force"
+    except FetchFault as error:
+        return "" if FINISHING in str(error) else str(error)
 
 
 def parts(name: str, begin: int, end: int) -> Iterator[Get]:

@@ -52,11 +52,11 @@ from sealring_protocol.diagnosis import Facts
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
 from sealring_protocol.link import Link
-from sealring_protocol.links.link_manager import HeadFirst
+from sealring_protocol.links.link_manager import HEAD_FIRST, HeadFirst
 from sealring_protocol.node import Node
 from sealring_protocol.security.identity import Signer
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.security.roster import Member, SignedRoster
 
 from sealring_trio.collective.loopback import Loopback, PrivateLoopback, SharedLoopback
 from sealring_trio.engine.supervisor import EngineOwner, Supervisor
@@ -182,6 +182,8 @@ class Runtime:
         self.head_fault: Callable[[], str] = str  # what would keep it from serving as the head
         self.giving_way: Callable[[str], AbstractAsyncContextManager[None]] | None = None
         self._gives_way = False  # requests finish before a roster is in force
+        self.handed = ""  # what the head, which was handed a roster, does first
+        self.to_head: Callable[[SignedRoster, Member], str] | None = None  # hands one to it
         self.placed: Callable[[Bootstrap], None] | None = None  # hears of each order beforehand
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []
         self.recorder: Recorder | None = None  # while somebody profiles this node
@@ -278,19 +280,16 @@ class Runtime:
 
     async def install(self, roster: bytes) -> None:
         """Have the signed *roster*, which the owner gives, in force here; peers get it from here.
-        If it makes another member the head, the requests here finish first.
+        If it makes another member the head, the head has it first, and lets its requests finish.
 
         Raises `UserError` if it may not be, `OperationError` if it cannot be stored.
         """
         changed = self.roster_changed
         try:
             self.node.bring_roster(roster, wall_ms())
-        except HeadFirst as error:
-            raise UserError(
-                f"this roster cannot be installed here: {error}",
-                f"Install it at {self.node.roster.roster.members[0].name}, which lets its requests "
-                "finish; all members take it from there.",
-            ) from None
+        except HeadFirst:
+            await self._install_at_head(SignedRoster.decode(roster), changed)
+            return
         except LocalProtocolError as error:
             serial = self.node.roster.roster.serial
             raise UserError(
@@ -307,6 +306,26 @@ class Runtime:
                 "the node could not store this roster, and goes on with the one it has",
                 "Its log says why (a full disk, say). Put that right, and install it again.",
             )
+
+    async def _install_at_head(self, roster: SignedRoster, changed: trio.Event) -> None:
+        """Hand *roster* to the head, and wait until it has come back from there. Raises
+        `UserError`."""
+        head = self.node.roster.roster.members[0]
+        why = "this node is stopping"
+        if self.to_head is not None:
+            why = await trio.to_thread.run_sync(self.to_head, roster, head)
+        if why and not changed.is_set():
+            raise UserError(
+                f"{HEAD_FIRST}, and {head.name} could not be handed it: {why}",
+                f"Install it at {head.name}, which lets its requests finish; all members take it "
+                "from there.",
+            )
+        serial, name = roster.roster.serial, roster.roster.members[0].name
+        self.handed = f"{head.name} lets its requests finish: roster {serial} makes {name} the head"
+        try:
+            await changed.wait()
+        finally:
+            self.handed = ""
 
     # ------------------------------------------------------------------ state
 

@@ -30,11 +30,14 @@ from sealring_protocol.control.plan import Collectives, Strategy
 from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.security.roster import Member, SignedRoster
 
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, Supervisor
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.fetcher import RankFetch
+from sealring_trio.fetching.members import hand_over
+from sealring_trio.fetching.source import FetchFault
 from sealring_trio.files.config import AnyFile, NodeFile
 from sealring_trio.files.key_files import KeyLog
 from sealring_trio.files.rosters import watch_expiry
@@ -129,6 +132,12 @@ async def running(setup: NodeSetup[AnyFile], runtime: Runtime) -> AsyncIterator[
     source = source_for(setup.config, setup.identity, lambda: runtime.node.roster)
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
+
+    def to_head(roster: SignedRoster, head: Member) -> str:
+        members = setup.identity.members(lambda: roster, _keep_none)
+        return hand_over(members, head, trio.from_thread.check_cancelled)
+
+    runtime.to_head = to_head
     async with trio.open_nursery() as nursery:
         await nursery.start(runtime.run)
         nursery.start_soon(fetching.run)
@@ -146,6 +155,10 @@ async def running(setup: NodeSetup[AnyFile], runtime: Runtime) -> AsyncIterator[
         runtime.stop()
         await runtime.links_closed()
         nursery.cancel_scope.cancel()
+
+
+def _keep_none(roster: SignedRoster) -> None:
+    raise FetchFault(f"it has roster {roster.roster.serial}, which is newer")
 
 
 def _log_place(runtime: Runtime, config: NodeFile) -> None:

@@ -255,7 +255,8 @@ DUPLICATE: Final = "there is such a link already"
 
 
 _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
-_FINISHING: Final = "the head lets its requests finish before this roster is in force"
+FINISHING: Final = "the head lets its requests finish before this roster is in force"
+"""Why the head, which keeps a roster that makes another the head, ends the link that brought it."""
 HEAD_FIRST: Final = "the head is to have this roster first, for it makes another member the head"
 
 
@@ -734,7 +735,7 @@ class LinkManager:
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
                 if leads:  # that waits for requests, longer than a handshake may take
-                    self._shut(connection, CloseCode.NOT_READY, _FINISHING, now)
+                    self._shut(connection, CloseCode.NOT_READY, FINISHING, now)
             case Arrival.STALE:
                 self._shut(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             case Arrival.KNOWN:
