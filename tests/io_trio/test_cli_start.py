@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import httpx2
 import pytest
+from sealring.joining.founding import MemberFiles, Settings, found
+from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation
 from sealring_trio.collective.loopback import free_ports
 
 from tests.io_trio.helpers import sealring
@@ -141,6 +143,41 @@ def test_two_machines_in_two_commands(folder: Path) -> None:
     again = sealring("start", folder / "den")
     assert again.code == 2
     assert f"sealring up {folder / 'den'}" in again.err
+
+
+def test_a_machine_that_was_put_out_comes_back(folder: Path) -> None:
+    config, its = folder / "desk" / "node.toml", folder / "den" / "node.toml"
+    began, url = start(folder, "--yes", "--json")
+    with began:
+        with join(folder, announced(began)["invitation"]) as joined:
+            joined.until("ready: epoch")
+            key = (folder / "den" / "node.key").read_bytes()
+            removed = sealring("machines", "remove", "den", "--config", config)
+            assert removed.code == 0, removed.err
+            invite = ("machines", "invite", "--config", config, "--json")
+            invitation = sealring(*invite).json()["invitation"]
+            joined.until(r"To come back, ask for an invitation there \(sealring machines invite\)")
+            told = sealring("machines", "list", "--config", its)
+            assert "This machine was put out of home: desk has a newer roster" in told.out
+            assert "sealring machines invite" in told.out
+            runs = sealring("join", invitation, folder / "den")
+            assert runs.code == 1
+            assert "stop it" in runs.err
+            assert joined.interrupted() == 0
+        with Command("join", invitation, folder / "den") as joined:
+            joined.until("joined home as den")  # which the first lets in (--yes)
+            joined.until("ready: epoch")
+            assert ask(url)["usage"]["completion_tokens"] == 4
+            assert (folder / "den" / "node.key").read_bytes() == key
+
+
+def test_the_files_of_another_cluster_are_in_the_way(folder: Path) -> None:
+    found(MemberFiles.at(folder / "den"), Settings("den", ("127.0.0.1", 7999), "off", "tiny"))
+    invitation = Invitation(("127.0.0.1:1",), bytes(32), bytes(INVITATION_SECRET), 1 << 31)
+    done = sealring("join", invitation.encode(), folder / "den")
+    assert done.code == 2
+    assert "this machine is in a cluster already" in done.err
+    assert f"mv {folder / 'den'} {folder / 'den'}.before" in done.err
 
 
 @pytest.mark.slow

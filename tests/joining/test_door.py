@@ -347,6 +347,24 @@ async def test_a_program_that_the_ring_would_refuse(
     assert "cannot join: its sealring knows the step versions" in caplog.text
 
 
+async def test_a_key_that_was_a_member_s_may_come_back(tmp_path: Path) -> None:
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        await made.door.accept("den")
+        await den.over.wait()
+        signer = read_key(made.files.coordinator_key)
+        fewer = sign_next(made.signed, made.signed.roster.members[:1], signer, wall_ms())
+        await made.install(fewer.encode())
+        assert made.names == ["desk"]
+        again = Machine(signer=den.signer)
+        await asked(made, again, nursery)
+        await made.door.accept("den")
+        await again.over.wait()
+        assert again.ended is True
+    assert made.names == ["desk", "den"]
+
+
 async def test_strangers_take_no_place_of_whoever_waits(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -21,9 +21,11 @@ from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
 from sealring.joining.founding import (
     DEFAULT_PORT,
+    FormerMember,
     MemberFiles,
     Settings,
     check_ports,
+    former_member,
     read_api,
     read_listen,
     settle,
@@ -61,6 +63,9 @@ def join(
 
     Next: sealring machines list. After a restart: sealring up
 
+    A machine that was put out of the cluster comes back in the same way. It
+    keeps its key and its config; of the options only --name has an effect.
+
     Parameters
     ----------
     invitation
@@ -85,17 +90,16 @@ def join(
     """
     given = _read(invitation)
     place = MemberFiles.at(folder)
-    place.check_free()
-    where = read_listen(listen, DEFAULT_PORT)
+    former = former_member(place, given.coordinator)
+    where = read_listen(listen, DEFAULT_PORT) if former is None else former.config.listen
     if model is not None:
         find_model(model)
     own = Path(model).resolve() if model is not None and Path(model).is_dir() else model
-    settings = Settings(
-        plain_name(name) or machine_name(), where, read_api(api), "" if own is None else str(own)
-    )
+    called = plain_name(name) or (former and former.name) or machine_name()
+    settings = Settings(called, where, read_api(api), "" if own is None else str(own))
     check_ports(where)
     begin_log("info", log_format)
-    if not _join(given, place, settings, json=json):
+    if not _join(given, place, settings, former, json=json):
         return 130
     config = load_config(place.config)
     if config.model == _ABSENT:
@@ -125,9 +129,16 @@ def _read(text: str) -> Invitation:
         ) from None
 
 
-def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, json: bool) -> bool:
-    """Join, and keep what the cluster gives at *place*; False if it was interrupted. Raises
-    `UserError`."""
+def _join(
+    invitation: Invitation,
+    place: MemberFiles,
+    settings: Settings,
+    former: FormerMember | None,
+    *,
+    json: bool,
+) -> bool:
+    """Join, and keep what the cluster gives at *place*; False if it was interrupted. A *former*
+    member keeps its key and its config. Raises `UserError`."""
     # These take half a second to import, which a mistake need not wait for.
     import trio  # noqa: PLC0415
     from sealring_protocol.codec.messages import Build  # noqa: PLC0415
@@ -146,7 +157,7 @@ def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, jso
         system_name,
     )
 
-    signer = new_key()
+    signer = new_key() if former is None else former.signer
     words = fingerprint(signer.public_key)
 
     def newcomer(host: str) -> Newcomer:
@@ -174,8 +185,11 @@ def _join(invitation: Invitation, place: MemberFiles, settings: Settings, *, jso
             say(f"waiting for a yes at {name} ({lasting(seconds)})", json=json)
 
         def store(self, cluster: InviterProved, admitted: Admitted) -> None:
-            kept = _with_model(settings, _told_model(admitted.settings))
-            settle(place, kept, signer, cluster.coordinator, admitted.roster)
+            if former is not None:
+                former.settle(admitted.roster)
+            else:
+                kept = _with_model(settings, _told_model(admitted.settings))
+                settle(place, kept, signer, cluster.coordinator, admitted.roster)
             roster = admitted.roster.roster
             member = roster.member(node_id(signer.public_key))
             own = settings.name if member is None else member.name

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.identity import SoftwareSigner, node_id
+from sealring_protocol.security.keys import sha256
 from sealring_protocol.security.roster import (
     Member,
     Roster,
@@ -21,12 +22,21 @@ from sealring_protocol.security.roster import (
     sign_roster,
 )
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import is_there
+from sealring_trio.files.key_files import is_there, read_key, read_public_key, replace_file
+from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_address, parse_address, wall_ms
 
 from sealring.files.cluster import keep_key, new_key, write_new
-from sealring.files.config import CONFIG_NAME, NO_API, default_folder, default_state
+from sealring.files.config import (
+    CONFIG_NAME,
+    NO_API,
+    Config,
+    default_folder,
+    default_state,
+    load_config,
+)
 from sealring.joining.machine import addresses_of
+from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
 
 DEFAULT_PORT: Final = 7470
 DEFAULT_API_PORT: Final = 7480
@@ -83,16 +93,22 @@ class MemberFiles:
         """The roster with which the node begins."""
         return self.folder / "cluster.roster"
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no machine has its files here."""
+        files = (self.config, self.key, self.roster, self.coordinator, self.coordinator_key)
+        return not any(is_there(each) for each in files)
+
     def check_free(self) -> None:
         """Raise `UserError` if a machine has its files here already."""
-        files = (self.config, self.key, self.roster, self.coordinator, self.coordinator_key)
-        if not any(is_there(each) for each in files):
+        if self.is_free:
             return
         own = "" if self.state is not None else f" {self.folder}"
         raise UserError(
             f"this machine is in a cluster already: its files are in {self.folder}",
             f"Run its node: sealring up{own}. To invite another machine: sealring machines invite. "
-            "For a second cluster give another folder.",
+            "For a second cluster give another folder; to leave this one, stop the node, and: "
+            f"mv {self.folder} {self.folder}.before",
         )
 
 
@@ -175,6 +191,58 @@ def settle(
         write_new(place.coordinator, f"{coordinator.hex()}\n".encode(), 0o644)
         write_new(place.roster, roster.encode(), 0o644)
         write_new(place.config, _config(place, settings, signs=False), 0o644)
+
+
+@attrs.frozen
+class FormerMember:
+    """A machine that comes back to its cluster: its *config*, its key and its *name* there."""
+
+    config: Config
+    signer: SoftwareSigner
+    name: str
+
+    def settle(self, roster: SignedRoster) -> None:
+        """Have the node begin with *roster*, in which this machine is a member again. Raises
+        `UserError`."""
+        try:
+            replace_file(self.config.roster, roster.encode())
+        except OSError as error:
+            raise UserError(
+                f"cannot write the roster {self.config.roster}: {error.strerror}",
+                "Nothing has changed. Make that file yours, or free space, and try again.",
+            ) from None
+
+
+def former_member(place: MemberFiles, coordinator: bytes) -> FormerMember | None:
+    """The machine with its files at *place*, if those are of the cluster whose coordinator's key
+    has the SHA-256 *coordinator*; None if *place* is free. Raises `UserError` for the files of
+    another cluster, and if their node runs."""
+    if place.is_free:
+        return None
+    try:
+        config = load_config(place.config)
+        public_key = read_public_key(config.coordinator)
+        signer = read_key(config.key)
+    except UserError:
+        place.check_free()
+        raise
+    if sha256(public_key) != coordinator:
+        place.check_free()
+    try:
+        next(ask(config.control_socket, "status", seconds=ANSWER_SECONDS))
+    except NobodyThere:
+        pass
+    else:
+        raise OperationError(
+            f"the node with the files in {place.folder} runs on this machine",
+            "If it was put out of the cluster, stop it (Ctrl-C, or its service), and join again.",
+        )
+    try:
+        roster = RosterStore(config.state, public_key).newest(config.roster, wall_ms()).roster
+        member = roster.member(node_id(signer.public_key))
+    except UserError:
+        member = None
+    return FormerMember(config, signer, "" if member is None else member.name)
 
 
 def undo(place: MemberFiles) -> None:
