@@ -313,22 +313,27 @@ class NodeReport:
 
 
 class NodeRole:
-    """The role of *rank* under *roster*: its brain, and the requests that a head has, across
-    changes of the roster."""
+    """The role of *rank* under *roster*: its brain; and across changes of the roster the requests
+    that a head has, and with which members tensor parallelism was measured and not worth it."""
 
     def __init__(self, config: NodeConfig, roster: Roster, rank: int, now: float) -> None:
         self._config = config
         self._requests: set[int] = set()
         self._next_uid = 1
         self._last_epoch = 0
+        self._slower: dict[frozenset[bytes], str] = {}  # why, by the ids of the members
         self.brain = self._make_brain(roster, rank, now)
         """The control machine."""
 
     def _make_brain(self, roster: Roster, rank: int, now: float) -> Head | Follower:
         self._rank, self._first = rank, roster.members[0].name
+        self._members = frozenset(member.id for member in roster.members)
         if rank > 0:
             return Follower(follower_config(self._config, roster, rank), now)
-        return Head(head_config(self._config, roster, self._next_uid, self._last_epoch), now)
+        config = head_config(self._config, roster, self._next_uid, self._last_epoch)
+        against = self._slower.get(self._members, "")
+        plan = attrs.evolve(config.plan_request, against=against)
+        return Head(attrs.evolve(config, plan_request=plan), now)
 
     def change(self, roster: Roster, rank: int, now: float) -> list[Effect]:
         """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
@@ -337,6 +342,8 @@ class NodeRole:
         effects = before.retire()
         if isinstance(before, Head):
             self._last_epoch = before.epochs.membership.epoch.counter
+            if before.epochs.slower:
+                self._slower[self._members] = before.epochs.slower
         self.brain = self._make_brain(roster, rank, now)
         if isinstance(before, Head) and isinstance(self.brain, Head):
             self.brain.inherit(before.scheduler)
@@ -386,6 +393,7 @@ class Node:
         self._events: deque[NodeEvent] = self._links.events
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
+        self._replaced = False  # the end of the engine process, which an old brain wanted, is due
         self._role = NodeRole(config, self.roster.roster, self._links.rank, now)
         self._take_place()
 
@@ -562,8 +570,11 @@ class Node:
         killed it."""
         self._report.engine_down()
         kind = FailureKind.MEMORY if out_of_memory else FailureKind.ENGINE_LOST
-        self._carry_out(self._brain.engine_lost(reason, now, kind), now)
-        self._report.engine_ended(reason, now, planned=self._brain.replacing)
+        planned = self._brain.replacing or self._replaced
+        self._replaced = False
+        lost = self._brain.engine_lost(reason, now, kind)
+        self._carry_out([_at_most(Level.INFO, effect) for effect in lost] if planned else lost, now)
+        self._report.engine_ended(reason, now, planned=planned)
         # Only that process had the activation secrets. New links bring new ones; the brain wants
         # the links again when the next engine is up.
         self._links.unwant(Purpose.STEP)
@@ -709,6 +720,7 @@ class Node:
         before = self._brain
         effects = self._role.change(self.roster.roster, self._links.rank, now)
         if before.replacing:
+            self._replaced = self._report.info is not None  # of which the new brain knows nothing
             self._report.info = None  # the next engine presents itself
             self._links.accept_steps = False
         self._take_place()

@@ -189,6 +189,36 @@ def test_a_pipeline_after_a_measurement_reads_like_one():
     assert (made.head.planned, made.hosts["host1"].planned) == (1, 1)
 
 
+def test_what_was_measured_of_the_same_machines_is_not_measured_again():
+    """Another order of the same ranks takes one epoch, and no engine is replaced again."""
+    old, new = make_roster(3), make_roster(3, serial=2, order=(0, 2, 1))
+    made = Cluster(3, 1, splits=3, sums=(900, 12_000), rosters=[old] * 3)
+    made.run_until(lambda: made.ready)
+    before = made.head.node.standing()
+    made.head.node.bring_roster(new.encode(), WALL)
+    made.settle(made.head)
+    made.notes.clear()
+    made.run_until(lambda: made.ready)
+    after = made.head.node.standing()
+    assert after.plan.reason == before.plan.reason
+    assert after.epoch.counter == before.epoch.counter + 1
+    assert not any("was measured" in text for _, _, text in made.notes)
+    assert [host.planned for host in made.hosts.values()] == [1, 1, 1]
+
+
+def test_an_engine_that_leaves_a_collective_for_a_roster_has_not_died():
+    made = cluster(rosters=[make_roster(2)] * 2)
+    assert strategy(made) is Strategy.TENSOR
+    made.warnings.clear()
+    made.notes.clear()
+    made.head.node.bring_roster(make_roster(2, serial=2, inner_seal=False).encode(), WALL)
+    made.settle(made.head)
+    made.run_until(lambda: made.ready)
+    assert [host.planned for host in made.hosts.values()] == [1, 1]
+    assert [host.node.facts(made.now).engine.lost for host in made.hosts.values()] == [0, 0]
+    assert made.warnings == []
+
+
 def test_who_asks_for_tensor_parallelism_is_told_why_not():
     made = Cluster(2, 1, splits=3, strategy=Strategy.TENSOR)
     made.run_for(20)
