@@ -87,9 +87,15 @@ class Machine(JoinProgress):
     ended: bool | UserError | None = None
     request: JoinRequest | None = None
     over: trio.Event = attrs.field(factory=trio.Event)
+    waited: list[tuple[float, bool]] = attrs.field(factory=list)  # seconds, and whether it joined
+    is_waiting: trio.Event = attrs.field(factory=trio.Event)
 
     def proved(self, cluster: InviterProved, name: str) -> None:
         self.inviter = name
+
+    def waiting(self, name: str, seconds: float) -> None:
+        self.waited.append((seconds, self.stored is not None))
+        self.is_waiting.set()
 
     def store(self, cluster: InviterProved, admitted: Admitted) -> None:
         if self.fault is not None:

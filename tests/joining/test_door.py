@@ -94,6 +94,7 @@ async def test_an_invitation_is_used_once(tmp_path: Path, caplog: pytest.LogCapt
         with trio.fail_after(SECONDS):
             await other.join(knock.invitation)
     assert "this invitation was used" in other.told
+    assert other.waited == []
     assert "sealring machines invite" in other.told
     assert "cannot join: this invitation was used (from 127.0.0.1)" in caplog.text
     assert made.names == ["desk", "den"]
@@ -267,6 +268,38 @@ async def test_a_roster_that_a_key_elsewhere_signs_has_a_serial_that_nobody_was_
         await attic.over.wait()
     assert made.names == ["desk", "attic"]
     assert made.installed == [3]
+
+
+async def test_a_person_is_waited_for_until_the_machine_has_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sealring.joining.asking.SAY_SECONDS", 0.0)
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, den, nursery)
+        await den.is_waiting.wait()
+        await made.door.accept()
+        await den.over.wait()
+    assert den.waited[0] == (0.0, False)
+    assert not any(stored for _, stored in den.waited)
+
+
+async def test_a_machine_that_is_called_as_the_id_of_another_is_not_meant_by_it(
+    tmp_path: Path,
+) -> None:
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, den, nursery)
+        who = knock.newcomer.id.hex()
+        await asked(made, Machine(who, ("127.0.0.1:7998",)), nursery)
+        assert made.door.waiting(who) == [knock]
+        assert den.request is not None
+        den.request.stop()
+        await den.over.wait()
+        await knock.over.wait()
+        with pytest.raises(UserError, match="waits to join"):
+            await made.door.accept(who)
+        nursery.cancel_scope.cancel()
 
 
 async def test_two_that_are_accepted_at_once_follow_each_other(tmp_path: Path) -> None:

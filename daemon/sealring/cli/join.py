@@ -179,10 +179,10 @@ def _join(
             machines = "one machine" if many == 1 else f"{many} machines"
             say(f"{name} answers: {roster.name}, a cluster of {machines}", json=json)
             say(f"this machine's fingerprint is {words}", json=json)
-            say(f"waiting for a yes at {name}, which shows these words", json=json)
 
         def waiting(self, name: str, seconds: float) -> None:
-            say(f"waiting for a yes at {name} ({lasting(seconds)})", json=json)
+            rest = f" ({lasting(seconds)})" if seconds else ", which shows these words"
+            say(f"waiting for a yes at {name}{rest}", json=json)
 
         def store(self, cluster: InviterProved, admitted: Admitted) -> None:
             if former is not None:

@@ -35,6 +35,9 @@ STAGGER: Final = 0.2
 ANSWER_SECONDS: Final = 4.0
 """Seconds that an address has for a connection to come up."""
 
+REFUSED_SECONDS: Final = 0.5
+"""Seconds within which an inviter refuses an invitation that is good no more, unless it is far."""
+
 SAY_SECONDS: Final = 10.0
 """Seconds between two lines while a person is waited for."""
 
@@ -48,7 +51,8 @@ class JoinProgress:
         """The inviter, called *name*, has proved that it belongs to *cluster*."""
 
     def waiting(self, name: str, seconds: float) -> None:
-        """*name* has let this machine wait for *seconds*."""
+        """*name*, which has not refused the invitation, has let this machine wait for *seconds*: 0
+        the first time."""
 
     def store(self, cluster: InviterProved, admitted: Admitted) -> None:
         """This machine is a member: keep what was sent. Raises `UserError`."""
@@ -64,6 +68,12 @@ class _Attempt:
     said: LinkClosed | None = None
     error: SealringError | None = None
     line: JoinLine | None = None
+    proved: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def decided(self) -> bool:
+        """Whether the inviter has let this machine in or sent it away."""
+        return not (self.admitted is None and self.fault is None and self.said is None)
 
 
 class JoinRequest:
@@ -166,6 +176,7 @@ class JoinRequest:
         match event:
             case InviterProved():
                 attempt.cluster = event
+                attempt.proved.set()
                 self._dials.cancel()
                 self._progress.proved(event, _name(event))
             case Admitted():
@@ -186,11 +197,15 @@ class JoinRequest:
         attempt.line.stored()
 
     async def _say(self, attempt: _Attempt) -> None:
+        """Report that a person is waited for, once the inviter has not refused the invitation."""
+        await attempt.proved.wait()
         since = trio.current_time()
-        while attempt.admitted is None:
+        await trio.sleep(REFUSED_SECONDS)
+        seconds = 0.0
+        while attempt.cluster is not None and not attempt.decided:
+            self._progress.waiting(_name(attempt.cluster), seconds)
             await trio.sleep(SAY_SECONDS)
-            if attempt.cluster is not None:
-                self._progress.waiting(_name(attempt.cluster), trio.current_time() - since)
+            seconds = trio.current_time() - since
         await trio.sleep(JOIN_PATIENCE)  # the inviter has no reason to keep it for longer
         if attempt.line is not None:
             attempt.line.close(CloseCode.SHUTDOWN, "it has joined")

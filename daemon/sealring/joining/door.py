@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import shlex
 import socket
@@ -56,6 +57,8 @@ from sealring.joining.line import JoinLine
 from sealring.joining.machine import addresses_of
 
 log = logging.getLogger("sealring")
+newcomer_log = logging.getLogger("sealring.newcomers")
+"""What a terminal that asks about newcomers shows anyway."""
 
 TOLD_SECONDS: Final = 120.0
 """Seconds for which whoever brings an invitation that is over is still told so."""
@@ -65,6 +68,8 @@ JOINED_SECONDS: Final = JOIN_PATIENCE + 5.0
 
 _ID_DIGITS: Final = 8
 """Hex digits of an id that may stand for it, at least."""
+
+_WHOLE_ID: Final = re.compile("[0-9a-f]{64}")
 
 _STRANGERS: Final = 1.0
 """Seconds between two log lines about connections that came to nothing."""
@@ -98,6 +103,7 @@ class Knock:
     line: JoinLine
     admitted: SignedRoster | None = None  # what it was sent
     joined: bool = False
+    refused: bool = False
     why: str = ""  # why it is here no more
     over: trio.Event = attrs.field(factory=trio.Event)
 
@@ -189,6 +195,8 @@ class Door:
 
     async def close(self, reason: str) -> None:
         """Send everybody away because of *reason*, and wait until they have heard it."""
+        for knock in self.waiting():
+            knock.why = knock.why or "this node was stopped"
         for visit in list(self._visits):
             if visit.line is not None:
                 visit.line.close(CloseCode.SHUTDOWN, reason)
@@ -251,6 +259,8 @@ class Door:
         if not who:
             return knocks
         id_digits = who.lower() if len(who) >= _ID_DIGITS else "-"
+        if _WHOLE_ID.fullmatch(id_digits):  # whatever others call themselves
+            return [knock for knock in knocks if knock.newcomer.id.hex() == id_digits]
         return [
             knock
             for knock in knocks
@@ -276,7 +286,7 @@ class Door:
         knock.admitted = signed
         self.spent = signed.roster.serial
         settings = {"cluster": signed.roster.name, "model": self._model or None}
-        log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
+        newcomer_log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
         knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
         if self._nursery is not None:
             self._nursery.start_soon(self._hurry, knock)
@@ -309,6 +319,8 @@ class Door:
         self._invitations.end(
             knock.invitation, "a machine was refused that brought this invitation"
         )
+        knock.refused = True
+        newcomer_log.info("%s was refused", knock.name)
         self._tell(DoorNews("refused", f"{knock.name} was refused", knock))
         knock.line.close(CloseCode.REFUSED, "a person there has said no")
         return knock
@@ -347,8 +359,7 @@ class Door:
         if self._config.coordinator_key is None:
             raise UserError(
                 "the coordinator's key, which signs who is a member, is not on this machine",
-                f"Give its file: sealring machines accept {knock.fingerprint} "
-                "--key coordinator.key",
+                f"Give its file: sealring machines accept {knock.fingerprint} --key FILE",
             )
         signer = read_coordinator_key(self._config.coordinator_key, self._coordinator)
         before = self.roster
@@ -492,7 +503,7 @@ class Door:
             line.close(CloseCode.REFUSED, f"{error.what}. {error.advice}")
             return
         visit.knock = knock
-        log.info(
+        newcomer_log.info(
             "fingerprint %s wants to join: %s, %s, from %s",
             knock.fingerprint,
             knock.name,
@@ -542,7 +553,7 @@ class Door:
                 error.what,
                 knock.name,
             )
-        log.info("%s has joined: roster %d", knock.name, serial)
+        newcomer_log.info("%s has joined: roster %d", knock.name, serial)
         knock.line.close(CloseCode.SHUTDOWN, "it has joined")
 
     def _left(self, knock: Knock, why: str) -> None:
@@ -550,11 +561,11 @@ class Door:
         knock.why = knock.why or why
         if knock.joined:
             self._tell(DoorNews("joined", f"{knock.name} has joined", knock))
-        else:
+        elif not knock.refused:
             text = f"{knock.name} has left before it joined"
             if knock.why:
                 text += f": {knock.why}"
-            log.info("%s", text)
+            newcomer_log.info("%s", text)
             self._tell(DoorNews("left", text, knock))
         knock.over.set()
 
