@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx2
 import pytest
+from sealring.cli.doorway import print_invitation
 from sealring.joining.founding import MemberFiles, Settings, found
 from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation
 from sealring_trio.collective.loopback import free_ports
@@ -230,12 +231,19 @@ def test_a_person_at_the_terminal_says_yes(folder: Path) -> None:
         assert str(folder / "desk" / "coordinator.key") in told
         invitation = told.split()[-1]
         terminal.until("[\u2580\u2584\u2588]")  # squares of the QR code
+        terminal.until("this terminal shows its key and asks whether it may join")
+        terminal.type("yes\n")  # before anybody has knocked
         with join(folder, invitation) as joined:
-            asked = terminal.until(r"Let it in\? \[y/N\] ")
-            assert re.search(r"fingerprint \w+-\w+-\w+-\w+ wants to join: den, ", asked)
+            asked = terminal.until(r"Let it in\? \[y/n\] ")
+            assert len(re.findall(r"fingerprint \w+-\w+-\w+-\w+ wants to join: den, ", asked)) == 1
+            terminal.type("\n")
+            terminal.until(r"Type yes or no.*Let it in\? \[y/n\] ")
             terminal.type("y\n")
             joined.until("joined home as den")
             terminal.until("den is a member: home has 2 machines")
+            config = folder / "desk" / "node.toml"
+            terminal.until(f"sealring status --config {config}")
+            terminal.until(f"sealring chat --url http://127.0.0.1:{api}\r\n")
             joined.until("ready: epoch")
         terminal.interrupt("stopping")
 
@@ -247,12 +255,12 @@ def test_a_yes_that_comes_too_late_is_none_for_the_next_machine(folder: Path) ->
     with Terminal("start", str(folder / "desk"), *places, "--name", "desk") as terminal:
         invitation = terminal.until(r"sealring join (sr1-\w+)").split()[-1]
         with join(folder, invitation) as joined:
-            terminal.until(r"Let it in\? \[y/N\] ")
+            terminal.until(r"Let it in\? \[y/n\] ")
             joined.interrupted()
         terminal.until("den has left")
         terminal.type("y\n")
         with join(folder, invitation, "other") as joined:
-            terminal.until(r"wants to join: other, .* Let it in\? \[y/N\] ")
+            terminal.until(r"wants to join: other, .* Let it in\? \[y/n\] ")
             terminal.type("n\n")
             joined.until("a person there has said no")
         terminal.interrupt("stopping")
@@ -266,7 +274,7 @@ def test_a_node_outlives_its_terminal(folder: Path) -> None:
     with Terminal("start", str(folder / "desk"), *places, "--name", "desk") as terminal:
         invitation = terminal.until(r"sealring join (sr1-\w+)").split()[-1]
         with join(folder, invitation) as joined:
-            terminal.until(r"Let it in\? \[y/N\] ")
+            terminal.until(r"Let it in\? \[y/n\] ")
             terminal.hang_up()
             done = sealring("machines", "accept", "den", "--config", config)
             assert (done.code, done.out) == (0, "den is a member now, of roster 2\n"), done.err
@@ -288,14 +296,48 @@ def test_mistakes_of_an_invitation(folder: Path) -> None:
     assert not (folder / "den").exists()
 
 
-def test_a_port_that_is_taken_leaves_no_files(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = sealring("start", folder / "desk", "--listen", f"127.0.0.1:{port}")
+@pytest.mark.parametrize(
+    ("which", "purpose", "advice"),
+    [
+        ("node", "for other machines", "Give another address: --listen HOST:PORT"),
+        ("door", "for newcomers", "It is the port after that of --listen"),
+        ("api", "for the API", "--api HOST:PORT"),
+    ],
+)
+def test_a_port_that_is_taken_leaves_no_files(
+    folder: Path, which: str, purpose: str, advice: str
+) -> None:
+    port, (api,) = two_in_a_row(), free_ports(1)
+    taken = {"node": port, "door": port + 1, "api": api}[which]
+    places = ("--listen", f"127.0.0.1:{port}", "--api", f"127.0.0.1:{api}")
+    with socket.create_server(("127.0.0.1", taken)):
+        done = sealring("start", folder / "desk", *places)
     assert done.code == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in done.err
-    assert "--listen" in done.err
+    assert f"cannot listen at 127.0.0.1:{taken} {purpose}" in done.err
+    assert advice in done.err
     assert not (folder / "desk").exists()
+
+
+def test_no_port_follows_the_last(folder: Path) -> None:
+    done = sealring("start", folder / "desk", "--listen", "127.0.0.1:65535", "--api", "off")
+    assert done.code == 1
+    assert "It is the port after that of --listen" in done.err
+
+
+def test_the_command_to_type_is_as_this_one_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
+    monkeypatch.setenv("UV", "/usr/bin/uv")
+    print_invitation("sr1-abc", 0)
+    assert "    sealring join sr1-abc\n" in capsys.readouterr().out
+    (tmp_path / "pyproject.toml").touch()
+    print_invitation("sr1-abc", 0)
+    assert "    uv run sealring join sr1-abc\n" in capsys.readouterr().out
+    monkeypatch.delenv("UV")
+    print_invitation("sr1-abc", 0)
+    assert "    sealring join sr1-abc\n" in capsys.readouterr().out
 
 
 def test_a_start_that_fails_leaves_no_files(folder: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import sys
-import termios
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sealring_protocol.words import lasting
@@ -22,13 +22,21 @@ def join_command(invitation: str) -> str:
 def print_invitation(invitation: str, expires_s: int) -> None:
     """Print how another machine joins: one line, and on a terminal a QR code of the invitation."""
     left = lasting(expires_s - wall_ms() / 1000 + 30)
-    print(f"\nOn another machine, within {left}:\n\n    {join_command(invitation)}\n", flush=True)
+    command = f"{_runner()}{join_command(invitation)}"
+    print(f"\nOn another machine, within {left}:\n\n    {command}\n", flush=True)
     if sys.stdout.isatty():
         import segno  # noqa: PLC0415 - only where it is shown
 
         # In capital letters, which take fewer squares: an invitation is read in either case.
         segno.make(invitation.upper(), error="l", micro=False).terminal(compact=True)
         sys.stdout.flush()
+
+
+def _runner() -> str:
+    """What is typed before `sealring` where it runs from a checkout, as README has it."""
+    own = Path(sys.prefix)
+    by_uv = "UV" in os.environ and os.environ.get("VIRTUAL_ENV") == str(own)
+    return "uv run " if by_uv and (own.parent / "pyproject.toml").is_file() else ""
 
 
 def describe_newcomer(facts: Mapping[str, Any]) -> str:
@@ -48,16 +56,5 @@ def say(text: str, *, json: bool) -> None:
     print(f"sealring: {visible(text)}", file=sys.stderr if json else sys.stdout, flush=True)
 
 
-def forget_typed() -> None:
-    """Forget what was typed before a question was shown: it was no answer to that."""
-    with contextlib.suppress(OSError, ValueError, termios.error):  # it is no terminal
-        termios.tcflush(sys.stdin, termios.TCIFLUSH)
-
-
-def is_yes(answer: str) -> bool:
-    """Whether *answer* is yes."""
-    return answer.strip().lower() in ("y", "yes")
-
-
-QUESTION = ". Let it in? [y/N] "
+QUESTION = ". Let it in?"
 """What follows the words of `describe_newcomer`."""

@@ -24,7 +24,7 @@ from sealring.joining.founding import (
     FormerMember,
     MemberFiles,
     Settings,
-    check_ports,
+    check_listen,
     former_member,
     read_api,
     read_listen,
@@ -97,7 +97,7 @@ def join(
     own = Path(model).resolve() if model is not None and Path(model).is_dir() else model
     called = plain_name(name) or (former and former.name) or machine_name()
     settings = Settings(called, where, read_api(api), "" if own is None else str(own))
-    check_ports(where)
+    check_listen(where)
     begin_log("info", log_format)
     if not _join(given, place, settings, former, json=json):
         return 130

@@ -6,6 +6,7 @@ What changes machines that are members already is in `members`.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,7 @@ from sealring_trio.units import wall_ms
 
 from sealring.cli import members
 from sealring.cli.doorway import (
-    QUESTION,
     describe_newcomer,
-    forget_typed,
-    is_yes,
     join_command,
     print_invitation,
     say,
@@ -51,6 +49,9 @@ for _command in (members.remove, members.replace, members.move, members.rename, 
 
 _JOIN_SECONDS = 60.0
 """Seconds that a machine that was accepted may take to join."""
+
+_WITH_KEY = " --key FILE"
+"""What `machines accept` needs where the coordinator's key is not on this machine."""
 
 Minutes = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1, lte=10080))]
 
@@ -145,46 +146,73 @@ def invite(
         Print one JSON object, and end, unless --yes is given.
     """
     settings = own_config(config)
-    stays = yes or (not json and sys.stdin.isatty())
-    fields = {"seconds": minutes * 60, "watch": stays}
-    for event in ask(settings.control_socket, "invite", fields):
-        match event["event"]:
-            case "invitation" if json:
-                command = join_command(event["invitation"])
-                print_json({**event, "command": command})
-                sys.stdout.flush()
-            case "invitation":
-                print_invitation(event["invitation"], event["expires_s"])
-                if not stays:
-                    print("When it has knocked: sealring machines accept")
-            case "knock":
-                _decide(settings, event, key, yes=yes, json=json)
-            case "joined":
-                say(f"{event['name']} is a member now", json=json)
-                return
-            case "over":
-                say(f"nobody can join by it any more: {event['why']}", json=json)
-            case _:
-                say(event["text"], json=json)
+    at = "" if config is None else f" --config {config}"
+    if (why := _cannot_sign(settings, key)) is not None:
+        if yes or key is not None:
+            raise why
+        hint = f"To let in a machine that waits: sealring machines accept NAME{at}{_WITH_KEY}"
+        say(f"{why.what}. {hint}", json=json)
+    if yes or (not json and sys.stdin.isatty()):
+        hints = (at, "" if why is None else _WITH_KEY)
+        _watch(settings, minutes, key, hints, yes=yes, json=json)
+        return
+    for event in ask(settings.control_socket, "invite", _invite_fields(minutes, watch=False)):
+        _print_invited(event, json=json)
+        if not json:
+            print("When it has knocked: sealring machines accept")
 
 
-def _decide(
-    settings: Config, facts: dict[str, Any], key: Path | None, *, yes: bool, json: bool
-) -> None:
-    """Let in the newcomer of *facts* or not, as a person says."""
-    text = describe_newcomer(facts)
-    if yes:
-        say(f"{text}: it may (--yes)", json=json)
-    forget_typed()
+def _invite_fields(minutes: int, *, watch: bool) -> dict[str, Any]:
+    return {"seconds": minutes * 60, "watch": watch}
+
+
+def _print_invited(event: dict[str, Any], *, json: bool) -> None:
+    """Print what the node says of a new invitation."""
+    if json:
+        print_json({**event, "command": join_command(event["invitation"])})
+        sys.stdout.flush()
+    else:
+        print_invitation(event["invitation"], event["expires_s"])
+
+
+def _cannot_sign(settings: Config, key: Path | None) -> UserError | None:
+    """Why nothing can be signed with *key* or the key of *settings*, if so."""
     try:
-        if yes or is_yes(input(text + QUESTION)):
-            _accept(settings, facts["id"], key)
+        read_signer(settings, key)
+    except UserError as error:
+        return error
+    return None
+
+
+def _watch(
+    settings: Config,
+    minutes: int,
+    key: Path | None,
+    hints: tuple[str, str],
+    *,
+    yes: bool,
+    json: bool,
+) -> None:
+    """Invite, and ask about each newcomer, until one has joined or none can. Raises `UserError`, or
+    `KeyboardInterrupt` at Ctrl-C."""
+    import trio  # noqa: PLC0415 - half a second, which the other commands need not wait for
+
+    from sealring.cli.inviting import Inviting  # noqa: PLC0415 - as above
+
+    def decide(who: str, accepted: bool) -> None:
+        if accepted:
+            _accept(settings, who, key)
         else:
-            list(ask(settings.control_socket, "refuse", {"who": facts["id"]}, ANSWER_SECONDS))
-    except EOFError:
-        say(f"it waits: sealring machines accept {facts['fingerprint']}", json=json)
-    except UserError as error:  # it has left meanwhile, say
-        say(f"{error.what}. {error.advice}", json=json)
+            next(ask(settings.control_socket, "refuse", {"who": who}, ANSWER_SECONDS))
+
+    show = partial(_print_invited, json=json)
+    inviting = Inviting(decide, show, hints=hints, yes=yes, json=json)
+    fields = _invite_fields(minutes, watch=True)
+    trio.run(inviting.run, ask(settings.control_socket, "invite", fields))
+    if inviting.fault is not None:
+        raise inviting.fault
+    if inviting.interrupted:
+        raise KeyboardInterrupt
 
 
 @app.command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import sys
 from functools import partial
@@ -19,18 +18,17 @@ from sealring_trio.units import format_address
 from sealring.cli.doorway import (
     QUESTION,
     describe_newcomer,
-    forget_typed,
-    is_yes,
     join_command,
     print_invitation,
 )
+from sealring.cli.question import ask_person, late_answer
 from sealring.cli.up import run_node
 from sealring.files.config import DEFAULT_API, Config, load_config
 from sealring.joining.founding import (
     DEFAULT_PORT,
     MemberFiles,
     Settings,
-    check_ports,
+    check_start,
     found,
     read_api,
     read_listen,
@@ -102,9 +100,12 @@ def start(
     place.check_free()
     where = read_listen(listen, DEFAULT_PORT)
     settings = Settings(plain_name(name) or machine_name(), where, read_api(api), _model(model))
-    check_ports(where, (where[0], where[1] + 1))
+    check_start(where, settings.api)
     begin_log("info", log_format)
     kept = is_there(place.kept)
+    if not json and log_format == "text" and sys.stdin.isatty() and sys.stderr.isatty():
+        # The question and what follows it say the same.
+        logging.getLogger("sealring.newcomers").setLevel(logging.WARNING)
     found(place, settings)
     greeter = _Greeter(place, yes=yes, json=json)
     try:
@@ -129,6 +130,9 @@ class _Greeter:
         self._place = place
         self._yes = yes
         self._json = json
+        self._at = "" if place.is_default else f" --config {place.config}"
+        self._invite = f"sealring machines invite{self._at}"
+        self._accept = f"sealring machines accept{self._at}"
         self.up = False
 
     async def greet(self, config: Config, door: Door) -> None:
@@ -139,25 +143,19 @@ class _Greeter:
             self._announce(config, door.roster.roster, invitation)
             if not self._yes and (self._json or not sys.stdin.isatty()):
                 return
-            try:
-                async for each in news:
-                    if each.kind == "knock" and each.knock is not None:
-                        await self._decide(door, each.knock)
-            except (EOFError, OSError):  # the node outlives its terminal
-                log.info("nobody is asked here any more. Say who may join: %s", _ACCEPT)
+            async for each in news:
+                if each.kind == "knock" and each.knock is not None:
+                    await self._decide(config, door, each.knock)
 
     def _announce(self, config: Config, roster: Roster, invitation: Invitation) -> None:
-        text, member, base = invitation.encode(), roster.members[0], None
-        if config.api is not None:
-            scheme = "http" if config.tls is None else "https"
-            base = f"{scheme}://{format_address(*config.api)}"
+        text, member, base = invitation.encode(), roster.members[0], _base(config)
         if self._json:
             print_json(
                 {
                     "cluster": roster.name,
                     "name": member.name,
-                    "api": base and f"{base}/v1",
-                    "page": base and f"{base}/",
+                    "api": f"{base}/v1" if base else None,
+                    "page": f"{base}/" if base else None,
                     "config": str(config.path),
                     "coordinator_key": str(self._place.coordinator_key),
                     "invitation": text,
@@ -180,25 +178,61 @@ class _Greeter:
             f"this machine: {self._place.coordinator_key}"
         )
         print_invitation(text, invitation.expires_s)
+        if not self._yes and sys.stdin.isatty():
+            print("When it knocks, this terminal shows its key and asks whether it may join.")
 
-    async def _decide(self, door: Door, knock: Knock) -> None:
-        """Have *knock* admitted or refused, as a person says."""
-        text = describe_newcomer(knock.facts())
+    async def _decide(self, config: Config, door: Door, knock: Knock) -> None:
+        """Have *knock* admitted or refused, as a person says here or elsewhere."""
+        text, who = describe_newcomer(knock.facts()), knock.newcomer.id.hex()
         if self._yes:
             self._say(f"{text}: it may (--yes)")
-        elif not await _asked(text + QUESTION, knock):
-            if not knock.over.is_set():
-                door.refuse(knock.newcomer.id.hex())
-                self._say(f"{knock.name} was refused. For another invitation: {_INVITE}")
-            return
+        else:
+            match await ask_person(text + QUESTION, knock.over):
+                case "settled":
+                    self._say(self._settled(knock))
+                    if not knock.joined:
+                        await late_answer()
+                    return
+                case "absent":  # the node outlives its terminal
+                    log.info("nobody is asked here now. Say who may join: %s", self._accept)
+                    return
+                case "no":
+                    self._refuse(door, knock)
+                    return
         try:
-            await door.accept(knock.newcomer.id.hex())
+            await door.accept(who)
         except UserError as error:
             self._say(f"{error.what}. {error.advice}")
             return
+        self._say_member(_base(config), door, knock)
+
+    def _refuse(self, door: Door, knock: Knock) -> None:
+        try:
+            door.refuse(knock.newcomer.id.hex())
+        except UserError as error:  # it was accepted elsewhere a moment ago
+            self._say(f"{error.what}. {error.advice}")
+            return
+        self._say(f"{knock.name} was refused. For another invitation: {self._invite}")
+
+    def _settled(self, knock: Knock) -> str:
+        """What became of *knock* while its question stood here."""
+        if knock.joined:
+            return f"{knock.name} was let in at another terminal"
+        if knock.refused:
+            return f"{knock.name} was refused at another terminal"
+        why = f": {knock.why}" if knock.why else ""
+        return f"{knock.name} has left before it joined{why}"
+
+    def _say_member(self, base: str, door: Door, knock: Knock) -> None:
+        """*knock* has joined: say so, and what to do next."""
         roster = door.roster.roster
         self._say(f"{knock.name} is a member: {roster.name} has {len(roster.members)} machines")
-        self._say(f"To invite another: {_INVITE}")
+        steps = [f"  sealring status{self._at}"]
+        if base:
+            url = "" if base == f"http://{DEFAULT_API}" else f" --url {base}"
+            steps += [f"  sealring chat{url}", f"  the page: {base}/"]
+        steps.append(f"  {self._invite}")
+        self._say("Next, in another terminal:\n" + "\n".join(steps))
 
     def _say(self, text: str) -> None:
         if not self._json:
@@ -206,39 +240,8 @@ class _Greeter:
                 print(visible(text), flush=True)
 
 
-LATE_SECONDS = 1.0
-"""Seconds for which the answer about a machine that has just left may still be on its way: it is
-none about the next one."""
-
-_INVITE = "sealring machines invite"
-_ACCEPT = "sealring machines accept"
-
-
-async def _asked(question: str, knock: Knock) -> bool:
-    """Whether the person at the terminal says yes to *question*. No if *knock* leaves meanwhile.
-    Raises `EOFError` or `OSError` if nobody can answer."""
-    import trio  # noqa: PLC0415 - half a second, which a mistake need not wait for
-
-    forget_typed()
-    print(question, end="", flush=True)
-    answer: list[bytes] = []
-
-    async def read(scope: trio.CancelScope) -> None:
-        await trio.lowlevel.wait_readable(sys.stdin)
-        try:
-            answer.append(os.read(sys.stdin.fileno(), 4096))
-        except OSError:  # it is closed
-            answer.append(b"")
-        scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read, nursery.cancel_scope)
-        await knock.over.wait()
-        nursery.cancel_scope.cancel()
-    if not answer:
-        print(f"\n{visible(knock.name)} has left.", flush=True)
-        await trio.sleep(LATE_SECONDS)
-        return False
-    if not answer[0]:
-        raise EOFError
-    return is_yes(answer[0].decode(errors="replace"))
+def _base(config: Config) -> str:
+    """The URL of the node of *config*, where the API and the page are; empty if it has none."""
+    if config.api is None:
+        return ""
+    return f"{'http' if config.tls is None else 'https'}://{format_address(*config.api)}"

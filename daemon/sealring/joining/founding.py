@@ -64,6 +64,11 @@ class MemberFiles:
         return cls(default_folder(), default_state() / "node.state")
 
     @property
+    def is_default(self) -> bool:
+        """Whether commands find the files here by themselves."""
+        return self.state is not None
+
+    @property
     def kept(self) -> Path:
         """The folder of what the node keeps."""
         return self.state or self.folder / f"{self.config.stem}.state"
@@ -103,7 +108,7 @@ class MemberFiles:
         """Raise `UserError` if a machine has its files here already."""
         if self.is_free:
             return
-        own = "" if self.state is not None else f" {self.folder}"
+        own = "" if self.is_default else f" {self.folder}"
         raise UserError(
             f"this machine is in a cluster already: its files are in {self.folder}",
             f"Run its node: sealring up{own}. To invite another machine: sealring machines invite. "
@@ -138,21 +143,42 @@ def read_api(text: str) -> str:
     return format_address(*read_listen(text, DEFAULT_API_PORT))
 
 
-def check_ports(*addresses: tuple[str, int]) -> None:
-    """Raise `OperationError` for one of *addresses* at which this machine cannot listen now."""
-    for host, port in addresses:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((host, port))
-            except (OSError, OverflowError) as error:  # the port after 65535
-                why = getattr(error, "strerror", None) or error
-                raise OperationError(
-                    f"cannot listen at {format_address(host, port)}: {why}",
-                    "Is another node running on this machine? Give another address: --listen "
-                    f"HOST:PORT, or --api for that of the API (which is {DEFAULT_API_PORT}).",
-                ) from None
+def check_port(address: tuple[str, int], purpose: str, advice: str) -> None:
+    """Raise `OperationError` with *purpose* and *advice* if this machine cannot listen at *address*
+    now."""
+    host, port = address
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, port))
+        except (OSError, OverflowError) as error:  # the latter for the port 65,536
+            why = getattr(error, "strerror", None) or error
+            raise OperationError(
+                f"cannot listen at {format_address(host, port)} {purpose}: {why}",
+                f"Is another node running on this machine? {advice}",
+            ) from None
+
+
+def check_listen(listen: tuple[str, int]) -> None:
+    """Raise `OperationError` if a node cannot listen at *listen* now."""
+    check_port(listen, "for other machines", "Give another address: --listen HOST:PORT")
+
+
+def check_start(listen: tuple[str, int], api: str) -> None:
+    """Raise `OperationError` if a node that invites cannot listen at *listen*, at the port after
+    it, or at *api*, as the config has that."""
+    check_listen(listen)
+    host, port = listen
+    check_port(
+        (host, port + 1),
+        "for newcomers",
+        "It is the port after that of --listen. Give another address: --listen HOST:PORT, of "
+        "which the next port is free too.",
+    )
+    if api != NO_API:
+        check_port(
+            parse_address(api), "for the API", "Give another address: --api HOST:PORT, or --api off"
+        )
 
 
 def found(place: MemberFiles, settings: Settings) -> SignedRoster:

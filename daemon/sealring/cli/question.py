@@ -1,0 +1,94 @@
+"""A question to the person at the terminal, which another person may answer elsewhere meanwhile.
+
+Whoever sits there may be typing when the question appears. An answer is therefore what was typed
+after it: what the terminal holds from before is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import termios
+from typing import TYPE_CHECKING, Final, Literal
+
+from sealring.output import visible
+
+if TYPE_CHECKING:
+    import trio
+
+Answer = Literal["yes", "no", "settled", "absent"]
+"""What came of a question: it was *settled* elsewhere, or the person is *absent*."""
+
+LATE_SECONDS: Final = 1.0
+"""Seconds for which the answer about a machine that has just left may still be on its way: it is
+none about the next one."""
+
+_CHOICE: Final = " [y/n] "
+_MEANINGS: Final[dict[bytes, Answer]] = {b"y": "yes", b"yes": "yes", b"n": "no", b"no": "no"}
+_LONGEST: Final = 4096  # bytes of a line of a terminal
+
+
+async def ask_person(question: str, settled: trio.Event) -> Answer:
+    """What the person at the terminal says to *question*, unless it is *settled* before.
+
+    What is neither yes nor no is asked again. The person is absent if this process is in the
+    background, or its terminal was closed.
+    """
+    import trio  # noqa: PLC0415 - half a second, which a mistake need not wait for
+
+    answers: list[Answer] = []
+
+    async def read() -> None:
+        answers.append(await _read_answer(visible(question)))
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await settled.wait()
+        nursery.cancel_scope.cancel()
+    if settled.is_set() or not answers:
+        with contextlib.suppress(OSError):
+            print(flush=True)
+        return "settled"
+    return answers[0]
+
+
+async def late_answer() -> None:
+    """Let an answer to a question that was settled elsewhere come, before the next is asked."""
+    import trio  # noqa: PLC0415 - as above
+
+    await trio.sleep(LATE_SECONDS)
+
+
+async def _read_answer(question: str) -> Answer:
+    import trio  # noqa: PLC0415 - as above
+
+    terminal, hint = sys.stdin.fileno(), ""
+    while _in_foreground(terminal):
+        try:
+            termios.tcflush(terminal, termios.TCIFLUSH)
+            print(f"{hint}{question}{_CHOICE}", end="", flush=True)
+            await trio.lowlevel.wait_readable(terminal)
+            if not _in_foreground(terminal):
+                break
+            line = os.read(terminal, _LONGEST)
+        except (OSError, termios.error):  # the terminal is gone
+            break
+        if not line:
+            break
+        if (answer := _MEANINGS.get(line.strip().lower())) is not None:
+            return answer
+        hint = "Type yes or no.\n"
+    with contextlib.suppress(OSError):
+        print(flush=True)
+    return "absent"
+
+
+def _in_foreground(terminal: int) -> bool:
+    """Whether this process may use the *terminal*. One in the background would be stopped, and a
+    node with it."""
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # it is not the terminal that controls this process
+        return True
