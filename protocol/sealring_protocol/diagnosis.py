@@ -12,6 +12,7 @@ one of WAITING's hindrances, which a rank turns into a cause again.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -159,6 +160,9 @@ DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
     ("nodename", "The name does not resolve here: correct it in the roster."),
 )
 """The advice for a failed dial, by a word in the operating system's reason."""
+
+JOINED_SECONDS: Final = 30.0
+"""Seconds for which a member that is new and refuses connections is taken to start."""
 
 HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.DRAINING: None,
@@ -317,7 +321,8 @@ class Facts:
     is whether its engine has read its weights, and runs its layers for the first time, as only
     whoever speaks with the engine knows. *own* is what the obstacles call this node. *progress* is
     what this rank and those linked with it last reported. *engine_heard* is when its engine last
-    said something (monotonic seconds), or None if unknown.
+    said something (monotonic seconds), or None if unknown. *joined* has, by node id, the members
+    that came with a later roster than the first, and since when that is in force (the same).
     """
 
     rank: int
@@ -337,6 +342,7 @@ class Facts:
     progress: Mapping[int, Progress] = attrs.field(factory=dict)
     trying: bool = False
     engine_heard: float | None = None
+    joined: Mapping[bytes, float] = attrs.field(factory=dict)
 
     def name(self, rank: int) -> str:
         """The name of the member of *rank*, for people."""
@@ -589,7 +595,7 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
         does = "has loaded its share, and waits for the other ranks to load theirs"
     own = _TRIES if facts.trying and standing.phase is Phase.LOADING else does
     if facts.rank:
-        return [_obstacle(cause, f"this node {own}", since=since)]
+        return [_unless_late(_obstacle(cause, f"this node {own}", since=since), now)]
     found = []
     for rank in standing.missing:
         if _fetches(facts, rank):
@@ -597,8 +603,15 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
         link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
         who = f"this node {own}" if rank == 0 else f"{facts.name(rank)} {does}"
         what = f"{who}{_or_link(facts, rank)}"
-        found.append(link or _obstacle(cause, what, rank or None, since=since))
+        joins = _unless_late(_obstacle(cause, what, rank or None, since=since), now)
+        found.append(link or joins)
     return found
+
+
+def _unless_late(obstacle: Obstacle, now: float) -> Obstacle:
+    """*obstacle*, a stage of a start: nothing is to be done about it before it takes long."""
+    late = now - (obstacle.since or now) > _LONG_LOADING
+    return obstacle if late else attrs.evolve(obstacle, advice="")
 
 
 def _or_link(facts: Facts, rank: int) -> str:
@@ -655,6 +668,10 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             cause, what = Cause.UNREACHABLE, f"{who} cannot be reached{at}: {trouble.reason}"
             reason = trouble.reason.lower()
             advice = next((text for word, text in DIAL_ADVICE if word in reason), "")
+            joined = facts.joined.get(facts.roster.members[peer.rank].id, -math.inf)
+            if "refused" in reason and trouble.at - joined < JOINED_SECONDS:
+                cause, advice = Cause.DIALING, ""
+                what = f"{who} has just joined, and is starting"  # for how long is told beside it
         case Fault.SILENT:
             cause, what = Cause.SILENT, f"{who}{at} ended the handshake without a word"
             what += _hint(facts, peer)

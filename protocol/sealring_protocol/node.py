@@ -182,6 +182,8 @@ class NodeReport:
         """When to ask the engine for its counters; None while no engine is up."""
         self.progress = Progress()
         """The engine's counters, and how far this node's fetching is."""
+        self.joined: dict[bytes, float] = {}
+        """`Facts.joined`."""
 
     def renumber(self, rank: int) -> None:
         """A newer roster gives this node *rank*, and the others new ranks, too."""
@@ -207,6 +209,7 @@ class NodeReport:
             unpinned=self._unpinned,
             starved=self._starved_ranks.of(*ranks),
             progress=self._heard() | {self.rank: self.progress},
+            joined=self.joined,
         )
 
     def _heard(self) -> dict[int, Progress]:
@@ -327,11 +330,11 @@ class NodeRole:
 
     def _make_brain(self, roster: Roster, rank: int, now: float) -> Head | Follower:
         self._rank, self._first = rank, roster.members[0].name
-        self._members = frozenset(member.id for member in roster.members)
+        self.members = frozenset(member.id for member in roster.members)
         if rank > 0:
             return Follower(follower_config(self._config, roster, rank), now)
         config = head_config(self._config, roster, self._next_uid, self._last_epoch)
-        against = self._slower.get(self._members, "")
+        against = self._slower.get(self.members, "")
         plan = attrs.evolve(config.plan_request, against=against)
         return Head(attrs.evolve(config, plan_request=plan), now)
 
@@ -343,7 +346,7 @@ class NodeRole:
         if isinstance(before, Head):
             self._last_epoch = before.epochs.membership.epoch.counter
             if before.epochs.slower:
-                self._slower[self._members] = before.epochs.slower
+                self._slower[self.members] = before.epochs.slower
         self.brain = self._make_brain(roster, rank, now)
         if isinstance(before, Head) and isinstance(self.brain, Head):
             self.brain.inherit(before.scheduler)
@@ -718,7 +721,13 @@ class Node:
         self._links.shut_all(set(Purpose), ROSTER_CHANGED, now)
         self._links.news.clear()  # it was for the old brain
         before = self._brain
+        members = self._role.members
         effects = self._role.change(self.roster.roster, self._links.rank, now)
+        self._report.joined = {
+            member: self._report.joined.get(member, now)
+            for member in self._role.members
+            if member not in members or member in self._report.joined
+        }
         if before.replacing:
             self._replaced = self._report.info is not None  # of which the new brain knows nothing
             self._report.info = None  # the next engine presents itself

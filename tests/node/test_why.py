@@ -27,7 +27,7 @@ from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import FakeEngine, info
 from tests.sim.hosts import Host
-from tests.sim.rosters import COORDINATOR, make_roster, signer
+from tests.sim.rosters import COORDINATOR, WALL, make_roster, signer
 
 
 def signed(roster: SignedRoster, **changes: object) -> SignedRoster:
@@ -481,6 +481,34 @@ def test_a_collective_that_does_not_come_up_is_told():
         text = f"{who} joins the collective of tensor parallelism (for 15 s)"
         assert (Cause.COLLECTIVE, text) in told
     assert any("not serving: rank 1 (node1) joins" in text for _, _, text in made.notes)
+
+
+def test_a_collective_that_comes_up_in_time_needs_nothing_done():
+    made = Cluster(2, 1, splits=2)
+    made.collectives.joins = False
+    made.run_until(lambda: made.head.node.standing().phase is Phase.JOINING)
+    made.run_for(5.0)
+    for host in made.hosts.values():
+        advice = {each.advice for each in host.node.obstacles(made.now)}
+        assert advice == {""}, host
+
+
+def test_a_machine_that_has_just_joined_is_starting():
+    """Its node begins when it has stored the roster, and refuses connections before."""
+    made = Cluster(1, 1, rosters=[make_roster(1)])
+    made.run_until(lambda: made.ready)
+    made.head.node.bring_roster(make_roster(2, serial=2).encode(), WALL)
+    made.settle(made.head)
+    made.run_for(10.0)
+    (told,) = made.head.node.obstacles(made.now)
+    assert (told.cause, told.what) == (
+        Cause.DIALING,
+        "rank 1 (node1) has just joined, and is starting",
+    )
+    made.run_for(60.0)
+    (told,) = made.head.node.obstacles(made.now)
+    assert told.cause is Cause.UNREACHABLE
+    assert "start that node" in told.advice
 
 
 def test_a_rank_says_what_it_does():
