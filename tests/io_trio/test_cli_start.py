@@ -267,6 +267,33 @@ def test_a_yes_that_comes_too_late_is_none_for_the_next_machine(folder: Path) ->
 
 
 @pytest.mark.slow
+def test_each_terminal_says_what_another_decided(folder: Path) -> None:
+    """One has begun the cluster and another has invited; a command decides."""
+    port = two_in_a_row()
+    places = ("--listen", f"127.0.0.1:{port}", "--api", "off")
+    config = ("--config", str(folder / "desk" / "node.toml"))
+    with Terminal("start", str(folder / "desk"), *places, "--name", "desk") as terminal:
+        terminal.until("asks whether it may join")
+        for decision, told in (
+            ("refuse", "den was refused at another terminal"),
+            ("accept", "den was let in at another terminal"),
+        ):
+            with Terminal("machines", "invite", *config) as inviting:
+                invitation = inviting.until(r"sealring join (sr1-\w+)").split()[-1]
+                with join(folder, invitation) as joined:
+                    words = joined.until(r"fingerprint is (\S+)")[1]
+                    inviting.until(r"Let it in\? \[y/n\] ")
+                    terminal.until(r"Let it in\? \[y/n\] ")
+                    inviting.interrupt(f"den still waits: sealring machines accept {words} ")
+                    assert inviting.ended() == 130
+                    done = sealring("machines", decision, "den", *config)
+                    assert done.code == 0, done.err
+                    terminal.until(told)
+                    joined.process.send_signal(signal.SIGINT)
+        terminal.interrupt("stopping")
+
+
+@pytest.mark.slow
 def test_a_node_outlives_its_terminal(folder: Path) -> None:
     port = two_in_a_row()
     places = ("--listen", f"127.0.0.1:{port}", "--api", "off")
