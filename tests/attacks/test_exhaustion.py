@@ -107,7 +107,7 @@ async def test_a_text_worker_that_cannot_start_starts_later(
         with monkeypatch.context() as without:
             without.setattr(EngineCommand, "start", refused)
             nursery.start_soon(generator.texts.serve)
-            await generator.warm_up()  # as the head does when it starts
+            nursery.start_soon(generator.warm_up)  # as the head does, again and again
             with pytest.raises(OperationError, match="no text worker starts"):
                 await generator.vocabulary()
         assert generator.loading

@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import tempfile
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -78,8 +79,15 @@ def _passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEALRING_PASSPHRASE", PASSPHRASE)
 
 
-def test_a_machine_comes_back_in_one_folder(made: Path, tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "again"
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path, for the sockets' sake."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        yield Path(folder)
+
+
+def test_a_machine_comes_back_in_one_folder(made: Path, short: Path) -> None:
+    place = short / "deep" / "again"
     done = restore(made / "desk.backup", place)
     assert done.code == 0, done.err
     assert "must not run any more" in done.out

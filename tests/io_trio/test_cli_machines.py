@@ -52,9 +52,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def home(made: Path, tmp_path: Path) -> Path:
-    """A copy of *made* to change."""
-    return Path(shutil.copytree(made, tmp_path / "home"))
+def home(made: Path) -> Iterator[Path]:
+    """A copy of *made* to change, in a short folder for the sockets' sake."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        yield Path(shutil.copytree(made, Path(folder) / "home"))
 
 
 def machines(home: Path, *arguments: str | Path, at: str = "desk") -> Outcome:
@@ -174,15 +175,15 @@ def test_a_machine_does_not_cut_itself_off(home: Path) -> None:
 
 
 def test_the_config_of_the_default_folder_is_meant(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: tmp_path / "xdg")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home.parent / "xdg"))
+    monkeypatch.setenv("HOME", str(home.parent))
+    monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: home.parent / "xdg")
     refused = sealring("machines", "rename", "laptop", "den")
-    assert f"there is no {tmp_path / 'xdg' / 'node.toml'}" in refused.err
-    shutil.copytree(home, tmp_path / "xdg")
-    (tmp_path / "xdg" / "desk.toml").rename(tmp_path / "xdg" / "node.toml")
+    assert f"there is no {home.parent / 'xdg' / 'node.toml'}" in refused.err
+    shutil.copytree(home, home.parent / "xdg")
+    (home.parent / "xdg" / "desk.toml").rename(home.parent / "xdg" / "node.toml")
     assert sealring("machines", "rename", "laptop", "den").code == 0
 
 

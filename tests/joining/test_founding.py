@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sealring.files.cluster import write_new
-from sealring.joining.founding import MemberFiles, Settings, check_ports, found
+from sealring.joining.founding import MemberFiles, Settings, check_start, found
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
@@ -84,4 +84,4 @@ def test_a_key_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_the_last_port_has_none_after_it() -> None:
     with pytest.raises(OperationError, match=r"cannot listen at 127\.0\.0\.1:65536"):
-        check_ports(("127.0.0.1", 65536))
+        check_start(("127.0.0.1", 65535), "off")
