@@ -184,6 +184,7 @@ def test_a_rank_is_ready_once_its_step_link_is_up(cluster: list[Path], tmp_path:
             "trusted": False,
             "checked": False,
             "deadline_ms": 60_000,
+            "steps": 1,
             "model": model.digest.hex(),
             "bounds": [0, 1, model.layers],
             "hosts": [],
