@@ -23,7 +23,13 @@ from sealring.cli.doorway import (
     print_invitation,
     say,
 )
-from sealring.cli.members import OwnCluster, read_cluster, read_signer
+from sealring.cli.members import (
+    AS_CONFIGURED,
+    Change,
+    OwnCluster,
+    read_cluster,
+    read_signer,
+)
 from sealring.files.cluster import sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
@@ -216,13 +222,7 @@ def _watch(
 
 
 @app.command
-def accept(
-    who: str = "",
-    *,
-    config: Path | None = None,
-    key: Path | None = None,
-    json: bool = False,
-) -> None:
+def accept(who: str = "", *, change: Change = AS_CONFIGURED) -> None:
     """Let in a machine that waits: WHO, or the only one.
 
     Compare its fingerprint with what it shows on its own screen:
@@ -234,17 +234,9 @@ def accept(
     ----------
     who
         Its name, its fingerprint, or the beginning of its id.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    key
-        The coordinator's private key; the config's 'coordinator_key' if left
-        out.
-    json
-        Print one JSON object.
     """
-    done = _accept(own_config(config), who, key)
-    if json:
+    done = _accept(own_config(change.config), who, change.key)
+    if change.json:
         print_json({name: value for name, value in done.items() if name != "event"})
         return
     print(f"{visible(done['name'])} is a member now, of roster {done['serial']}")

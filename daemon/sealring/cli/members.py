@@ -10,9 +10,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
+from cyclopts import Parameter
 from sealring_protocol.links.link_manager import HEAD_FIRST
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import (
@@ -129,7 +130,41 @@ def _with_file(error: UserError, cluster: OwnCluster, signed: SignedRoster) -> U
     )
 
 
-def _end(cluster: OwnCluster, after: Roster, what: str, *, json: bool, next_: str = "") -> None:
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class Change:
+    """How a change of the cluster is signed, and what is printed of it.
+
+    Parameters
+    ----------
+    config
+        The config of this machine's node; that of the default folder if left
+        out.
+    key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    json
+        Print one JSON object.
+    """
+
+    config: Path | None = None
+    key: Path | None = None
+    json: bool = False
+
+    def make(
+        self, cluster: OwnCluster, members: Sequence[Member], what: str, next_: str = ""
+    ) -> None:
+        """Have *cluster* have *members*, and print that *what* was done, and what a person does
+        next. Raises `UserError`."""
+        signer = read_signer(cluster.config, self.key)
+        _end(cluster, put_in_force(cluster, members, signer), what, json=self.json, next_=next_)
+
+
+AS_CONFIGURED: Final = Change()
+"""A change that the config's key signs."""
+
+
+def _end(cluster: OwnCluster, after: Roster, what: str, *, json: bool, next_: str) -> None:
     """Print that *what* was done by the roster *after*, and what a person does next."""
     if json:
         facts: dict[str, Any] = {"serial": after.serial, "installed": cluster.running}
@@ -171,9 +206,7 @@ def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
         )
 
 
-def remove(
-    name: str, *, config: Path | None = None, key: Path | None = None, json: bool = False
-) -> None:
+def remove(name: str, *, change: Change = AS_CONFIGURED) -> None:
     """Put the machine NAME out of the cluster.
 
     The others end their links with it, and no one talks to it any more.
@@ -186,31 +219,19 @@ def remove(
     ----------
     name
         What the machine is called; see 'sealring machines list'.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    key
-        The coordinator's private key; the config's 'coordinator_key' if left
-        out.
-    json
-        Print one JSON object.
     """
-    cluster = read_cluster(config)
+    cluster = read_cluster(change.config)
     rank = cluster.rank(name)
     _refuse_own(cluster, rank, "removed")
-    signer = read_signer(cluster.config, key)
     left = [member for member in cluster.members if member.name != name]
-    after = put_in_force(cluster, left, signer)
-    _end(cluster, after, f"{name} is no member any more", json=json)
+    change.make(cluster, left, f"{name} is no member any more")
 
 
 def replace(
     name: str,
     public_key: str,
     *,
-    config: Path | None = None,
-    key: Path | None = None,
-    json: bool = False,
+    change: Change = AS_CONFIGURED,
 ) -> None:
     """Give the machine NAME another key: it is a new machine, or its key was stolen.
 
@@ -226,16 +247,8 @@ def replace(
         What the machine is called.
     public_key
         The new key: its .pub file, or the hex in it.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    key
-        The coordinator's private key; the config's 'coordinator_key' if left
-        out.
-    json
-        Print one JSON object.
     """
-    cluster = read_cluster(config)
+    cluster = read_cluster(change.config)
     rank = cluster.rank(name)
     before = cluster.members[rank]
     fresh_key = read_public_key(public_key)
@@ -244,21 +257,17 @@ def replace(
             f"'{name}' has this key already", "Make a new one on that machine: sealring keygen."
         )
     _refuse_own(cluster, rank, "given another key")
-    signer = read_signer(cluster.config, key)
     # What was asserted of the old key, with its evidence, says nothing of the new one.
     trust = min(before.trust, TrustLevel.SOFTWARE)
     fresh = attrs.evolve(before, public_key=fresh_key, trust=trust, attestation=NO_EVIDENCE)
-    after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
-    _end(cluster, after, f"{name} has the node id {fresh.id.hex()}", json=json)
+    change.make(cluster, _with(cluster, rank, fresh), f"{name} has the node id {fresh.id.hex()}")
 
 
 def move(
     name: str,
     *,
     rank: int,
-    config: Path | None = None,
-    key: Path | None = None,
-    json: bool = False,
+    change: Change = AS_CONFIGURED,
 ) -> None:
     """Give the machine NAME the rank N; the others keep their order.
 
@@ -273,16 +282,8 @@ def move(
         What the machine is called.
     rank
         Its rank, from 0 on.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    key
-        The coordinator's private key; the config's 'coordinator_key' if left
-        out.
-    json
-        Print one JSON object.
     """
-    cluster = read_cluster(config)
+    cluster = read_cluster(change.config)
     at = cluster.rank(name)
     last = len(cluster.members) - 1
     if not 0 <= rank <= last:
@@ -291,16 +292,12 @@ def move(
         )
     if rank == at:
         raise UserError(f"'{name}' has rank {rank} already", "Nothing has changed.")
-    signer = read_signer(cluster.config, key)
     order = [member for member in cluster.members if member.name != name]
     order.insert(rank, cluster.members[at])
-    after = put_in_force(cluster, order, signer)
-    _end(cluster, after, f"{name} is rank {rank}", json=json)
+    change.make(cluster, order, f"{name} is rank {rank}")
 
 
-def rename(
-    old: str, new: str, *, config: Path | None = None, key: Path | None = None, json: bool = False
-) -> None:
+def rename(old: str, new: str, *, change: Change = AS_CONFIGURED) -> None:
     """Call the machine OLD by the name NEW.
 
         sealring machines rename den attic
@@ -311,23 +308,13 @@ def rename(
         What it is called.
     new
         What it is to be called.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    key
-        The coordinator's private key; the config's 'coordinator_key' if left
-        out.
-    json
-        Print one JSON object.
     """
-    cluster = read_cluster(config)
+    cluster = read_cluster(change.config)
     rank = cluster.rank(old)
     member = cluster.members[rank]
     make_member(new, member.public_key, [*member.addresses], None, None)  # a name that may be
-    signer = read_signer(cluster.config, key)
     fresh = attrs.evolve(member, name=new)
-    after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
-    _end(cluster, after, f"{old} is called {new} now", json=json)
+    change.make(cluster, _with(cluster, rank, fresh), f"{old} is called {new} now")
 
 
 def address(
@@ -335,9 +322,7 @@ def address(
     addresses: list[str],
     /,
     *,
-    config: Path | None = None,
-    key: Path | None = None,
-    json: bool = False,
+    change: Change = AS_CONFIGURED,
 ) -> None:
     """Say where the others reach the machine NAME, in place of what they know.
 
@@ -349,22 +334,12 @@ def address(
         What the machine is called.
     addresses
         host:port, or several, in the order in which they are tried.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    key
-        The coordinator's private key; the config's 'coordinator_key' if left
-        out.
-    json
-        Print one JSON object.
     """
-    cluster = read_cluster(config)
+    cluster = read_cluster(change.config)
     rank = cluster.rank(name)
     member = cluster.members[rank]
     checked = make_member(name, member.public_key, addresses, None, None)
-    signer = read_signer(cluster.config, key)
     fresh = attrs.evolve(member, addresses=tuple(checked.addresses))
-    after = put_in_force(cluster, _with(cluster, rank, fresh), signer)
     listens = (
         ""
         if member.id != cluster.own
@@ -373,7 +348,12 @@ def address(
             "change it."
         )
     )
-    _end(cluster, after, f"{name} is at {' or '.join(fresh.addresses)}", json=json, next_=listens)
+    change.make(
+        cluster,
+        _with(cluster, rank, fresh),
+        f"{name} is at {' or '.join(fresh.addresses)}",
+        listens,
+    )
 
 
 def _with(cluster: OwnCluster, rank: int, fresh: Member) -> list[Member]:
