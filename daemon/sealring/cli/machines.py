@@ -25,7 +25,7 @@ from sealring.cli.doorway import (
 )
 from sealring.cli.members import (
     AS_CONFIGURED,
-    Change,
+    ClusterChange,
     OwnCluster,
     read_cluster,
     read_signer,
@@ -222,7 +222,7 @@ def _watch(
 
 
 @app.command
-def accept(who: str = "", *, change: Change = AS_CONFIGURED) -> None:
+def accept(who: str = "", *, change: ClusterChange = AS_CONFIGURED) -> None:
     """Let in a machine that waits: WHO, or the only one.
 
     Compare its fingerprint with what it shows on its own screen:

@@ -132,7 +132,7 @@ def _with_file(error: UserError, cluster: OwnCluster, signed: SignedRoster) -> U
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Change:
+class ClusterChange:
     """How a change of the cluster is signed, and what is printed of it.
 
     Parameters
@@ -160,7 +160,7 @@ class Change:
         _end(cluster, put_in_force(cluster, members, signer), what, json=self.json, next_=next_)
 
 
-AS_CONFIGURED: Final = Change()
+AS_CONFIGURED: Final = ClusterChange()
 """A change that the config's key signs."""
 
 
@@ -206,7 +206,7 @@ def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
         )
 
 
-def remove(name: str, *, change: Change = AS_CONFIGURED) -> None:
+def remove(name: str, *, change: ClusterChange = AS_CONFIGURED) -> None:
     """Put the machine NAME out of the cluster.
 
     The others end their links with it, and no one talks to it any more.
@@ -231,7 +231,7 @@ def replace(
     name: str,
     public_key: str,
     *,
-    change: Change = AS_CONFIGURED,
+    change: ClusterChange = AS_CONFIGURED,
 ) -> None:
     """Give the machine NAME another key: it is a new machine, or its key was stolen.
 
@@ -267,7 +267,7 @@ def move(
     name: str,
     *,
     rank: int,
-    change: Change = AS_CONFIGURED,
+    change: ClusterChange = AS_CONFIGURED,
 ) -> None:
     """Give the machine NAME the rank N; the others keep their order.
 
@@ -297,7 +297,7 @@ def move(
     change.make(cluster, order, f"{name} is rank {rank}")
 
 
-def rename(old: str, new: str, *, change: Change = AS_CONFIGURED) -> None:
+def rename(old: str, new: str, *, change: ClusterChange = AS_CONFIGURED) -> None:
     """Call the machine OLD by the name NEW.
 
         sealring machines rename den attic
@@ -322,7 +322,7 @@ def address(
     addresses: list[str],
     /,
     *,
-    change: Change = AS_CONFIGURED,
+    change: ClusterChange = AS_CONFIGURED,
 ) -> None:
     """Say where the others reach the machine NAME, in place of what they know.
 
