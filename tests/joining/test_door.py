@@ -317,6 +317,34 @@ async def test_two_that_are_accepted_at_once_follow_each_other(tmp_path: Path) -
     assert made.installed == [2, 3]
 
 
+async def test_who_signs_a_roster_waits_for_a_machine_that_is_being_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say, silent, sent = JoinLine.stored, list[JoinLine](), trio.Event()
+
+    def keep_silent(line: JoinLine) -> None:
+        silent.append(line)
+        sent.set()
+
+    monkeypatch.setattr(JoinLine, "stored", keep_silent)
+    members = list[str]()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, Machine(), nursery)
+
+        async def read_members() -> None:
+            await made.door.settled()
+            members.extend(made.names)
+
+        async with trio.open_nursery() as people:
+            people.start_soon(made.door.accept)
+            await sent.wait()
+            people.start_soon(read_members)
+            await trio.testing.wait_all_tasks_blocked()
+            assert members == []
+            say(silent[0])
+    assert members == ["desk", "den"]
+
+
 async def test_a_newcomer_that_is_called_as_another_is_not_taken_for_it(tmp_path: Path) -> None:
     den = Machine()
     same = Machine(fingerprint(den.signer.public_key), ("127.0.0.1:7998",))

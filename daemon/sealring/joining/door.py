@@ -276,12 +276,9 @@ class Door:
         Raises `UserError` or `OperationError` if it does not.
         """
         knock = self._find(who)
-        while (
-            other := next((k for k in self.waiting() if k.admitted is not None), None)
-        ) is not None:
-            if other is knock:
-                raise UserError(f"{knock.name} is being admitted already", "Wait a moment.")
-            await other.over.wait()
+        await self.settled()
+        if knock.admitted is not None:
+            raise UserError(f"{knock.name} was accepted already", "See: sealring machines list")
         signed = self._signed(knock) if roster is None else self._given(knock, roster)
         knock.admitted = signed
         self.spent = signed.roster.serial
@@ -297,6 +294,12 @@ class Door:
                 _AGAIN,
             )
         return knock
+
+    async def settled(self) -> None:
+        """Wait until no newcomer is being admitted. Whoever signs a roster waits for that: it would
+        leave out a machine that believes it is a member."""
+        while knock := next((k for k in self.waiting() if k.admitted is not None), None):
+            await knock.over.wait()
 
     async def _hurry(self, knock: Knock) -> None:
         """Send *knock*, which was admitted, away if it does not join in time: others wait for it,

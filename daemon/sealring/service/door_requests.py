@@ -60,7 +60,8 @@ async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> No
         case "refuse":
             knock = door.refuse(read_fields(WhoFields, body, "machines refuse").who)
             await reply({"event": "done", **knock.facts()})
-        case "members":
+        case "members":  # of which a roster is signed
+            await door.settled()
             await reply({"roster": door.roster.encode().hex(), "spent": door.spent})
         case _:
             who = read_fields(WhoFields, body, "machines list").who

@@ -59,6 +59,7 @@ async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes, do
         wait = due_in(node.roster.roster, node.rank, wall_ms())
         put_out = any(peer.put_out for peer in node.peers())
         if wait <= 0 and not put_out and is_there(config.coordinator_key):
+            await door.settled()
             try:
                 await _renew(runtime, config.coordinator_key, coordinator, door.spent)
                 said = ""

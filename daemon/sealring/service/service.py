@@ -138,6 +138,8 @@ async def _serve_owner(
         if name in DOOR_REQUESTS:
             await answer_at_door(door, name, body, reply)
         else:
+            if name == "roster":
+                await door.settled()
             await switch.answer(name, body, reply)
 
     await serve_owner(listener, OwnerApi(answer, switch.api))
