@@ -96,7 +96,9 @@ def test_a_ring_that_serves_is_right(configs: list[Path]) -> None:
         ("model", "model", "nowhere/model", ""),
         ("state", "state", "is not yours alone", "chmod 700"),
         ("config", "config", "listem", ""),
-        ("other", "roster", "this node's key is not in roster 1", "Add its .pub file"),
+        ("other", "roster", "is not in the roster", "Add its .pub file"),
+        ("swapped", "roster", "has the key of 'rank1'", "give it the key of 'rank0'"),
+        ("layers", "model", "layers = [1, 1] does not fit 2 ranks", "sealring plan --help"),
     ],
 )
 def test_what_is_not_right_is_told_with_what_mends_it(
@@ -117,6 +119,10 @@ def test_what_is_not_right_is_told_with_what_mends_it(
         (folder / "rank0.state").chmod(0o777)
     elif fault == "config":
         change(config, "listen =", "listem =")
+    elif fault == "swapped":
+        change(config, 'key = "rank0.key"', 'key = "rank1.key"')
+    elif fault == "layers":
+        config.write_text(f"layers = [1, 1]\n{config.read_text()}")
     else:
         keygen = [sys.executable, "-m", "sealring", "keygen", str(folder / "stranger.key")]
         subprocess.run(keygen, check=True, capture_output=True)
@@ -141,8 +147,26 @@ def test_a_report_names_nobody(configs: list[Path], tmp_path: Path) -> None:
         assert secret not in text, secret
     assert report.stat().st_mode & 0o077 == 0
     again = run("--config", configs[0], "--collect", report)
-    assert again.returncode == 1
-    assert "Give a new file" in again.stderr
+    assert again.returncode == 2
+    assert "already exists, and is left as it is" in again.stderr
+
+
+@pytest.mark.parametrize(("limit", "state"), [("-Sn", "ok"), ("-Hn", "wrong")])
+def test_a_node_raises_the_soft_limit_and_cannot_raise_the_hard_one(
+    tmp_path: Path, limit: str, state: str
+) -> None:
+    doctor = f"{sys.executable} -m sealring doctor --config {tmp_path / 'none'} --json"
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -Sn 256 && ulimit {limit} 256 && exec {doctor}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (found,) = [
+        each for each in json.loads(done.stdout)["findings"] if each["check"] == "descriptors"
+    ]
+    assert found["state"] == state, found
+    assert bool(found["advice"]) is (state == "wrong")
 
 
 def test_without_a_config_it_says_where_it_looked(tmp_path: Path) -> None:

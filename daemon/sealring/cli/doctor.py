@@ -10,11 +10,8 @@ writes these alone.
 
 from __future__ import annotations
 
-import contextlib
 import json as json_text
-import os
 import platform
-import resource
 import socket
 import subprocess
 import sys
@@ -27,17 +24,20 @@ import attrs
 import psutil  # type: ignore[import-untyped]
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import SignedRoster
-from sealring_trio.errors import FOUND_WRONG, OperationError, UserError
+from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.key_files import WRITABLE, others_may, read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.rosters import RosterStore, left, seconds_left
 from sealring_trio.node.service import this_build
+from sealring_trio.node.setup import check_member, check_model
 from sealring_trio.units import parse_address, wall_ms
 
+from sealring.files.cluster import write_new
 from sealring.files.config import Config, own_config
 from sealring.generation.status import build_info
-from sealring.local.node_socket import ask
+from sealring.http.connections import raise_limit
+from sealring.local.node_socket import NobodyThere, ask
 from sealring.output import print_json, visible
 
 OK, WRONG, UNSEEN, NOTE = "ok", "wrong", "unseen", "note"
@@ -133,8 +133,10 @@ def examine(path: Path | None) -> list[Finding]:
     except UserError as error:
         return [*findings, Finding("config", WRONG, error.what, error.advice)]
     findings.append(Finding("config", OK, f"{config.path} is valid"))
-    found, patient = _identity(config)
-    findings += found
+    found, own, roster = _identity(config)
+    said, status = _ask(config)
+    findings += [*found, *said]
+    patient = Patient(config, roster, own, status)
     checks: tuple[tuple[str, Callable[[Patient], Iterator[Finding]]], ...] = (
         ("model", _model),
         ("collectives", _collectives),
@@ -165,14 +167,12 @@ def _versions() -> Iterator[Finding]:
 
 
 def _limits() -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft != resource.RLIM_INFINITY and soft < FEW_DESCRIPTORS
-    text = f"a process may open {soft} files and connections"
-    advice = (
-        f"Raise it: ulimit -n {FEW_DESCRIPTORS}, or LimitNOFILE= of its service." if few else ""
-    )
-    facts = {"soft": soft, "hard": hard}
-    yield Finding("descriptors", WRONG if few else OK, text, advice, facts)
+    limit = raise_limit()  # as a node does
+    few = limit < FEW_DESCRIPTORS
+    text = f"a node may open {limit} files and connections"
+    advice = "Raise the hard limit: LimitNOFILE= of its service, or ulimit -Hn, as root."
+    state, advice = (WRONG, advice) if few else (OK, "")
+    yield Finding("descriptors", state, text, advice, {"limit": limit})
 
 
 def _aes() -> Iterator[Finding]:
@@ -203,8 +203,9 @@ _FLAGS: Final = ("flags", "Features")
 # ------------------------------------------------------------- the node's files
 
 
-def _identity(config: Config) -> tuple[list[Finding], Patient]:
-    """What is found of the key, the state folder and the roster; and the patient for the rest."""
+def _identity(config: Config) -> tuple[list[Finding], bytes, SignedRoster | None]:
+    """What is found of the key, the state folder and the roster; with the node's id, and the
+    roster."""
     findings = []
     own, roster = b"", None
     try:
@@ -220,7 +221,7 @@ def _identity(config: Config) -> tuple[list[Finding], Patient]:
         findings.append(Finding("roster", WRONG, error.what, error.advice))
     else:
         findings.append(_roster(config, roster, own))
-    return findings, Patient(config, roster, own, _ask(config))
+    return findings, own, roster
 
 
 def _state(config: Config) -> Iterator[Finding]:
@@ -247,9 +248,11 @@ def _roster(config: Config, signed: SignedRoster, own: bytes) -> Finding:
     text += left(roster, now)
     facts = {"members": len(roster.members), "serial": roster.serial, "left_s": int(seconds)}
     renew = "Sign it again: sealring roster renew, and sealring roster install."
-    if own and own not in roster:
-        what = f"this node's key is not in roster {roster.serial}"
-        return Finding("roster", WRONG, what, "Add its .pub file, and sign again.", facts)
+    try:
+        if own:
+            check_member(config, roster, own)
+    except UserError as error:
+        return Finding("roster", WRONG, error.what, error.advice, facts)
     if now < roster.issued_ms:
         what = "the roster was signed later than this machine's clock says"
         return Finding("roster", WRONG, what, "Set the clock right.", facts)
@@ -262,13 +265,18 @@ def _model(patient: Patient) -> Iterator[Finding]:
     config = patient.config
     try:
         folder = find_model(config.model, Hub(offline=True))
-        digest = describe_model(folder, config.adapter).digest.hex()
+        info = describe_model(folder, config.adapter)
     except UserError as error:
         fetched = config.fetch == "members"  # which a node does when it begins
         yield Finding("model", NOTE if fetched else WRONG, error.what, error.advice)
         return
-    text = f"{folder} has the digest {digest[:16]}..."
-    yield Finding("model", OK, text, "", {"digest": digest[:16]})
+    digest = info.digest.hex()[:16]
+    yield Finding("model", OK, f"{folder} has the digest {digest}...", "", {"digest": digest})
+    try:
+        if patient.roster is not None:
+            check_model(config, patient.roster.roster, info)
+    except UserError as error:
+        yield Finding("model", WRONG, error.what, error.advice)
 
 
 def _collectives(patient: Patient) -> Iterator[Finding]:
@@ -291,17 +299,19 @@ def _collectives(patient: Patient) -> Iterator[Finding]:
 # ------------------------------------------------------------- the running node
 
 
-def _ask(config: Config) -> Mapping[str, Any] | None:
-    """What this machine's node says of itself; None if none runs."""
-    with contextlib.suppress(OperationError, UserError):
-        return next(ask(config.control_socket, "status", seconds=NODE_SECONDS))
-    return None
+def _ask(config: Config) -> tuple[list[Finding], Mapping[str, Any] | None]:
+    """What this machine's node says of itself; or a finding, why it says nothing."""
+    try:
+        return [], next(ask(config.control_socket, "status", seconds=NODE_SECONDS))
+    except NobodyThere:
+        text, advice = "no node runs with this config", "Start it: sealring up."
+        return [Finding("node", NOTE, text, advice)], None
+    except UserError as error:  # it starts, or hangs
+        return [Finding("node", UNSEEN, error.what, error.advice)], None
 
 
 def _node(patient: Patient) -> Iterator[Finding]:
-    status = patient.status
-    if status is None:
-        yield Finding("node", NOTE, "no node runs with this config", "Start it: sealring up.")
+    if (status := patient.status) is None:
         return
     facts = {"rank": status["rank"], "world": status["world"], "state": status["state"]}
     if not status["why"]:
@@ -393,8 +403,8 @@ def _reached(rank: int, at: int, who: str, dial: _Dial, linked: bool) -> Finding
         text = f"{who} takes connections, in {dial.ms:.1f} ms{through}"
         text += "; a link is up" if linked else ""
         facts |= {"ms": round(dial.ms, 1), "vpn": vpn}
-        slow = vpn and "A direct network is faster: give that address in the roster, too."
-        return Finding("reach", OK, text, slow or "", facts)
+        advice = "A direct network is faster: give that address in the roster, too." if vpn else ""
+        return Finding("reach", OK, text, advice, facts)
     if linked:
         text = f"{who} cannot be dialed from here ({dial.why}), but it has dialed: a link is up"
         return Finding("reach", NOTE, text, "", facts)
@@ -415,16 +425,9 @@ def _print(finding: Finding) -> None:
 
 
 def _write_report(path: Path, findings: list[Finding]) -> None:
-    """Write what names nobody of *findings* to the new file *path*. Raises `OperationError`."""
+    """Write what names nobody of *findings* to the new file *path*. Raises `UserError`."""
     report = {
         "made_ms": wall_ms(),
         "findings": [{"check": each.check, "state": each.state, **each.facts} for each in findings],
     }
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(json_text.dumps(report, indent=2) + "\n")
-    except OSError as error:
-        raise OperationError(
-            f"cannot write {path}: {error.strerror}", "Give a new file in a folder of yours."
-        ) from None
+    write_new(path, f"{json_text.dumps(report, indent=2)}\n".encode(), 0o600)

@@ -135,30 +135,12 @@ def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyF
     store = RosterStore(config.state, coordinator)
     roster = store.newest(config.roster, wall_ms())
     own = node_id(signer.public_key)
-    if own not in roster.roster:
-        raise UserError(
-            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
-            f"{config.roster}",
-            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
-        )
-    _check_place(config, roster.roster, own)
-    if len(roster.roster.members) > MAX_WORLD:
-        raise UserError(
-            f"the roster has {len(roster.roster.members)} members",
-            f"A ring has at most {MAX_WORLD} ranks.",
-        )
+    check_member(config, roster.roster, own)
     suites = tuple(SUITES[name] for name in config.suites)
     identity = OwnIdentity(signer, coordinator, secrets.randbits(63) | 1, suites)
     model, roster = find_for(config, identity, store, roster, pause)
     info = describe_model(model, config.adapter)
-    world = len(roster.roster.members)
-    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
-        raise UserError(
-            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
-            f"model of {len(info.layers)} layers",
-            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
-        )
-    _check_strategy(config, roster.roster, info)
+    check_model(config, roster.roster, info)
     draft = None
     if config.draft is not None and roster.roster.rank(own) == 0:
         named = f"'draft' in {config.path}"
@@ -166,6 +148,23 @@ def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyF
     for note in info.notes:
         log.info("%s", note)
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
+
+
+def check_member(config: NodeFile, roster: Roster, own: bytes) -> None:
+    """Raise `UserError` unless the node *own* of *config* is a member of *roster*, listens at no
+    other member's address, and the members are no more than a ring may have."""
+    if own not in roster:
+        raise UserError(
+            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
+            f"{config.roster}",
+            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
+        )
+    _check_place(config, roster, own)
+    if len(roster.members) > MAX_WORLD:
+        raise UserError(
+            f"the roster has {len(roster.members)} members",
+            f"A ring has at most {MAX_WORLD} ranks.",
+        )
 
 
 def _check_place(config: NodeFile, roster: Roster, own: bytes) -> None:
@@ -202,10 +201,16 @@ def renewed(setup: NodeSetup[AnyFile]) -> NodeSetup[AnyFile]:
     return attrs.evolve(setup, identity=identity, roster=roster)
 
 
-def _check_strategy(config: NodeFile, roster: Roster, info: ModelInfo) -> None:
-    """Raise `UserError` for a strategy that this *roster* and model rule out. Only the engine can
-    find whether mlx-lm can shard a model of this class."""
+def check_model(config: NodeFile, roster: Roster, info: ModelInfo) -> None:
+    """Raise `UserError` for layers or a strategy that this *roster* and model rule out. Only the
+    engine can find whether mlx-lm can shard a model of this class."""
     world = len(roster.members)
+    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
+        raise UserError(
+            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
+            f"model of {len(info.layers)} layers",
+            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
+        )
     if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
         raise UserError(
             f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
