@@ -170,10 +170,11 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
     figure = f"{pace(best):.3g} tokens/s for {what}"
     others = [way for way in fitting if way is not best and (several or way.name != APART)]
     if not others:
+        guess = "" if best.measured else " (estimate)"
         text = "nothing else has room for it" if len(found) > 1 else "there is no other machine"
         if len(best.machines) > 1:
             text = "no machine has room for it alone"
-        return best, f"{text}; {figure}"
+        return best, f"{text}; {figure}{guess}"
     rings = [way for way in others if (len(way.machines) > 1) != (len(best.machines) > 1)]
     second = max(rings or others, key=pace)
     if len(best.machines) == 1 and len(second.machines) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from sealring.files.models import structure
 from sealring.forecast import (
     APART,
     ENGINE,
@@ -16,10 +17,12 @@ from sealring.forecast import (
     ways,
 )
 from sealring.generation.paces import describe_paces
+from sealring.local.paces import known_machines
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import CacheCost, Decode, DType, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.plan import PlanRequest, Strategy
+from sealring_trio.files.models import TINY, describe_model, find_model
 
 MIB = 1 << 20
 INFO = EngineInfo(
@@ -171,8 +174,72 @@ def test_what_the_head_has_measured() -> None:
     assert paces == {
         "steps": 17,
         "decode_us": {"1": [120, 220], "4": [500, 600]},
-        "closing_us": {"1": 40, "4": 70},
+        "closing_us": 40,
         "prompt_us": [20, 30],
         "away_us": 700,
     }
     assert describe_paces([])["decode_us"] == {}
+
+
+def test_a_plan_goes_by_what_the_head_has_measured() -> None:
+    info = describe_model(find_model(TINY))
+    first, second = 1, len(info.layers) - 1
+    timings = [
+        *[timing(Decode(0), 1, 100, 200, closing=30)] * 8,
+        *[timing(Decode(0), 4, 250, 500, closing=70)] * 8,
+        timing(Prefill(1, 0, 100), 1, 2000, 3000),
+    ]
+    facts = {
+        "rank": 0,
+        "name": "desk",
+        "addresses": ["10.0.0.1:7470"],
+        "peers": [{"rank": 1, "name": "shelf", "addresses": []}],
+        "bounds": [0, first, first + second],
+        "paces": describe_paces(timings),
+        "sum_us": 90,
+    }
+    known = known_machines(info, structure(info), [1 << 30, 2 << 30], facts, 8)
+    desk, shelf = known.machines
+    assert [(each.name, each.host, each.room) for each in known.machines] == [
+        ("desk", "10.0.0.1", 1 << 30),
+        ("shelf", "shelf", 2 << 30),
+    ]
+    assert (desk.pace.layer, shelf.pace.layer) == pytest.approx((1e-4, 2e-4 / second))
+    # Four rows take 2.5 times as long as one.
+    assert (desk.pace.more, shelf.pace.more) == pytest.approx((0.5, 0.5))
+    assert (desk.pace.prompt, shelf.pace.prompt) == pytest.approx((2e-5, 3e-5 / second))
+    assert desk.pace.head == pytest.approx(0.3)
+    assert known.network.hop == pytest.approx(350e-6)
+    assert (known.network.hop_measured, known.network.turn_measured) == (True, False)
+    assert known.network.sums == pytest.approx(90e-6)
+    assert desk.pace.measured
+    assert known.source == "measured by the head in 16 steps"
+
+
+def test_what_the_head_has_not_measured_is_an_estimate() -> None:
+    info = describe_model(find_model(TINY))
+    facts = {
+        "rank": 0,
+        "name": "desk",
+        "addresses": [],
+        "peers": [],
+        "bounds": [0, len(info.layers)],
+        "paces": describe_paces([timing(Decode(0), 1, 1000)] * 8),
+        "sum_us": 0,
+        "guess_ms": {"plain": 1.5},
+    }
+    known = known_machines(info, structure(info), [1 << 30], facts, 8)
+    (desk,) = known.machines
+    assert known.source.endswith(", but for prompts, but for several streams")
+    assert not desk.pace.measured
+    assert known.network.turn == pytest.approx(0.0005)
+    # The layers and the head together take what a step did.
+    assert desk.pace.decode(len(info.layers), 1, head=True) == pytest.approx(0.001)
+
+
+def test_a_figure_that_was_not_measured_is_called_an_estimate() -> None:
+    guessed = attrs.evolve(TWO[0], pace=attrs.evolve(PACE, measured=False))
+    assert recommend(ways(INFO, COSTS, [guessed], NETWORK, ASKED), ASKED) == (
+        ways(INFO, COSTS, [guessed], NETWORK, ASKED)[0],
+        "there is no other machine; 83.3 tokens/s for one stream (estimate)",
+    )

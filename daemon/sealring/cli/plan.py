@@ -22,10 +22,11 @@ from sealring_trio.files.key_files import is_there
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.units import format_size, parse_size
 
-from sealring.files.config import CONFIG_NAME, default_folder, own_config
+from sealring.files.config import config_path, own_config
 from sealring.files.models import engine_info, find_for_command, load_text, structure
 from sealring.forecast import PROMPT, Forecast, Workload, recommend, ways
-from sealring.local.paces import ask_node, seen
+from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
+from sealring.local.paces import known_machines
 from sealring.output import print_facts, print_json, print_note, print_table, visible
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def plan(
     json
         Print one JSON object.
     """
-    asked_of = _ring(config, model, memory)
-    info = describe_model(asked_of.folder, adapter or asked_of.adapter)
-    rooms = list(asked_of.rooms)
+    ring = _ring(config, model, memory)
+    info = describe_model(ring.folder, adapter or ring.adapter)
+    rooms = list(ring.rooms)
     counts = [_count(part) for part in layers.split(",")] if layers else []
     if context < 0 or rows < 1:
         raise UserError(
@@ -113,8 +114,9 @@ def plan(
     beside = _draft_memory(draft, info.folder, rooms[0]) if draft is not None else 0
     rooms[0] -= beside
     request = PlanRequest(Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE, tuple(counts))
+    engine = engine_info(info, found, rooms[0])
     try:
-        made = make_plan(request, engine_info(info, found, rooms[0]), rooms)
+        made = make_plan(request, engine, rooms)
     except TooLittleRoom as error:
         raise OperationError(
             f"it does not fit: {error}", "Change --memory or --layers, or take a smaller model."
@@ -128,26 +130,24 @@ def plan(
         raise UserError(
             f"--context {context}: the model takes {info.context} tokens", "Ask for no more."
         )
-    asked = _Asked(context or min(4096, info.context), rows)
+    asked = Workload(context or min(4096, info.context), rows)
     ranks = [_Rank.of(found, made, rank, room, asked) for rank, room in enumerate(rooms)]
     if context:
         _check_caches(ranks, asked)
-    work = Workload(asked.context, asked.rows)
-    known = seen(info, found, rooms, asked_of.facts, work.streams)
-    told = engine_info(info, found, rooms[0])
-    found_ways = ways(told, found.costs, known.machines, known.network, work, request)
-    chosen = recommend(found_ways, work)
+    known = known_machines(info, found, rooms, ring.facts, asked.streams)
+    found_ways = ways(engine, found.costs, known.machines, known.network, asked, request)
+    chosen = recommend(found_ways, asked)
     if json:
         print_json(
             {
                 **_describe(info, found, made, asked, ranks),
                 "draft": beside,
-                **_describe_ways(found_ways, chosen, work, known.source),
+                **_describe_ways(found_ways, chosen, asked, known.source),
             }
         )
         return
     _show(info, found, made, asked, ranks, beside)
-    _show_ways(found_ways, chosen, work, known.source)
+    _show_ways(found_ways, chosen, asked, known.source)
 
 
 @attrs.frozen
@@ -167,15 +167,16 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
     rooms = tuple(_size(part) for part in memory.split(",")) if memory else ()
     if config is None and model is not None:
         return _Ring(find_model(model), None, rooms or (_own_room(0),))
-    if config is None and not is_there(default_folder() / CONFIG_NAME):
+    if config is None and not is_there(config_path(None)):
         raise UserError(
             "nothing says what to plan for",
             "Name a model (--model, and --memory), or this machine's node (--config).",
         )
     settings = own_config(config)
     folder = find_for_command(settings, model or settings.model)
-    facts = ask_node(settings.control_socket)
-    if facts is None:
+    try:
+        facts = next(ask(settings.control_socket, "status", seconds=ANSWER_SECONDS))
+    except NobodyThere:
         print_note("no node of this config runs here: memory and pace of this machine, estimates")
         return _Ring(folder, settings.adapter, rooms or (_own_room(settings.memory or 0),))
     if rooms and len(rooms) != facts["world"]:
@@ -213,14 +214,6 @@ def _own_room(limit: int) -> int:
 
 
 @attrs.frozen
-class _Asked:
-    """How many *rows* of how many tokens (*context*) the caches are for."""
-
-    context: int
-    rows: int
-
-
-@attrs.frozen
 class _Rank:
     """What one rank would hold, in bytes: *weights*, the most while it loads (*loading*), and the
     *caches* of the rows that were asked for."""
@@ -232,7 +225,7 @@ class _Rank:
     caches: int
 
     @classmethod
-    def of(cls, found: Structure, made: Plan, rank: int, room: int, asked: _Asked) -> _Rank:
+    def of(cls, found: Structure, made: Plan, rank: int, room: int, asked: Workload) -> _Rank:
         """*rank* of the plan that was *made*, with *room* bytes."""
         layers = made.layers(rank)
         bounds = layers.start, layers.stop
@@ -251,7 +244,7 @@ class _Rank:
         return self.memory - self.weights - self.caches
 
 
-def _check_caches(ranks: list[_Rank], asked: _Asked) -> None:
+def _check_caches(ranks: list[_Rank], asked: Workload) -> None:
     for number, rank in enumerate(ranks):
         if rank.left < 0:
             raise OperationError(
@@ -301,7 +294,7 @@ def _hop_bytes(info: ModelInfo) -> int:
 
 
 def _describe(
-    info: ModelInfo, found: Structure, made: Plan, asked: _Asked, ranks: list[_Rank]
+    info: ModelInfo, found: Structure, made: Plan, asked: Workload, ranks: list[_Rank]
 ) -> dict[str, object]:
     return {
         "model": str(info.folder),
@@ -336,7 +329,7 @@ def _show(
     info: ModelInfo,
     found: Structure,
     made: Plan,
-    asked: _Asked,
+    asked: Workload,
     ranks: list[_Rank],
     beside: int,
 ) -> None:
@@ -372,11 +365,11 @@ def _show(
 
 
 def _describe_ways(
-    found: Sequence[Forecast], chosen: tuple[Forecast, str] | None, work: Workload, source: str
+    found: Sequence[Forecast], chosen: tuple[Forecast, str] | None, asked: Workload, source: str
 ) -> dict[str, object]:
     return {
         "source": source,
-        "streams": work.streams,
+        "streams": asked.streams,
         "recommended": chosen[0].name if chosen else None,
         "why": chosen[1] if chosen else "none has room for the caches",
         "ways": [
@@ -401,9 +394,9 @@ def _describe_ways(
 
 
 def _show_ways(
-    found: Sequence[Forecast], chosen: tuple[Forecast, str] | None, work: Workload, source: str
+    found: Sequence[Forecast], chosen: tuple[Forecast, str] | None, asked: Workload, source: str
 ) -> None:
-    heads = [f"tok/s {number}" for number in (1, work.streams)]
+    heads = [f"tok/s {number}" for number in (1, asked.streams)]
     print_table(
         f"\nWays to run it ({source}; e: the row is an estimate):",
         ["way", "weights", "caches", "engines", "context", *heads, "first"],
@@ -422,7 +415,7 @@ def _show_ways(
         ],
     )
     print(
-        f"tok/s: tokens/s of 1 stream, and of {work.streams} together; first: to the first token\n"
+        f"tok/s: tokens/s of 1 stream, and of {asked.streams} together; first: to the first token\n"
         f"after a prompt of {PROMPT}; context: tokens of a row at most; bytes: of all ranks.\n"
     )
     if chosen is None:

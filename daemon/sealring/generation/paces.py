@@ -17,28 +17,26 @@ than those of as many rows do."""
 
 def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
     """Of the steps with these *timings*, medians in microseconds: what each rank computes in a
-    decode without guesses, by the number of its rows; what the head's second pass does; what each
-    rank takes for a token of a prompt; and what a decode of one row takes beside that. What no step
-    shows is left out."""
+    decode without guesses, by the number of its rows; what the head's second pass does in one of a
+    single row; what each rank takes for a token of a prompt; and what a decode of one row takes
+    beside that. What no step shows is left out, or 0."""
     decodes: dict[int, list[StepTiming]] = defaultdict(list)
-    prefills: list[StepTiming] = []
+    prefills: list[tuple[int, StepTiming]] = []  # with the number of tokens
     for timing in timings:
         if not timing.spent or timing.parallel:
             continue
         if isinstance(timing.work, Decode) and not timing.work.guessed:
             decodes[len(timing.uids)].append(timing)
         elif isinstance(timing.work, Prefill) and not timing.work.scored:
-            prefills.append(timing)
+            prefills.append((timing.work.count, timing))
     decodes = {rows: found for rows, found in decodes.items() if len(found) >= ENOUGH}
+    single = decodes.get(1, [])
     return {
         "steps": sum(map(len, decodes.values())),
         "decode_us": {str(rows): _by_rank(found) for rows, found in sorted(decodes.items())},
-        "closing_us": {
-            str(rows): statistics.median(each.closing.compute_us for each in found)
-            for rows, found in sorted(decodes.items())
-        },
+        "closing_us": statistics.median([each.closing.compute_us for each in single] or [0]),
         "prompt_us": _by_token(prefills),
-        "away_us": statistics.median([each.away_us for each in decodes.get(1, ())] or [0]),
+        "away_us": statistics.median([each.away_us for each in single] or [0]),
     }
 
 
@@ -50,19 +48,15 @@ def _by_rank(found: list[StepTiming]) -> list[float]:
     ]
 
 
-def _by_token(found: list[StepTiming]) -> list[float]:
-    """What each rank takes for a token of a prompt, by the largest chunks that were *found*."""
-    sized = [(each.work.count, each) for each in found if isinstance(each.work, Prefill)]
-    if not sized:
+def _by_token(found: list[tuple[int, StepTiming]]) -> list[float]:
+    """What each rank takes for a token of a prompt, by the largest chunks that were *found*, with
+    the tokens of each."""
+    if not found:
         return []
-    most = max(count for count, _ in sized)
-    large = [each for count, each in sized if 2 * count > most]
-    world = min(len(each.spent) for each in large)
+    most = max(count for count, _ in found)
+    large = [(count, each) for count, each in found if 2 * count > most]
+    world = min(len(each.spent) for _, each in large)
     return [
-        statistics.median(
-            each.spent[rank].compute_us / each.work.count
-            for each in large
-            if isinstance(each.work, Prefill)
-        )
+        statistics.median(each.spent[rank].compute_us / count for count, each in large)
         for rank in range(world)
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -19,7 +18,6 @@ from sealring_trio.errors import OperationError
 from sealring_trio.units import parse_address
 
 from sealring.forecast import Candidate, Overheads, Pace
-from sealring.local.node_socket import ANSWER_SECONDS, ask
 
 if TYPE_CHECKING:
     from sealring_model.loading.structure import Structure
@@ -28,14 +26,6 @@ TURN: Final = 0.0006
 HOP: Final = 0.0012
 """Seconds that a step takes beside computing: with one rank, and for each rank of several on one
 machine, with a CPU that nothing else uses. An estimate for rings that nobody measured."""
-
-
-def ask_node(socket: Path) -> dict[str, Any] | None:
-    """What the node at *socket* says of itself; None if none answers."""
-    try:
-        return next(ask(socket, "status", seconds=ANSWER_SECONDS))
-    except OperationError:
-        return None
 
 
 @attrs.frozen
@@ -47,7 +37,7 @@ class KnownMachines:
     source: str
 
 
-def seen(
+def known_machines(
     info: ModelInfo,
     found: Structure,
     rooms: Sequence[int],
@@ -95,7 +85,7 @@ def _measured(
     paces = facts["paces"]
     layers = [last - first for first, last in itertools.pairwise(facts["bounds"])]
     single = [us / 1e6 for us in paces["decode_us"]["1"]]
-    closing = paces["closing_us"]["1"] / 1e6
+    closing = paces["closing_us"] / 1e6
     several = {int(count): took for count, took in paces["decode_us"].items() if count != "1"}
     prompt = paces["prompt_us"]
     own = None if prompt and several else _own(info, found, rows)

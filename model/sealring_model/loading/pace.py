@@ -55,9 +55,9 @@ def measure_pace(info: ModelInfo, found: Structure, rows: int) -> LayerPace:
     try:
         model = build_model(info, _made)
         stage = PartStage(model, Outline.of(model), 0, last)
-        layer = _fastest(lambda: _decode(stage, 1)) / last
-        several = layer if rows == 1 else _fastest(lambda: _decode(stage, rows)) / last
-        prompt = _fastest(lambda: _prompt(stage)) / last / _CHUNK
+        layer = _fastest(lambda: _run(stage, 1, 1)) / last
+        several = _fastest(lambda: _run(stage, rows, 1)) / last
+        prompt = _fastest(lambda: _run(stage, 1, _CHUNK)) / last / _CHUNK
         back = stage.run(stage.dummy_inputs(1, 1), stage.new_caches())
         mx.eval(back)
         head = _fastest(lambda: [stage.logits(back)])
@@ -87,12 +87,8 @@ def _enough(info: ModelInfo, found: Structure) -> int:
     return max(fitting, default=free[0])
 
 
-def _decode(stage: PartStage, rows: int) -> list[mx.array]:
-    return list(stage.run(stage.dummy_inputs(rows, 1), stage.new_caches()))
-
-
-def _prompt(stage: PartStage) -> list[mx.array]:
-    return list(stage.run(stage.dummy_inputs(1, _CHUNK), stage.new_caches()))
+def _run(stage: PartStage, rows: int, tokens: int) -> list[mx.array]:
+    return list(stage.run(stage.dummy_inputs(rows, tokens), stage.new_caches()))
 
 
 def _fastest(make: Callable[[], list[mx.array]]) -> float:
