@@ -24,13 +24,13 @@ from sealring_protocol.control.plan import Plan, PlanRequest, Strategy, make_pla
 from sealring_protocol.errors import LocalProtocolError
 
 ENGINE: Final = 95 << 20
-"""Bytes that an engine's process takes beside weights and caches, on a CPU."""
+"""Bytes that an engine's process takes beside weights and caches: an estimate, of a CPU."""
 
 PROMPT: Final = 1000
 """Tokens of the prompt whose first token is timed."""
 
 CHUNKS: Final = 4
-"""Chunks in which a ring of several ranks reads such a prompt, about."""
+"""Chunks in which a ring of several ranks reads such a prompt: a guess."""
 
 APART: Final = "two rings of one"
 """The name of the way that has a ring on each of two machines."""
@@ -119,6 +119,7 @@ class Forecast:
     many: float
     first: float
     measured: bool
+    """Whether *one* and *many* follow from what was measured; *first* is always an estimate."""
 
     @property
     def engines(self) -> int:

@@ -135,11 +135,13 @@ def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerCo
     return FollowerConfig(rank, names, *policies, config.build)
 
 
-def head_config(config: NodeConfig, roster: Roster, first_uid: int, last_epoch: int) -> HeadConfig:
+def head_config(
+    config: NodeConfig, roster: Roster, first_uid: int, last_epoch: int, against: str
+) -> HeadConfig:
     """The settings of the head under *roster*. Request uids go on from *first_uid*, epochs from
-    *last_epoch*."""
+    *last_epoch*. *against* is that of `PlanRequest`."""
     plan = PlanRequest(
-        config.strategy, config.layers, config.collectives, tensor=roster.tensor_parallelism
+        config.strategy, config.layers, config.collectives, against, roster.tensor_parallelism
     )
     return HeadConfig(
         config.instance,
@@ -324,7 +326,7 @@ class NodeRole:
         self._requests: set[int] = set()
         self._next_uid = 1
         self._last_epoch = 0
-        self._slower: dict[frozenset[bytes], str] = {}  # why, by the ids of the members
+        self._tensor_slower: dict[frozenset[bytes], str] = {}  # why, by the ids of the members
         self.brain = self._make_brain(roster, rank, now)
         """The control machine."""
 
@@ -333,10 +335,9 @@ class NodeRole:
         self.members = frozenset(member.id for member in roster.members)
         if rank > 0:
             return Follower(follower_config(self._config, roster, rank), now)
-        config = head_config(self._config, roster, self._next_uid, self._last_epoch)
-        against = self._slower.get(self.members, "")
-        plan = attrs.evolve(config.plan_request, against=against)
-        return Head(attrs.evolve(config, plan_request=plan), now)
+        against = self._tensor_slower.get(self.members, "")
+        config = head_config(self._config, roster, self._next_uid, self._last_epoch, against)
+        return Head(config, now)
 
     def change(self, roster: Roster, rank: int, now: float) -> list[Effect]:
         """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
@@ -345,8 +346,8 @@ class NodeRole:
         effects = before.retire()
         if isinstance(before, Head):
             self._last_epoch = before.epochs.membership.epoch.counter
-            if before.epochs.slower:
-                self._slower[self.members] = before.epochs.slower
+            if before.epochs.tensor_slower:
+                self._tensor_slower[self.members] = before.epochs.tensor_slower
         self.brain = self._make_brain(roster, rank, now)
         if isinstance(before, Head) and isinstance(self.brain, Head):
             self.brain.inherit(before.scheduler)

@@ -417,6 +417,7 @@ def _show_ways(
     print(
         f"tok/s: tokens/s of 1 stream, and of {asked.streams} together; first: to the first token\n"
         f"after a prompt of {PROMPT}; context: tokens of a row at most; bytes: of all ranks.\n"
+        "Engines and first are always estimates.\n"
     )
     if chosen is None:
         print("Recommended: none has room for the caches; ask for a shorter --context.")

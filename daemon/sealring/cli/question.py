@@ -10,12 +10,11 @@ import contextlib
 import os
 import sys
 import termios
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
+
+import trio
 
 from sealring.output import visible
-
-if TYPE_CHECKING:
-    import trio
 
 Answer = Literal["yes", "no", "settled", "absent"]
 """What came of a question: it was *settled* elsewhere, or the person is *absent*."""
@@ -35,8 +34,6 @@ async def ask_person(question: str, settled: trio.Event) -> Answer:
     What is neither yes nor no is asked again. The person is absent if this process is in the
     background, or its terminal was closed.
     """
-    import trio  # noqa: PLC0415 - half a second, which a mistake need not wait for
-
     answers: list[Answer] = []
 
     async def read() -> None:
@@ -56,14 +53,10 @@ async def ask_person(question: str, settled: trio.Event) -> Answer:
 
 async def late_answer() -> None:
     """Let an answer to a question that was settled elsewhere come, before the next is asked."""
-    import trio  # noqa: PLC0415 - as above
-
     await trio.sleep(LATE_SECONDS)
 
 
 async def _read_answer(question: str) -> Answer:
-    import trio  # noqa: PLC0415 - as above
-
     terminal, hint = sys.stdin.fileno(), ""
     while _in_foreground(terminal):
         try:

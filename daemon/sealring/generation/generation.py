@@ -183,7 +183,7 @@ class Generator:
         self.texts = TextWorkers(model)
         runtime.watchers.append(self.tracer.watch)
         runtime.text_loading = lambda: self.loading
-        runtime.closed = self._closed
+        runtime.not_answering = self._not_answering
 
     async def vocabulary(self) -> Vocabulary:
         """What is known of the model's tokens, once a text worker has loaded them. Raises
@@ -199,13 +199,13 @@ class Generator:
         while self.loading:
             with contextlib.suppress(OperationError):
                 await self.vocabulary()
-                if self.serving and not self._closed():
+                if self.serving and not self._not_answering():
                     epoch = self.runtime.node.standing().epoch.counter
                     log.info("%s: epoch %d; the tokenizer is loaded", RING_READY, epoch)
                 return
             await trio.sleep(_AGAIN)
 
-    def _closed(self) -> str:
+    def _not_answering(self) -> str:
         """Why no request is answered even if the ring serves, as a clause; empty if it is."""
         if self.refusal or self.texts.unloadable:
             return self.refusal or self.texts.unloadable

@@ -192,7 +192,7 @@ class Requests:
             nursery.start_soon(install, nursery.cancel_scope)
             while True:
                 await trio.sleep(_LOOK_SECONDS)
-                if leaving := self._generator.leaving or self._runtime.handed:
+                if leaving := self._generator.leaving or self._runtime.head_finishing:
                     await reply({"event": "waiting", "text": leaving})
         if failed:
             raise failed[0]

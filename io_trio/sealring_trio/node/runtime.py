@@ -99,6 +99,10 @@ _LEVELS: Final = {
 }
 
 
+def _dials_nobody(roster: SignedRoster, head: Member) -> str:
+    return "this node dials nobody"
+
+
 def size_of(events: Iterable[Event]) -> int:
     """About as many bytes as *events* take."""
     size = 0
@@ -182,8 +186,8 @@ class Runtime:
         self.head_fault: Callable[[], str] = str  # what would keep it from serving as the head
         self.giving_way: Callable[[str], AbstractAsyncContextManager[None]] | None = None
         self._gives_way = False  # requests finish before a roster is in force
-        self.handed = ""  # what the head, which was handed a roster, does first
-        self.to_head: Callable[[SignedRoster, Member], str] | None = None  # hands one to it
+        self.head_finishing = ""  # what the head does before a roster comes back
+        self.hand_over: Callable[[SignedRoster, Member], str] = _dials_nobody
         self.placed: Callable[[Bootstrap], None] | None = None  # hears of each order beforehand
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []
         self.recorder: Recorder | None = None  # while somebody profiles this node
@@ -193,7 +197,7 @@ class Runtime:
         self._sharing = False  # it is to load a share, which it does not run by itself
         self.textless = ""  # why the model's tokenizer cannot be used
         self.text_loading: Callable[[], bool] = bool  # the tokenizer is not up yet
-        self.closed: Callable[[], str] = str  # why no request is answered, whatever the ranks do
+        self.not_answering: Callable[[], str] = str  # why, even where all ranks are ready
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
         self.informed = trio.Event()  # the engine has said once what its model is
         self._stopping = False
@@ -311,9 +315,7 @@ class Runtime:
         """Hand *roster* to the head, and wait until it has come back from there. Raises
         `UserError`."""
         head = self.node.roster.roster.members[0]
-        why = "this node is stopping"
-        if self.to_head is not None:
-            why = await trio.to_thread.run_sync(self.to_head, roster, head)
+        why = await trio.to_thread.run_sync(self.hand_over, roster, head)
         if why and not changed.is_set():
             raise UserError(
                 f"{HEAD_FIRST}, and {head.name} could not be handed it: {why}",
@@ -321,11 +323,12 @@ class Runtime:
                 "from there.",
             )
         serial, name = roster.roster.serial, roster.roster.members[0].name
-        self.handed = f"{head.name} lets its requests finish: roster {serial} makes {name} the head"
+        text = f"{head.name} lets its requests finish: roster {serial} makes {name} the head"
+        self.head_finishing = text
         try:
             await changed.wait()
         finally:
-            self.handed = ""
+            self.head_finishing = ""
 
     # ------------------------------------------------------------------ state
 
@@ -426,7 +429,7 @@ class Runtime:
             case StepTiming() | RowOpened():
                 self._watched(event)
             case Note(level, text):
-                if text.startswith(RING_READY) and (why := self.closed()):
+                if text.startswith(RING_READY) and (why := self.not_answering()):
                     text = f"all ranks are ready{text.removeprefix(RING_READY)}; but {why}"
                 # While it stops, its own closing of links is no news.
                 log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)

@@ -133,11 +133,11 @@ async def running(setup: NodeSetup[AnyFile], runtime: Runtime) -> AsyncIterator[
     fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
     runtime.placed = fetching.placed
 
-    def to_head(roster: SignedRoster, head: Member) -> str:
+    def hand(roster: SignedRoster, head: Member) -> str:
         members = setup.identity.members(lambda: roster, _keep_none)
         return hand_over(members, head, trio.from_thread.check_cancelled)
 
-    runtime.to_head = to_head
+    runtime.hand_over = hand
     async with trio.open_nursery() as nursery:
         await nursery.start(runtime.run)
         nursery.start_soon(fetching.run)

@@ -380,7 +380,7 @@ class Epochs:
         self._unplanned: Failure | None = None  # why there is no plan
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
         self._refused: set[int] = set()  # for their versions; dialed again when another rank comes
-        self.slower = ""
+        self.tensor_slower = ""
         """Why tensor parallelism, which came up, is not used; empty if that was not measured."""
         self.checked = False
         """Whether epochs that begin from now on are checked."""
@@ -588,8 +588,8 @@ class Epochs:
         if self.plan is not None and self.tensor:
             fast, measured = verdict(self.ranks)
             if not fast and self._plan_request.strategy is Strategy.AUTO:
-                self.slower = f"not clearly faster: {measured}"
-                return [*self._without_tensor(self.slower), *self.end(now)]
+                self.tensor_slower = f"not clearly faster: {measured}"
+                return [*self._without_tensor(self.tensor_slower), *self.end(now)]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
             self._tries.worked()
         self._bootstrap.clear()
