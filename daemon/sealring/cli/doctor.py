@@ -22,13 +22,14 @@ from typing import Any, Final
 
 import attrs
 import psutil  # type: ignore[import-untyped]
+from sealring_protocol.codec.messages import Backend
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import SignedRoster
 from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.key_files import WRITABLE, others_may, read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
-from sealring_trio.files.rosters import RosterStore, left, seconds_left
+from sealring_trio.files.rosters import DAY, WARNING_DAYS, RosterStore, left, seconds_left
 from sealring_trio.node.service import this_build
 from sealring_trio.node.setup import check_member, check_model
 from sealring_trio.units import parse_address, wall_ms
@@ -48,16 +49,11 @@ COULD_NOT_LOOK: Final = 1
 DIAL_SECONDS: Final = 3.0
 NODE_SECONDS: Final = 5.0
 FEW_DESCRIPTORS: Final = 1024
-SOON: Final = 14 * 86400.0
-"""Seconds before its expiry from which a roster wants to be renewed, as the log says it."""
 
 _VPN: Final = ("tun", "tap", "utun", "wg", "ppp", "ipsec", "tailscale", "zt")
 """How the names of interfaces begin that are those of a VPN."""
 
-_BACKENDS: Final = (
-    "import mlx.core as mx\n"
-    "print(*(name for name in ('ring', 'jaccl', 'nccl') if mx.distributed.is_available(name)))"
-)
+_BACKENDS: Final = "from sealring_model.loading.structure import backends; print(backends())"
 
 
 @attrs.frozen
@@ -79,6 +75,12 @@ class Patient:
     roster: SignedRoster | None
     own: bytes
     status: Mapping[str, Any] | None
+
+    @property
+    def linked(self) -> dict[int, str]:
+        """The names of the members to which a control link is up, by rank."""
+        peers = [] if self.status is None else self.status["peers"]
+        return {peer["rank"]: peer["name"] for peer in peers if peer["control"]}
 
 
 def doctor(*, config: Path | None = None, collect: Path | None = None, json: bool = False) -> None:
@@ -256,7 +258,8 @@ def _roster(config: Config, signed: SignedRoster, own: bytes) -> Finding:
     if now < roster.issued_ms:
         what = "the roster was signed later than this machine's clock says"
         return Finding("roster", WRONG, what, "Set the clock right.", facts)
-    if seconds <= 0 or (seconds < SOON and config.coordinator_key is None):
+    soon = seconds < WARNING_DAYS * DAY and config.coordinator_key is None
+    if seconds <= 0 or soon:
         return Finding("roster", WRONG, text, renew, facts)
     return Finding("roster", OK, text, "", facts)
 
@@ -288,7 +291,8 @@ def _collectives(patient: Patient) -> Iterator[Finding]:
         text = f"MLX does not start: {' '.join(last) or 'it says nothing'}"
         yield Finding("collectives", WRONG, text, "Install MLX for this machine again.")
         return
-    names = done.stdout.split()
+    bits = int(done.stdout)
+    names = [backend.name.lower() for backend in Backend if bits >> backend & 1]
     text = f"tensor parallelism by {', '.join(names)}" if names else "no tensor parallelism"
     needed = patient.config.strategy == "tp" and not names
     advice = "This MLX has no collectives: set strategy = 'pp' at the head." if needed else ""
@@ -331,10 +335,8 @@ def _node(patient: Patient) -> Iterator[Finding]:
 
 
 def _clock(patient: Patient) -> Iterator[Finding]:
-    peers = [] if patient.status is None else patient.status["peers"]
-    linked = [peer["name"] for peer in peers if peer["control"]]
-    if linked:
-        text = f"within two minutes of {', '.join(linked)}, or there would be no link"
+    if linked := patient.linked:
+        text = f"within two minutes of {', '.join(linked.values())}, or there would be no link"
         yield Finding("clock", OK, text, "", {"compared": len(linked)})
     else:
         text = "compared with nobody: no link is up, and no time server is asked"
@@ -351,18 +353,13 @@ def _reach(patient: Patient) -> Iterator[Finding]:
     for rank, member in enumerate(patient.roster.roster.members):
         if member.id == patient.own:
             continue
-        linked = _links(patient, rank)
+        linked = rank in patient.linked
         dials = [_dialed(address) for address in member.addresses]
         for at, (address, dial) in enumerate(zip(member.addresses, dials, strict=True)):
             yield _reached(rank, at, f"{member.name} at {address}", dial, linked)
         if not member.addresses:
             text = f"{member.name} has no address in the roster, so that it has to dial"
             yield Finding("reach", OK if linked else NOTE, text, "", {"rank": rank})
-
-
-def _links(patient: Patient, rank: int) -> bool:
-    peers = [] if patient.status is None else patient.status["peers"]
-    return any(peer["rank"] == rank and peer["control"] for peer in peers)
 
 
 @attrs.frozen

@@ -44,7 +44,10 @@ _MARK_ROOM: Final = 4096
 
 DAY: Final = 86_400.0
 HOUR: Final = 3600.0
-_MARKS: Final = (*(days * DAY for days in range(14, 0, -1)), HOUR, 0.0)
+WARNING_DAYS: Final = 14
+"""Days before its expiry from which each is warned of."""
+
+_MARKS: Final = (*(days * DAY for days in range(WARNING_DAYS, 0, -1)), HOUR, 0.0)
 _LOOK: Final = 60.0  # most seconds between looks at the wall clock, which may be set at any time
 _PAST: Final = 0.01  # seconds by which a mark has passed when it is looked at
 
