@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from sealring.cli.doctor import has_aes
+from sealring.local.node_socket import claimed
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_trio.files.key_files import public_path
 from sealring_trio.files.models import TINY, find_model
@@ -64,6 +65,13 @@ def test_a_machine_whose_ring_is_down_is_looked_at(configs: list[Path]) -> None:
     assert [each["state"] for each in found["node"] + found["clock"]] == ["note", "note"]
     for check in ("versions", "descriptors", "config", "key", "roster", "model", "collectives"):
         assert [each["state"] for each in found[check]] == ["ok"], found[check]
+
+
+def test_a_node_that_starts_is_not_called_absent(configs: list[Path]) -> None:
+    with claimed(configs[0].parent / "rank0.state"):
+        (node,) = findings("--config", configs[0], code=3)["node"]  # nor can the other be reached
+    assert node["state"] == "unseen"
+    assert "is starting" in node["what"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sealring.local.node_socket import claimed
+from sealring.local.ring import write_cluster
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner, node_id
 from sealring_protocol.security.roster import SignedRoster
@@ -538,6 +540,14 @@ def test_plan(tmp_path: Path) -> None:
     chosen = sealring("plan", "--model", "tiny", "--memory", "1G,1G", "--layers", split, "--json")
     assert [rank["layers"] for rank in chosen.json()["ranks"]] == [[0, 1], [1, facts["layers"]]]
     assert "0 (head)" in sealring("plan", "--model", "tiny", "--memory", "1G").out
+
+
+def test_plan_makes_no_estimates_for_a_node_that_starts(tmp_path: Path) -> None:
+    (config,) = write_cluster(tmp_path, 1, tiny.path())
+    with claimed(tmp_path / "rank0.state"):
+        outcome = sealring("plan", "--config", config)
+    assert outcome.code == 1
+    assert "is starting" in outcome.err
 
 
 def test_plan_counts_the_ends_on_every_rank_of_tensor_parallelism() -> None:
