@@ -17,13 +17,24 @@ import trio
 import trio.testing
 from sealring.dialects.errors import ApiError
 from sealring.generation.generation import Generator, Job
+from sealring.generation.paces import ENOUGH, describe_paces
+from sealring.generation.status import hop_quantiles
 from sealring.generation.trace import Trace
 from sealring.http.head import ApiHead
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
-from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS, Row
-from sealring_protocol.control.effects import Level, Note, ToEngine
+from sealring_protocol.codec.messages import (
+    NEWEST_STEPS,
+    OLDEST_STEPS,
+    Backend,
+    Bootstrap,
+    Decode,
+    Epoch,
+    Row,
+    Spent,
+)
+from sealring_protocol.control.effects import Level, Note, StepTiming, ToEngine
 from sealring_protocol.control.head.epochs import RING_READY
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.diagnosis import Cause
@@ -141,6 +152,22 @@ async def test_what_cannot_be_said_to_the_engine_ends_the_engine_and_not_the_nod
             runtime.carry_out_and_flush()
         why = f"it could not be sent a Row: {MAX_IDS + 1} token ids; the limit is {MAX_IDS}"
         engine.restart.assert_called_once_with(why)
+
+
+async def test_the_times_of_steps_are_those_of_the_present_ranks_and_layers() -> None:
+    alone = StepTiming(1, Decode(0), (1,), 900, (Spent(compute_us=800),))
+    order = Bootstrap(Epoch(2, 7), Backend.PIPELINE, 0, True, 1000, bytes(32), (0, 1, 2))
+    async with at_work() as head:
+        runtime = head.runtime
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(runtime, "engine", Mock())
+            events = [*[alone] * ENOUGH, None, ToEngine(order), None]
+            patch.setattr(runtime.node, "next_event", Mock(side_effect=events))
+            runtime.carry_out_and_flush()
+            assert describe_paces(runtime.timings)["decode_us"] == {"1": [800]}
+            runtime.carry_out_and_flush()
+            assert describe_paces(runtime.timings)["decode_us"] == {}
+            assert hop_quantiles(runtime) is None
 
 
 def say_ready(runtime: Runtime) -> None:

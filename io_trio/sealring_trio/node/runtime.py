@@ -84,7 +84,7 @@ _LIKELY: Final = 80
 """Bytes of an event, and of each token with its log probability in it."""
 
 TIMINGS_KEPT: Final = 4096
-"""Step timings kept for the quantiles of `status`."""
+"""Step timings of the present epoch that are kept for `status`."""
 
 STORE_SECONDS: Final = 10.0
 """Seconds that a roster may take to be stored."""
@@ -464,6 +464,7 @@ class Runtime:
             self._sharing = True
         elif isinstance(message, Bootstrap):
             self._trying = False
+            self.timings.clear()  # they were of other ranks or layers
         try:
             self.engine.send(message)
         except LocalProtocolError as error:  # one request's, which its lost steps say
