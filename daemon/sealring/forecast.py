@@ -36,7 +36,7 @@ APART: Final = "two rings of one"
 """The name of the way that has a ring on each of two machines."""
 
 STREAMS: Final = 8
-"""Streams together of which a pace is told where one is asked for."""
+"""How many streams together a pace is given for, where one stream is asked for."""
 
 _CLOSE: Final = 1.05
 """How much faster a way with more machines must be to be recommended: figures are this good."""
@@ -88,15 +88,14 @@ class Overheads:
 
 @attrs.frozen
 class Workload:
-    """What the ring is for: *rows* streams at once, of *context* tokens at most. How fast several
-    are is told of *streams*, which are *rows* if these are several."""
+    """What the ring is for: *rows* streams at once, of *context* tokens at most."""
 
     context: int
     rows: int
 
     @property
     def streams(self) -> int:
-        """How many streams `Forecast.many` is of."""
+        """How many streams together `Forecast.many` is of: *rows*, if these are several."""
         return self.rows if self.rows > 1 else STREAMS
 
 

@@ -20,8 +20,8 @@ Answer = Literal["yes", "no", "settled", "absent"]
 """What came of a question: it was *settled* elsewhere, or the person is *absent*."""
 
 LATE_SECONDS: Final = 1.0
-"""Seconds for which the answer about a machine that has just left may still be on its way: it is
-none about the next one."""
+"""Seconds before the next question: an answer about a machine that has just left may still be
+typed, and would be taken for one about the next machine."""
 
 _CHOICE: Final = " [y/n] "
 _MEANINGS: Final[dict[bytes, Answer]] = {b"y": "yes", b"yes": "yes", b"n": "no", b"no": "no"}
