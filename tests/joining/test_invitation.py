@@ -21,10 +21,10 @@ from sealring_protocol.limits import (
     MAX_INVITATIONS,
     MAX_TRIES,
 )
-from sealring_protocol.security.handshake import Init, encode_init, parse_init
-from sealring_protocol.security.keys import sha256
+from sealring_protocol.security.handshake import Init, begin, parse_init
+from sealring_protocol.security.keys import Suite, sha256
 
-from .pairs import INVITATION, NOW
+from .pairs import INVITATION, NOW, bytes_of
 
 CHARACTERS = st.characters(min_codepoint=0x21, max_codepoint=0x2FF, exclude_characters="\x7f\xad")
 ADDRESS = st.text(CHARACTERS.filter(lambda c: not 0x7F <= ord(c) <= 0x9F), min_size=1, max_size=40)
@@ -111,8 +111,8 @@ def numbered(number: int, expires_s: int = NOW // 1000 + 600) -> Invitation:
 
 
 def init_of(invitation: Invitation, number: int = 0) -> Init:
-    share = number.to_bytes(32, "big")
-    data = encode_init(invitation.admission, NOW, 2, share, bytes(1184), MessageCode.JOIN_INIT)
+    entropy = bytes_of(str(number), 96)
+    *_, data = begin(invitation.admission, NOW, [Suite.AES256GCM], entropy, MessageCode.JOIN_INIT)
     return parse_init(Frame(1, data[:8], data[8:]), MessageCode.JOIN_INIT)
 
 

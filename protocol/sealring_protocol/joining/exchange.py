@@ -53,7 +53,7 @@ import enum
 from typing import ClassVar, Final
 
 import attrs
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
@@ -68,7 +68,6 @@ from sealring_protocol.errors import (
 from sealring_protocol.joining.invitation import Invitation, Invitations
 from sealring_protocol.limits import (
     AEAD_TAG,
-    CLOCK_STEP_MS,
     FRAME_HEADER,
     MAX_ADDRESS,
     MAX_INVITATION_ADDRESSES,
@@ -86,30 +85,27 @@ from sealring_protocol.security.handshake import (
     Exchange,
     Handshake,
     SignatureRequested,
+    begin,
     chain,
     check_proof,
-    encode_init,
     exchange,
     fatal,
     key_exchange,
     link_secrets,
-    maced_payload,
     open_once,
     parse_init,
     read_proven,
-    seal_once,
     signed_payload,
-    suite_set,
+    take_init,
     whole_frame,
 )
 from sealring_protocol.security.identity import (
     SIGNATURE,
-    check_own_signature,
     node_id,
     parse_key,
 )
 from sealring_protocol.security.initiator import ENTROPY as JOINER_ENTROPY
-from sealring_protocol.security.keys import SECRET, Label, SignContext, Suite, mac, sha256
+from sealring_protocol.security.keys import SECRET, Label, SignContext, Suite, sha256
 from sealring_protocol.security.responder import CLOSE_BODY
 from sealring_protocol.security.responder import ENTROPY as INVITER_ENTROPY
 from sealring_protocol.security.roster import SignedRoster, newer, open_roster
@@ -329,17 +325,9 @@ class Asking:
 
     def init(self) -> tuple[bytes, Asked]:
         """JOIN_INIT, and the stage that waits for its answer."""
-        x_private = X25519PrivateKey.from_private_bytes(self.entropy[:32])
-        kem_private = MLKEM768PrivateKey.from_seed_bytes(self.entropy[32:])
-        init = encode_init(
-            self.invitation.admission,
-            self.wall_ms // CLOCK_STEP_MS * CLOCK_STEP_MS,
-            suite_set(self.suites),
-            x_private.public_key().public_bytes_raw(),
-            kem_private.public_key().public_bytes_raw(),
-            MessageCode.JOIN_INIT,
-        )
-        return init, Asked(self, x_private, kem_private, init)
+        admission, code = self.invitation.admission, MessageCode.JOIN_INIT
+        x, kem, init = begin(admission, self.wall_ms, self.suites, self.entropy, code)
+        return init, Asked(self, x, kem, init)
 
 
 @attrs.frozen(eq=False)
@@ -418,14 +406,8 @@ class Introducing:
 
     def fin(self, signature: bytes) -> tuple[bytes, InviterProved, Waited]:
         """JOIN_FIN, what is known of the inviter, and the stage that waits for its word."""
-        check_own_signature(signature)
         keys, t3 = self.keys, self.transcript
-        tag = mac(keys.initiator_mac, maced_payload(t3, self.claims, signature))
-        length = 1 + len(self.claims) + _PROOF
-        hdr = frame_header(FrameKind.HANDSHAKE, length) + bytes([MessageCode.JOIN_FIN])
-        fin = hdr + seal_once(
-            keys.suite, keys.initiator_key, self.claims + signature + tag, t3 + hdr
-        )
+        fin = keys.fin(MessageCode.JOIN_FIN, self.claims, signature, t3)
         t4, own = chain(t3, fin), self.asking.newcomer.id
         secrets = JoinSecrets(
             keys.suite,
@@ -492,24 +474,17 @@ class Expecting:
         invitation = self.invitations.find(init, self.wall_ms)
         if invitation is None:
             raise AuthenticationFailed("this machine has given no such invitation")
-        suite = next((suite for suite in self.host.suites if init.suites >> suite & 1), None)
-        if suite is None:
-            raise RemoteProtocolError("JOIN_INIT offers no suite that this node takes")
-        try:
-            key = MLKEM768PublicKey.from_public_bytes(init.encapsulation_key)
-        except ValueError:
-            raise RemoteProtocolError("an ML-KEM key is malformed") from None
-        x_private = X25519PrivateKey.from_private_bytes(self.entropy)
+        request, suite, x_public, x_secret = take_init(init, self.host.suites, self.entropy)
         following = Encapsulating(
             self.host,
             invitation,
             init.wall_ms - self.wall_ms,
             suite,
-            x_private.public_key().public_bytes_raw(),
-            exchange(x_private, init.x_public),
+            x_public,
+            x_secret,
             join_transcript(suite, invitation.coordinator, init.whole),
         )
-        return EncapsulationRequested(init.encapsulation_key, key), following
+        return request, following
 
 
 @attrs.frozen(eq=False)
@@ -555,15 +530,10 @@ class Answering:
 
     def resp(self, signature: bytes) -> tuple[bytes, Replied]:
         """JOIN_RESP, and the stage that waits for JOIN_FIN."""
-        check_own_signature(signature)
-        keys, t2 = self.keys, self.transcript
-        tag = mac(keys.responder_mac, maced_payload(t2, self.claims, signature))
-        plaintext = self.claims + signature + tag
-        resp = self.shares + seal_once(keys.suite, keys.responder_key, plaintext, t2)
         before = self.before
-        return resp, Replied(
-            before.host, before.invitation, before.skew_ms, keys, chain(before.transcript, resp)
-        )
+        resp = self.keys.resp(self.shares, self.claims, signature, self.transcript)
+        t3 = chain(before.transcript, resp)
+        return resp, Replied(before.host, before.invitation, before.skew_ms, self.keys, t3)
 
 
 @attrs.frozen(eq=False)

@@ -93,7 +93,7 @@ from typing import Any, ClassVar, Concatenate, Final, Generic, NamedTuple, Param
 
 import attrs
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
@@ -106,8 +106,19 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     SealringError,
 )
-from sealring_protocol.limits import AEAD_TAG, FRAME_HEADER, MAX_FIN_BODY, MAX_ROSTER
-from sealring_protocol.security.identity import SIGNATURE, node_id, verify
+from sealring_protocol.limits import (
+    AEAD_TAG,
+    CLOCK_STEP_MS,
+    FRAME_HEADER,
+    MAX_FIN_BODY,
+    MAX_ROSTER,
+)
+from sealring_protocol.security.identity import (
+    SIGNATURE,
+    check_own_signature,
+    node_id,
+    verify,
+)
 from sealring_protocol.security.keys import (
     NONCE,
     PROTOCOL,
@@ -230,24 +241,28 @@ class Proven(NamedTuple):
 # ------------------------------------------------------------------------ INIT
 
 
-def suite_set(suites: Iterable[Suite]) -> int:
-    """The bit set that offers *suites*."""
-    return sum(1 << suite for suite in suites)
-
-
-def encode_init(
+def begin(
     admission: bytes,
     wall_ms: int,
-    suites: int,
-    x_public: bytes,
-    encapsulation_key: bytes,
+    suites: Iterable[Suite],
+    entropy: bytes,
     code: MessageCode = MessageCode.INIT,
-) -> bytes:
-    """The whole frame of INIT, or of JOIN_INIT (*code*), with its tag under the key *admission*."""
-    fields = (code, wall_ms, suites, x_public, encapsulation_key, b"")
+) -> tuple[X25519PrivateKey, MLKEM768PrivateKey, bytes]:
+    """The private keys that *entropy* makes, 32 bytes of X25519 and an ML-KEM seed of 64, and the
+    whole frame of INIT, or of JOIN_INIT (*code*), with its tag under the key *admission*."""
+    x_private = X25519PrivateKey.from_private_bytes(entropy[:32])
+    kem_private = MLKEM768PrivateKey.from_seed_bytes(entropy[32:])
+    fields = (
+        code,
+        wall_ms // CLOCK_STEP_MS * CLOCK_STEP_MS,
+        sum(1 << suite for suite in suites),
+        x_private.public_key().public_bytes_raw(),
+        kem_private.public_key().public_bytes_raw(),
+        b"",
+    )
     frame = frame_header(FrameKind.HANDSHAKE, INIT_BODY) + pack(_INIT, *fields)
     tagged = frame[:-SECRET]
-    return tagged + mac(admission, tagged)
+    return x_private, kem_private, tagged + mac(admission, tagged)
 
 
 def parse_init(frame: Frame, code: MessageCode = MessageCode.INIT) -> Init:
@@ -255,6 +270,26 @@ def parse_init(frame: Frame, code: MessageCode = MessageCode.INIT) -> Init:
     whole = whole_frame(frame, code, INIT_BODY)
     _, wall_ms, suites, x_public, key, tag = _INIT.unpack_from(whole, FRAME_HEADER)
     return Init(wall_ms, suites, x_public, key, whole[:-SECRET], tag, whole)
+
+
+def take_init(
+    init: Init, suites: Iterable[Suite], entropy: bytes
+) -> tuple[EncapsulationRequested, Suite, bytes, bytes]:
+    """The request to encapsulate to the key in *init*, the first of *suites* that it offers, and
+    the X25519 public key that *entropy* makes, with the secret that it shares. Raises
+    `RemoteProtocolError`."""
+    suite = next((suite for suite in suites if init.suites >> suite & 1), None)
+    if suite is None:
+        name = MessageCode(init.whole[FRAME_HEADER]).name
+        raise RemoteProtocolError(f"{name} offers no suite that this node takes")
+    try:
+        key = MLKEM768PublicKey.from_public_bytes(init.encapsulation_key)
+    except ValueError:
+        raise RemoteProtocolError("an ML-KEM key is malformed") from None
+    x_private = X25519PrivateKey.from_private_bytes(entropy)
+    x_public = x_private.public_key().public_bytes_raw()
+    request = EncapsulationRequested(init.encapsulation_key, key)
+    return request, suite, x_public, exchange(x_private, init.x_public)
 
 
 # ------------------------------------------------------------------------ RESP
@@ -302,12 +337,6 @@ def encode_fin_claims(
     """The claims of FIN (cI). *roster* is empty unless it is newer than the responder's."""
     fields = (node_id, responder, instance, serial, digest, purpose)
     return pack(_FIN_CLAIMS, *fields) + vector(roster, MAX_ROSTER)
-
-
-def fin_hdr(claims: bytes) -> bytes:
-    """The nine bytes before FIN's sealed part, which its claims determine."""
-    length = 1 + len(claims) + SIGNATURE + SECRET + AEAD_TAG
-    return frame_header(FrameKind.HANDSHAKE, length) + bytes([MessageCode.FIN])
 
 
 def parse_fin(frame: Frame) -> Fin:
@@ -430,6 +459,25 @@ class Exchange:
     responder_mac: bytes = attrs.field(repr=False)
     initiator_key: bytes = attrs.field(repr=False)
     initiator_mac: bytes = attrs.field(repr=False)
+
+    def resp(self, shares: bytes, claims: bytes, signature: bytes, transcript: bytes) -> bytes:
+        """RESP or JOIN_RESP, of which *shares* is R, at *transcript* t2. Raises
+        `LocalProtocolError` for a malformed *signature*."""
+        plaintext = _proved(self.responder_mac, claims, signature, transcript)
+        return shares + seal_once(self.suite, self.responder_key, plaintext, transcript)
+
+    def fin(self, code: MessageCode, claims: bytes, signature: bytes, transcript: bytes) -> bytes:
+        """FIN or JOIN_FIN (*code*), at *transcript* t3. Raises `LocalProtocolError` for a malformed
+        *signature*."""
+        plaintext = _proved(self.initiator_mac, claims, signature, transcript)
+        length = 1 + len(plaintext) + AEAD_TAG
+        hdr = frame_header(FrameKind.HANDSHAKE, length) + bytes([code])
+        return hdr + seal_once(self.suite, self.initiator_key, plaintext, transcript + hdr)
+
+
+def _proved(mac_key: bytes, claims: bytes, signature: bytes, transcript: bytes) -> bytes:
+    check_own_signature(signature)
+    return claims + signature + mac(mac_key, maced_payload(transcript, claims, signature))
 
 
 def key_exchange(suite: Suite, kem_secret: bytes, x_secret: bytes, transcript: bytes) -> Exchange:

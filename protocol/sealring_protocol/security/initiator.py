@@ -11,14 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind
-from sealring_protocol.codec.messages import Accept
+from sealring_protocol.codec.messages import Accept, MessageCode
 from sealring_protocol.errors import (
     AuthenticationFailed,
     LocalProtocolError,
     RemoteProtocolError,
     RosterExpired,
 )
-from sealring_protocol.limits import AEAD_TAG, CLOCK_STEP_MS, MAX_ROSTER, MAX_SEALED_BODY
+from sealring_protocol.limits import AEAD_TAG, MAX_ROSTER, MAX_SEALED_BODY
 from sealring_protocol.security.handshake import (
     RESP_BODY,
     Claims,
@@ -34,25 +34,20 @@ from sealring_protocol.security.handshake import (
     SignatureRequested,
     VerifiedPeer,
     admission_key,
+    begin,
     chain,
     encode_fin_claims,
-    encode_init,
     exchange,
     fatal,
-    fin_hdr,
     first_transcript,
     key_exchange,
     link_secrets,
-    maced_payload,
     open_once,
     parse_resp,
     parse_resp_claims,
-    seal_once,
     signed_payload,
-    suite_set,
 )
-from sealring_protocol.security.identity import check_own_signature
-from sealring_protocol.security.keys import SignContext, mac
+from sealring_protocol.security.keys import SignContext
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
@@ -85,17 +80,10 @@ class Start:
 
     def init(self) -> tuple[bytes, WaitResp]:
         """INIT, and the stage that waits for its answer."""
-        config, peer = self.dial.config, self.dial.peer
-        x_private = X25519PrivateKey.from_private_bytes(self.entropy[:32])
-        kem_private = MLKEM768PrivateKey.from_seed_bytes(self.entropy[32:])
-        init = encode_init(
-            admission_key(config.roster.roster.cluster, peer.public_key),
-            self.dial.wall_ms // CLOCK_STEP_MS * CLOCK_STEP_MS,
-            suite_set(config.suites),
-            x_private.public_key().public_bytes_raw(),
-            kem_private.public_key().public_bytes_raw(),
-        )
-        return init, WaitResp(self.dial, x_private, kem_private, init)
+        dial, config = self.dial, self.dial.config
+        admission = admission_key(config.roster.roster.cluster, dial.peer.public_key)
+        x_private, kem_private, init = begin(admission, dial.wall_ms, config.suites, self.entropy)
+        return init, WaitResp(dial, x_private, kem_private, init)
 
 
 @attrs.frozen(eq=False)
@@ -169,13 +157,8 @@ class WaitSignature:
 
     def fin(self, signature: bytes) -> tuple[bytes, Secrets, WaitAccept]:
         """FIN, the secrets of the channels, and the stage that waits for ACCEPT."""
-        check_own_signature(signature)
-        keys, t3 = self.keys, self.transcript
-        tag = mac(keys.initiator_mac, maced_payload(t3, self.claims, signature))
-        hdr = fin_hdr(self.claims)
-        plaintext = self.claims + signature + tag
-        fin = hdr + seal_once(keys.suite, keys.initiator_key, plaintext, t3 + hdr)
-        t4 = chain(t3, fin)
+        fin = self.keys.fin(MessageCode.FIN, self.claims, signature, self.transcript)
+        t4 = chain(self.transcript, fin)
         return fin, self._secrets(t4), WaitAccept(self.dial, self.peer, t4)
 
     def _secrets(self, t4: bytes) -> Secrets:

@@ -9,8 +9,6 @@ from hmac import compare_digest
 from typing import ClassVar, Final
 
 import attrs
-from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from sealring_protocol.codec.frame import Frame, FrameKind
 from sealring_protocol.codec.messages import Accept
@@ -53,20 +51,18 @@ from sealring_protocol.security.handshake import (
     chain,
     encode_resp_claims,
     encode_shares,
-    exchange,
     fatal,
     first_transcript,
     key_exchange,
     link_secrets,
-    maced_payload,
     open_once,
     parse_fin,
     parse_fin_claims,
     parse_init,
-    seal_once,
     signed_payload,
+    take_init,
 )
-from sealring_protocol.security.identity import check_own_signature, verify
+from sealring_protocol.security.identity import verify
 from sealring_protocol.security.keys import SECRET, SignContext, Suite, mac
 from sealring_protocol.security.roster import SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
@@ -104,22 +100,14 @@ class WaitInit:
         init = parse_init(frame)
         self._admit(init)
         config = self.config
-        suite = next((suite for suite in config.suites if init.suites >> suite & 1), None)
-        if suite is None:
-            raise RemoteProtocolError("INIT offers no suite that this node takes")
-        try:
-            key = MLKEM768PublicKey.from_public_bytes(init.encapsulation_key)
-        except ValueError:
-            raise RemoteProtocolError("an ML-KEM key is malformed") from None
-        x_private = X25519PrivateKey.from_private_bytes(self.entropy)
+        request, suite, x_public, x_secret = take_init(init, config.suites, self.entropy)
         cluster = config.roster.roster.cluster
-        request = EncapsulationRequested(init.encapsulation_key, key)
         return request, WaitEncapsulation(
             config,
             self.wall_ms,
             suite,
-            x_private.public_key().public_bytes_raw(),
-            exchange(x_private, init.x_public),
+            x_public,
+            x_secret,
             first_transcript(suite, cluster, config.signer_public_key, init.whole),
         )
 
@@ -188,12 +176,9 @@ class WaitSignature:
 
     def resp(self, signature: bytes) -> tuple[bytes, WaitFin]:
         """RESP, and the stage that waits for FIN."""
-        check_own_signature(signature)
-        keys, t2 = self.keys, self.transcript
-        tag = mac(keys.responder_mac, maced_payload(t2, self.claims, signature))
-        plaintext = self.claims + signature + tag
-        resp = self.shares + seal_once(keys.suite, keys.responder_key, plaintext, t2)
-        return resp, WaitFin(self.config, self.wall_ms, keys, chain(self.init_transcript, resp))
+        resp = self.keys.resp(self.shares, self.claims, signature, self.transcript)
+        t3 = chain(self.init_transcript, resp)
+        return resp, WaitFin(self.config, self.wall_ms, self.keys, t3)
 
 
 @attrs.frozen(eq=False)
