@@ -48,16 +48,23 @@ def deliveries_of(deliveries: Iterable[Delivery]) -> Json:
     return told
 
 
+def heard(deliveries: Iterable[Delivery], say: dict[str, Any]) -> Json:
+    """What comes to an end, and when."""
+    return {
+        "suites": say.get("suites", [1, 2]),
+        "wall_ms": u64(say.get("wall_ms", NOW)),
+        "deliveries": deliveries_of(deliveries),
+        "end": say.get("end", False),
+    }
+
+
 def _end(who: Node, held: bytes, deliveries: Iterable[Delivery], say: dict[str, Any]) -> Json:
     return {
         "scalar": who.scalar.hex(),
         "roster": held.hex(),
         "coordinator": COORDINATOR.public.hex(),
         "instance": u64(who.instance),
-        "suites": say.get("suites", [1, 2]),
-        "wall_ms": u64(say.get("wall_ms", NOW)),
-        "deliveries": deliveries_of(deliveries),
-        "end": say.get("end", False),
+        **heard(deliveries, say),
     }
 
 
@@ -87,14 +94,15 @@ def said(
     messages: Iterable[bytes] = (),
     link: Json = None,
     closed: int | None = None,
+    name: str = "link",
 ) -> Json:
-    """The output of an end."""
+    """The output of an end; *name* is what it calls that on which both ends agreed."""
     return {
         "sent": [frame.hex() for frame in sent],
         "told": told,
         "messages": [message.hex() for message in messages],
         "closed": closed,
-        "link": link,
+        name: link,
     }
 
 

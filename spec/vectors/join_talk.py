@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from spec.vectors.ends import Delivery, deliveries_of
+from spec.vectors import ends
+from spec.vectors.ends import Delivery, heard
 from spec.vectors.model import Json, u64
-from spec.vectors.plain import expand, header, hmac, seal, sha256, text
+from spec.vectors.plain import hmac, sha256, text
 from spec.vectors.talk import (
     ANSWERING,
     CT,
     DIALING,
     SS,
-    X_ANSWERING,
-    X_DIALING,
     Talk,
 )
 from spec.vectors.world import ADA, COORDINATOR, EVE, HOME, NOW, TERMS, Node, entropy, signed
@@ -83,8 +82,9 @@ class JoinTalk(Talk):
         self.paper = paper
 
     def init(self, wall_ms: int = NOW, **say: Any) -> bytes:
-        """JOIN_INIT. *say*: as for INIT."""
-        key = hmac(b"sealring/1join", self.paper.coordinator + self.paper.secret)
+        """JOIN_INIT. *say*: as for INIT, and secret."""
+        secret = say.get("secret", self.paper.secret)
+        key = hmac(b"sealring/1join", self.paper.coordinator + secret)
         return super().init(wall_ms, **{"code": b"\x15", "key": key, **say})
 
     def resp(self, **say: Any) -> bytes:
@@ -97,36 +97,15 @@ class JoinTalk(Talk):
             + struct.pack(">I", say.get("roster_length", len(roster)))
             + roster
         )
-        rest = len(claims) + 64 + 32 + len(say.get("trailing", b"")) - say.get("cut", 0)
-        self.shares = (
-            header(1, 1122 + rest + 16)
-            + say.get("code", b"\x16")
-            + bytes([say.get("suite", self.suite)])
-            + say.get("x", X_ANSWERING.public_key().public_bytes_raw())
-            + say.get("ct", CT)
-        )
-        x_public = X25519PublicKey.from_public_bytes(X_DIALING.public_key().public_bytes_raw())
-        secrets = say.get("kem_secret", SS) + X_ANSWERING.exchange(x_public)
-        self._meet(self.shares, secrets + say.get("secret", self.paper.secret))
-        proven = self._proven(b"JOIN-RESP", self.t2, claims, self.mac_r, self.answerer, say)
-        plaintext = (claims + proven + say.get("trailing", b""))[:rest]
-        self.resp_frame = bytes(
-            self.shares + seal(self.suite, self.key_r, bytes(12), plaintext, self.t2)
-        )
-        self.t3 = sha256(self.t1, self.resp_frame)
-        return self.resp_frame
+        secret = say.get("secret", self.paper.secret)
+        return self._resp(b"\x16", b"JOIN-RESP", claims, say, secret)
 
-    def _meet(self, shares: bytes, secrets: bytes) -> None:
-        protocol = self.protocol
-        self.t1 = sha256(protocol, b"join", self.paper.coordinator, self.init_frame)
-        self.t2 = sha256(self.t1, shares)
-        self.prk = hmac(sha256(protocol), secrets)
-        for name, label in (("key_r", b"kR"), ("mac_r", b"mR"), ("key_i", b"kI"), ("mac_i", b"mI")):
-            setattr(self, name, expand(self.prk, protocol + label + self.t2))
+    def _parties(self) -> tuple[bytes, ...]:
+        return b"join", self.paper.coordinator
 
     def fin(self, **say: Any) -> bytes:
-        """JOIN_FIN. *say*: public, inviter, build, memory, name, system, addresses, count, code,
-        key, hdr, and as for JOIN_RESP from trailing on."""
+        """JOIN_FIN. *say*: public, inviter, build, memory, name, system, addresses, count, short
+        (bytes that the claims lack), code, key, hdr, and as for JOIN_RESP from trailing on."""
         told = NEWCOMER | say
         claims = (
             say.get("public", self.dialer.public)
@@ -137,15 +116,8 @@ class JoinTalk(Talk):
             + struct.pack(">H", say.get("count", len(told["addresses"])))
             + b"".join(text(each) for each in told["addresses"])
         )
-        proven = self._proven(b"JOIN-FIN", self.t3, claims, self.mac_i, self.dialer, say)
-        plaintext = claims + proven + say.get("trailing", b"")
-        plaintext = plaintext[: len(plaintext) - say.get("cut", 0)]
-        hdr = header(1, 1 + len(plaintext) + 16) + say.get("code", b"\x17")
-        associated = self.t3 + say.get("hdr", hdr)
-        sealed = seal(self.suite, say.get("key", self.key_i), bytes(12), plaintext, associated)
-        self.fin_frame = bytes(hdr + sealed)
-        self.t4 = sha256(self.t3, self.fin_frame)
-        return self.fin_frame
+        claims = claims[: len(claims) - say.get("short", 0)]
+        return self._fin(b"\x17", b"JOIN-FIN", claims, say)
 
 
 def admit_of(roster: bytes = AFTER, settings: str | bytes = SETTINGS) -> bytes:
@@ -188,21 +160,12 @@ def met(about_init: dict[str, Any] | None = None, **talk: Any) -> JoinTalk:
     return conversation
 
 
-def _end(who: Node, deliveries: Iterable[Delivery], say: dict[str, Any]) -> Json:
-    return {
-        "scalar": who.scalar.hex(),
-        "suites": say.get("suites", [1, 2]),
-        "wall_ms": u64(say.get("wall_ms", NOW)),
-        "deliveries": deliveries_of(deliveries),
-        "end": say.get("end", False),
-    }
-
-
 def joiner(talk: JoinTalk, *deliveries: Delivery, **say: Any) -> Json:
     """The input of the joiner. *say*: suites, wall_ms, end."""
     told = {**NEWCOMER, "memory": u64(NEWCOMER["memory"]), "build": u64(NEWCOMER["build"])}
     return {
-        **_end(talk.dialer, deliveries, say),
+        "scalar": talk.dialer.scalar.hex(),
+        **heard(deliveries, say),
         **told,
         "invitation": talk.paper.words,
         "entropy": DIALING.hex(),
@@ -226,7 +189,8 @@ def inviter(talk: JoinTalk, *deliveries: Delivery, **say: Any) -> Json:
     or None)."""
     roster = say.get("admit", AFTER)
     return {
-        **_end(talk.answerer, deliveries, say),
+        "scalar": talk.answerer.scalar.hex(),
+        **heard(deliveries, say),
         "roster": talk.theirs.hex(),
         "coordinator": COORDINATOR.public.hex(),
         "entropy": ANSWERING.hex(),
@@ -237,21 +201,8 @@ def inviter(talk: JoinTalk, *deliveries: Delivery, **say: Any) -> Json:
     }
 
 
-def said(
-    sent: Iterable[bytes],
-    told: int | None = None,
-    messages: Iterable[bytes] = (),
-    met_with: Json = None,
-    closed: int | None = None,
-) -> Json:
-    """The output of an end."""
-    return {
-        "sent": [frame.hex() for frame in sent],
-        "told": told,
-        "messages": [message.hex() for message in messages],
-        "closed": closed,
-        "met": met_with,
-    }
+said: Final = partial(ends.said, name="met")
+"""The output of an end."""
 
 
 def inviter_met(talk: JoinTalk) -> Json:

@@ -11,7 +11,7 @@ import struct
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from spec.vectors.plain import PROTOCOLS, expand, header, hmac, seal, sealed_frame, sha256
 from spec.vectors.world import (
@@ -32,6 +32,7 @@ X_ANSWERING: Final = X25519PrivateKey.from_private_bytes(ANSWERING)
 KEM: Final = MLKEM768PrivateKey.from_seed_bytes(DIALING[32:])
 EK: Final = KEM.public_key().public_bytes_raw()
 CT, SS = recorded_encapsulation(EK)
+X_SECRET: Final = X_ANSWERING.exchange(X_DIALING.public_key())
 
 
 def serial_of(roster: bytes) -> int:
@@ -82,37 +83,45 @@ class Talk:
     def resp(self, **say: Any) -> bytes:
         """RESP. *say*: code, suite, x, ct, kem_secret, responder, id, instance, serial, digest,
         context, transcript, signer, signature, mac_key, mac, key, trailing."""
-        trailing = say.get("trailing", b"")
-        shares = (
-            header(1, 1314 + len(trailing))
-            + say.get("code", b"\x02")
-            + bytes([say.get("suite", self.suite)])
-            + say.get("x", X_ANSWERING.public_key().public_bytes_raw())
-            + say.get("ct", CT)
-        )
-        x_secret = X_ANSWERING.exchange(
-            X25519PublicKey.from_public_bytes(X_DIALING.public_key().public_bytes_raw())
-        )
-        self._agree(shares, say.get("kem_secret", SS), x_secret)
         claims = (
             say.get("id", self.answerer.id)
             + struct.pack(">Q", say.get("instance", self.answerer.instance))
             + struct.pack(">Q", say.get("serial", serial_of(self.theirs)))
             + say.get("digest", sha256(self.theirs[:-64]))
         )
-        proven = self._proven(b"RESP", self.t2, claims, self.mac_r, self.answerer, say)
-        sealed = seal(self.suite, self.key_r, bytes(12), claims + proven + trailing, self.t2)
+        return self._resp(b"\x02", b"RESP", claims, say)
+
+    def _resp(
+        self, code: bytes, context: bytes, claims: bytes, say: dict[str, Any], secret: bytes = b""
+    ) -> bytes:
+        trailing = say.get("trailing", b"")
+        size = len(claims) + 64 + 32 + len(trailing) - say.get("cut", 0)
+        self.shares = (
+            header(1, 1122 + size + 16)
+            + say.get("code", code)
+            + bytes([say.get("suite", self.suite)])
+            + say.get("x", X_ANSWERING.public_key().public_bytes_raw())
+            + say.get("ct", CT)
+        )
+        self._agree(self.shares, say.get("kem_secret", SS) + X_SECRET + secret)
+        proven = self._proven(context, self.t2, claims, self.mac_r, self.answerer, say)
+        plaintext = (claims + proven + trailing)[:size]
+        sealed = seal(self.suite, self.key_r, bytes(12), plaintext, self.t2)
         if "flip" in say:
             sealed = flipped(sealed, say["flip"])
-        self.resp_frame = bytes(shares + sealed)
+        self.resp_frame = bytes(self.shares + sealed)
         self.t3 = sha256(self.t1, self.resp_frame)
         return self.resp_frame
 
-    def _agree(self, shares: bytes, kem_secret: bytes, x_secret: bytes) -> None:
+    def _parties(self) -> tuple[bytes, ...]:
+        """What t1 has before INIT."""
+        return CLUSTER, self.answerer.public
+
+    def _agree(self, shares: bytes, secrets: bytes) -> None:
         protocol = self.protocol
-        self.t1 = sha256(protocol, CLUSTER, self.answerer.public, self.init_frame)
+        self.t1 = sha256(protocol, *self._parties(), self.init_frame)
         self.t2 = sha256(self.t1, shares)
-        self.prk = hmac(sha256(protocol), kem_secret + x_secret)
+        self.prk = hmac(sha256(protocol), secrets)
         self.key_r = expand(self.prk, protocol + b"kR" + self.t2)
         self.mac_r = expand(self.prk, protocol + b"mR" + self.t2)
         self.key_i = expand(self.prk, protocol + b"kI" + self.t2)
@@ -153,10 +162,13 @@ class Talk:
             + struct.pack(">I", say.get("roster_length", len(roster)))
             + roster
         )
-        proven = self._proven(b"FIN", self.t3, claims, self.mac_i, self.dialer, say)
+        return self._fin(b"\x03", b"FIN", claims, say)
+
+    def _fin(self, code: bytes, context: bytes, claims: bytes, say: dict[str, Any]) -> bytes:
+        proven = self._proven(context, self.t3, claims, self.mac_i, self.dialer, say)
         plaintext = claims + proven + say.get("trailing", b"")
         plaintext = plaintext[: len(plaintext) - say.get("cut", 0)]
-        hdr = header(1, 1 + len(plaintext) + 16) + say.get("code", b"\x03")
+        hdr = header(1, 1 + len(plaintext) + 16) + say.get("code", code)
         associated = self.t3 + say.get("hdr", hdr)
         sealed = seal(self.suite, say.get("key", self.key_i), bytes(12), plaintext, associated)
         if "flip" in say:
