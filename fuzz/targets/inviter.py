@@ -22,10 +22,10 @@ from sealring_protocol.security.handshake import EncapsulationRequested, Signatu
 from sealring_protocol.security.roster import SignedRoster
 
 from fuzz.expect import raised
-from fuzz.joins import ADMITTED, INVITATION, INVITER, JOINER, NEWCOMER, JoinTalk
+from fuzz.joins import ASKS, INVITATION, INVITER, JOINER
 from fuzz.people import CLAIMS, Field, Say, bitten, lies, number, of_size, one_of
 from fuzz.source import Source
-from spec.vectors.plain import sealed_frame
+from spec.vectors.join_talk import AFTER, JoinTalk
 from spec.vectors.talk import ANSWERING, CT, SS
 from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW
 
@@ -48,7 +48,7 @@ FIN: Final[dict[str, Field]] = {
     "code": CLAIMS["code"],
     "context": one_of(b"JOIN-FIN", b"JOIN-RESP", b"FIN", b""),
     "who": one_of(JOINER, BEN, ADA),
-    "id": one_of(INVITER.id, BEN.id, bytes(32)),
+    "inviter": one_of(INVITER.id, BEN.id, bytes(32)),
     "name": lambda source: source.take(source.below(80)),
     "system": lambda source: source.take(source.below(160)),
     "addresses": lambda source: tuple(
@@ -56,8 +56,8 @@ FIN: Final[dict[str, Field]] = {
     ),
     "count": number(2),
     "build": number(8),
-    "cut": lambda source: source.below(250),
-    "public_key": of_size(65),
+    "short": lambda source: source.below(250),
+    "public": of_size(65),
 }
 HOST: Final = Host(INVITER.public, SignedRoster.decode(HOME), COORDINATOR.public)
 
@@ -150,7 +150,7 @@ def check(data: bytes) -> None:
     secret = about.get("secret", INVITATION.secret)
     assert resp == talk.resp(secret=secret) or "x" in about
     about_fin = lies(source, FIN)
-    fin = talk.fin(**about_fin)
+    fin = talk.fin(**{"public": about_fin.get("who", JOINER).public, **about_fin})
     sent = bitten(source, fin)
     lives = inviter.receive(sent)
     if inviter.introduced is None:
@@ -171,14 +171,15 @@ def _proves(inviter: Answering, talk: JoinTalk, say: Say) -> None:
     newcomer, secrets = inviter.introduced.newcomer, inviter.introduced.secrets
     who = say.get("who", JOINER)
     assert who is not INVITER
-    assert "public_key" not in say
+    assert "public" not in say
     assert newcomer.public_key == who.public == say.get("signer", JOINER).public
-    assert say.get("id", INVITER.id) == INVITER.id
+    assert say.get("inviter", INVITER.id) == INVITER.id
     assert inviter.introduced.invitation is INVITATION
     assert say.get("context", b"JOIN-FIN") == b"JOIN-FIN"
-    assert newcomer.build == say.get("build", NEWCOMER.build)
-    assert secrets.send == talk.traffic(1, who.id)
-    assert secrets.receive == talk.traffic(0, who.id)
+    assert newcomer.build == say.get("build", ASKS.build)
+    talk.dialer = who
+    assert secrets.send == talk.secret(b"traffic", 1)
+    assert secrets.receive == talk.secret(b"traffic", 0)
 
 
 def _sealing(source: Source, inviter: Answering, talk: JoinTalk) -> None:
@@ -186,7 +187,7 @@ def _sealing(source: Source, inviter: Answering, talk: JoinTalk) -> None:
     and whatever happens its invitation is used, or given back."""
     end, admitted = inviter.end, False
     assert inviter.introduced is not None
-    secret, count, now = talk.traffic(0, inviter.introduced.newcomer.id), 0, 0.0
+    count, now = 0, 0.0
     for _ in range(source.below(40)):
         match source.below(8):
             case 3:
@@ -202,14 +203,14 @@ def _sealing(source: Source, inviter: Answering, talk: JoinTalk) -> None:
                 error = raised(end.next_event)
             case 7:
                 over = end.next_timeout() is None
-                error = raised(lambda: end.admit(Admit(ADMITTED, "{}"), 0.0))
+                error = raised(lambda: end.admit(Admit(AFTER, "{}"), 0.0))
                 admitted = admitted or error is None
                 if over:
                     assert error is not None
                     error = raised(end.next_event)
             case _:
                 plaintext = b"".join(encode(_message(source, count)))
-                frame = bitten(source, sealed_frame(talk.suite, secret, count, plaintext))
+                frame = bitten(source, talk.to_answerer(count, plaintext))
                 count += 1
                 error = None if inviter.receive(frame) else raised(end.next_event)
         if inviter.closed:

@@ -19,10 +19,10 @@ from sealring_protocol.security.handshake import SignatureRequested
 from sealring_protocol.security.roster import SignedRoster
 
 from fuzz.expect import raised
-from fuzz.joins import ADMITTED, INVITATION, INVITER, JOINER, NEWCOMER, OTHERS, JoinTalk
+from fuzz.joins import ASKS, INVITATION, INVITER, JOINER, OTHERS
 from fuzz.people import CLAIMS, Field, Say, bitten, lies, number, of_size, one_of
 from fuzz.source import Source
-from spec.vectors.plain import sealed_frame
+from spec.vectors.join_talk import AFTER, JoinTalk
 from spec.vectors.talk import CT, DIALING, flipped
 from spec.vectors.world import ADA, COORDINATOR, EVE, HOME, NOW
 
@@ -36,7 +36,7 @@ RESP: Final[dict[str, Field]] = {
     "ct": lambda source: flipped(CT, source.number(2)),
     "kem_secret": of_size(32),
     "secret": of_size(16),
-    "coordinator": one_of(COORDINATOR, EVE, ADA),
+    "coordinator": one_of(COORDINATOR.public, EVE.public, ADA.public),
     "roster": one_of(*OTHERS),
     "roster_length": number(4),
 }
@@ -64,7 +64,7 @@ class Asking:
     """A joiner that is driven, and what came of it."""
 
     def __init__(self) -> None:
-        self.end = JoinSession.ask(INVITATION, NEWCOMER, 0.0, NOW, DIALING)
+        self.end = JoinSession.ask(INVITATION, ASKS, 0.0, NOW, DIALING)
         self.init = self.end.data_to_send()
         self.proved: InviterProved | None = None
         self.admitted: Admitted | None = None
@@ -132,23 +132,24 @@ def _proves(joiner: Asking, talk: JoinTalk, say: Say) -> None:
     inviter = say.get("signer", INVITER)
     assert say.get("id", INVITER.id) == inviter.id
     assert say.get("secret", INVITATION.secret) == INVITATION.secret
-    assert say.get("coordinator", COORDINATOR) is COORDINATOR
+    assert say.get("coordinator", COORDINATOR.public) == COORDINATOR.public
     assert say.get("context", b"JOIN-RESP") == b"JOIN-RESP"
     assert say.get("roster", HOME) in HELD
     assert joiner.proved is not None
     assert joiner.proved.inviter == inviter.id
     assert inviter.id in joiner.proved.roster.roster
-    assert joiner.end.data_to_send().startswith(talk.fin(id=inviter.id))
+    talk.answerer = inviter
+    assert joiner.end.data_to_send().startswith(talk.fin())
     secrets = joiner.proved.secrets
-    assert secrets.send == talk.traffic(0, inviter=inviter.id)
-    assert secrets.receive == talk.traffic(1, inviter=inviter.id)
+    assert secrets.send == talk.secret(b"traffic", 0)
+    assert secrets.receive == talk.secret(b"traffic", 1)
 
 
 def _sealing(source: Source, joiner: Asking, talk: JoinTalk) -> None:
     """What the inviter seals, in any order, and time, and the connection's end: at most one roster
     comes out, and it is a right one."""
     assert joiner.proved is not None
-    secret, count, now = talk.traffic(1, inviter=joiner.proved.inviter), 0, 0.0
+    count, now = 0, 0.0
     for _ in range(source.below(40)):
         match source.below(8):
             case 5:
@@ -160,7 +161,7 @@ def _sealing(source: Source, joiner: Asking, talk: JoinTalk) -> None:
                 error = raised(lambda: joiner.end.close(CloseCode.SHUTDOWN, "enough"))
             case _:
                 plaintext = b"".join(encode(_message(source, count)))
-                frame = bitten(source, sealed_frame(1, secret, count, plaintext))
+                frame = bitten(source, talk.to_dialer(count, plaintext))
                 count += 1
                 error = None if joiner.receive(frame) else raised(joiner.end.next_event)
         if error is not None:
@@ -181,7 +182,7 @@ def _sealing(source: Source, joiner: Asking, talk: JoinTalk) -> None:
 def _message(source: Source, count: int) -> Message:
     """What an inviter may say, and what it may not."""
     messages: tuple[Message, ...] = (
-        Admit(ADMITTED, "{}"),
+        Admit(AFTER, "{}"),
         Admit(source.pick(OTHERS), "x" * source.below(9)),
         Ping(count, Progress()),
         Close(source.below(16), "no"),
