@@ -1,4 +1,4 @@
-"""The frame decoder: whole against split, with limits that change on the way.
+"""The frame decoder: whole, split, and behind, with limits that change on the way.
 
 Input: which limits, how to cut, which limits at the end (a frame may be under way), the stream.
 """
@@ -34,20 +34,28 @@ def seeds() -> Iterator[bytes]:
         for last in range(len(LIMITS)):
             yield bytes([0, 0, last]) + stream
             yield bytes([1, 3, last]) + stream[:-1]
+    for other in (b"HTTP/1.1 200 OK", b"GET / HTTP/1.1", b"\x16\x03\x01\0\xa5\1\0\0"):
+        yield bytes(3) + other
 
 
 def check(data: bytes) -> None:
-    """Whole and split give the same frames and the same end, within the limits."""
+    """A whole stream, its pieces, and pieces that all come before the first frame is taken give the
+    same frames and the same end, within the limits."""
     source = Source(data)
     limits, size, last = source.pick(LIMITS), 1 + source.below(40), source.pick(LIMITS)[0]
     stream = source.rest()
     whole = decode(limits, [stream], last)
-    split = decode(limits, [stream[at : at + size] for at in range(0, len(stream), size)], last)
-    assert whole == split
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert whole == decode(limits, pieces, last)
+    assert whole == decode(limits, pieces, last, behind=True)
 
 
 def decode(
-    limits: tuple[Mapping[int, int], ...], pieces: list[bytes], last: Mapping[int, int]
+    limits: tuple[Mapping[int, int], ...],
+    pieces: list[bytes],
+    last: Mapping[int, int],
+    *,
+    behind: bool = False,
 ) -> Found:
     """The frames of *pieces*, and how it ended, under the limits *last* at last."""
     decoder = FrameDecoder(limits[0])
@@ -55,6 +63,8 @@ def decode(
     try:
         for piece in pieces:
             decoder.receive_data(piece)
+            if behind and piece is not pieces[-1]:
+                continue
             while (frame := decoder.next_frame()) is not None:
                 taken = limits[min(len(frames), len(limits) - 1)]
                 assert len(frame.body) <= taken[frame.kind]

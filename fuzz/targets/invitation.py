@@ -28,6 +28,9 @@ def seeds() -> Iterator[bytes]:
         yield b"\1" + base64.b32decode(body + "=" * (-len(body) % 8))[:-4]
     yield b"\0" + PREFIX.encode() + b"a" * MAX_INVITATION
     yield b"\0" + PREFIX.encode() + b"a1"
+    yield b"\0" + INVITATION.encode().replace("a", "é").encode()
+    yield b"\0" + INVITATION.encode().encode() + b"="
+    yield b"\1" + bytes(52) + b"\2" + 2 * b"\0\1a"
     for addresses in (b"\0", b"\5" + 5 * b"\0\1a", b"\1\0\0", b"\1\0\1\x1b", b"\1\0\1a "):
         yield b"\1" + bytes(52) + addresses
 

@@ -75,6 +75,7 @@ def seeds() -> Iterator[bytes]:
         yield bytes([0, 1, tuple(INIT).index("secret"), secret, 0, 0])
     for at in range(len(FIN)):
         yield bytes([0, 0, 0, 0, 1, at]) + bytes(range(1, 90))
+        yield bytes([0, 0, 0, 0, 1, at, 1])
         yield bytes([0, 0, 0, 0, 1, at, 1, 2, 3, 4, 5])
     talk = JoinTalk()
     yield b"\1\0" + talk.init()

@@ -8,7 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sealring_protocol.errors import RemoteProtocolError, wire_code
+import attrs
+from sealring_protocol.errors import (
+    AuthenticationFailed,
+    LocalProtocolError,
+    RemoteProtocolError,
+    wire_code,
+)
 from sealring_protocol.security.identity import SIGNATURE
 from sealring_protocol.security.roster import (
     Evidence,
@@ -23,7 +29,8 @@ from sealring_protocol.security.roster import (
 from fuzz.expect import raised
 from fuzz.vectors import field
 from spec.vectors.evidence import ATTESTER
-from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW
+from spec.vectors.plain import sign_roster as signed_elsewhere
+from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW, TERMS
 
 CURRENT: Final = SignedRoster.decode(HOME).roster
 _NO_SIGNATURE: Final = bytes(SIGNATURE)
@@ -40,6 +47,7 @@ def seeds() -> Iterator[bytes]:
     for data in field("evidence", "input", "evidence"):
         if len(data) < 2000:
             yield b"\2" + data
+    yield b"\1" + attrs.evolve(TERMS, members=(*TERMS.members, COORDINATOR.member)).encode()
 
 
 def check(data: bytes) -> None:
@@ -75,20 +83,28 @@ def _evidence(data: bytes) -> None:
     error = raised(lambda: verify_evidence(again, subject, statement.digest, attesters, NOW))
     fits = statement.subject == subject and statement.issued_ms <= NOW < statement.expires_ms
     assert (error is None) == fits
+    for other in (
+        (b"", statement.digest, attesters),
+        (statement.subject, b"", attesters),
+        (statement.subject, statement.digest, ()),
+    ):
+        error = raised(lambda it=other: verify_evidence(again, *it, statement.issued_ms))
+        assert isinstance(error, AuthenticationFailed)
 
 
 def _replaces(roster: Roster) -> None:
     """Signed by its coordinator, it takes the current one's place exactly when it may."""
-    if COORDINATOR.id in roster:
-        return
-    signed = sign_roster(roster, COORDINATOR.signer)
-    data = signed.encode()
+    data = signed_elsewhere(roster.encode(), COORDINATOR.signer)
+    error = raised(lambda: SignedRoster.decode(data).verify(COORDINATOR.public))
+    assert isinstance(error, AuthenticationFailed) == (COORDINATOR.id in roster)
+    signed = raised(lambda: sign_roster(roster, COORDINATOR.signer))
+    assert isinstance(signed, LocalProtocolError) == (COORDINATOR.id in roster)
     error = raised(lambda: newer(COORDINATOR.public, CURRENT, data, NOW, ADA.id, BEN.id))
     assert _expected(roster) == (wire_code(error).name if error else "taken")
 
 
 def _expected(roster: Roster) -> str:
-    if roster.cluster != CURRENT.cluster:
+    if COORDINATOR.id in roster or roster.cluster != CURRENT.cluster:
         return "AUTHENTICATION_FAILED"
     if roster.serial == CURRENT.serial and roster.digest != CURRENT.digest:
         return "ROSTER_CONFLICT"
