@@ -1,8 +1,7 @@
 """``python -m fuzz.reach``: branch coverage of the rooms that the corpora reach, by module.
 
 Runs every target over its seeds and its committed inputs, and with ``--kept`` over what `fuzz/run`
-has kept here too, without the fuzzer. The exit code is 1 below `LEAST`. What reads and writes a node's
-own key file does not count: no stranger's bytes come there.
+has kept here too, without the fuzzer. The exit code is 1 below `LEAST`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ LEAST: Final = 95
 """Per cent."""
 
 KEY_FILE: Final = r"def (from|to)_pem\b"
+"""What reads and writes a node's own key file does not count: no stranger's bytes come there."""
 
 ROOMS: Final = tuple(f"*/sealring_protocol/{room}/*" for room in ("codec", "security", "joining"))
 

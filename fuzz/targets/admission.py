@@ -1,8 +1,8 @@
 """What keeps strangers cheap, beside a model that keeps all that has happened.
 
 Input: one byte for each command and its choices: connections from few addresses come, speak and
-are over, members are expected or prove themselves, signatures are asked for, INITs come again, and
-time passes.
+are over, members are expected, prove themselves or are put out, signatures are asked for, INITs
+come again, and time passes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sealring_protocol.limits import (
     SIGNATURES_PER_NEW_SOURCE,
     SIGNATURES_PER_SECOND,
     SIGNATURES_PER_SOURCE,
+    SOURCES_PER_MEMBER,
 )
 from sealring_protocol.security.admission import Admission, ReplayCache
 
@@ -36,6 +37,7 @@ SOURCES: Final = {
     "fe80::2%eth0": "c",
     "fe80:0:0:1::2": "d",
     "a name": "e",
+    **{f"10.0.1.{number}": f"f{number}" for number in range(6)},
 }
 """Addresses, and which of them count as one."""
 
@@ -46,14 +48,23 @@ SLACK: Final = 1e-6
 def seeds() -> Iterator[bytes]:
     """Each command alone and after others, and more of each source than have places."""
     for source in range(len(SOURCES)):
-        yield bytes([0, source]) * (MAX_HANDSHAKES_PER_SOURCE + 2) + bytes([1, 3, 0, source, 6, 0])
-        yield (
-            bytes([2, source, 40]) + bytes([3, source]) + bytes([2, source, 40, 7, 9, 2, source, 9])
+        yield bytes([0, source]) * (MAX_HANDSHAKES_PER_SOURCE + 2) + bytes(
+            [1, 3, 0, source, 6, 0, 7]
         )
-        yield bytes([5, source]) + bytes(part for other in range(7) for part in (0, other)) * 12
+        yield (
+            bytes([2, source, 40]) + bytes([3, source]) + bytes([2, source, 40, 8, 9, 2, source, 9])
+        )
+        yield (
+            bytes([5, source])
+            + bytes(part for other in range(len(SOURCES)) for part in (0, other)) * 12
+        )
     yield bytes(part for tag in (*range(7), 0, 6, 1) for part in (4, tag))
-    yield bytes(part for source in range(7) for part in (0, source)) * 30
-    yield bytes(part for source in range(7) for part in (0, source, 6, source)) * 20
+    everywhere = range(len(SOURCES))
+    yield bytes(part for source in everywhere for part in (0, source)) * 30
+    yield bytes(part for source in everywhere for part in (0, source, 6, source)) * 20
+    yield bytes(part for source in everywhere for part in (3, source, *(0, source) * 8)) + b"\7"
+    few = bytes([2, 0, 8, 2, 2, 8, 8, 3])
+    yield few + bytes(part for source in (3, 5, 6, 7, 8, 9) for part in (2, source, 8))
     yield bytes(range(256))
 
 
@@ -99,12 +110,10 @@ class Places:
         strangers = [one for one in self.held if one.network not in self.known]
         if len(own) == MAX_HANDSHAKES_PER_SOURCE:
             return self.first(own)
+        room = len(self.held) < MAX_HANDSHAKES
         if network not in self.known:
-            full = len(strangers) == MAX_HANDSHAKES - RESERVED_HANDSHAKES
-            return self.first(strangers) if full else None
-        if len(self.held) < MAX_HANDSHAKES:
-            return None
-        return self.first(strangers or self.held)
+            room = room and len(strangers) < MAX_HANDSHAKES - RESERVED_HANDSHAKES
+        return None if room else self.first(strangers or self.held)
 
     def first(self, of: list[Holder]) -> int:
         """Of the source that holds most, a silent one if there is any, the oldest."""
@@ -150,12 +159,12 @@ def check(data: bytes) -> None:
     source = Source(data)
     admission, cache, now = Admission(0.0), ReplayCache(CACHE), 0.0
     places, signatures = Places(), Signatures()
-    proved: set[str] = set()
+    proved: dict[str, None] = {}
     expected: set[str] = set()
     tags: deque[bytes] = deque(maxlen=CACHE)
     number = 0
     while not source.empty:
-        command = source.below(8)
+        command = source.below(9)
         address = source.pick(tuple(SOURCES)) if command in (0, 2, 3, 5) else ""
         network = SOURCES.get(address, "")
         match command:
@@ -179,7 +188,10 @@ def check(data: bytes) -> None:
                     assert error is None if may else isinstance(error, LimitExceeded)
             case 3:
                 admission.proved(address)
-                proved.add(network)
+                proved.pop(network, None)
+                proved[network] = None
+                if len(proved) > SOURCES_PER_MEMBER:
+                    del proved[next(iter(proved))]
             case 4:
                 tag = bytes([source.below(8)])
                 error = raised(partial(cache.add, tag))
@@ -194,7 +206,10 @@ def check(data: bytes) -> None:
                 spoke = source.below(number + 1)
                 admission.spoke(spoke)
                 places.spoken.add(spoke)
+            case 7:
+                admission.put_out(b"")
+                proved.clear()
             case _:
                 now += source.below(100) / 64
-        places.known = proved | expected
+        places.known = {*proved, *expected}
         assert admission.open == len(places.held) <= MAX_HANDSHAKES

@@ -175,3 +175,4 @@ def _accepting(source: Source, dialer: Dialer, talk: Talk, resp: Say) -> None:
     else:
         good = good and not roster
     assert lives == good == (dialer.established is not None)
+    assert not dialer.receive(talk.resp_frame), "RESP was taken twice"

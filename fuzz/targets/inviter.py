@@ -16,7 +16,7 @@ from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.joining.exchange import Host, Introduced
 from sealring_protocol.joining.invitation import Invitations
 from sealring_protocol.joining.session import JoinRefused, JoinSession
-from sealring_protocol.limits import MAX_INVITATIONS
+from sealring_protocol.limits import INVITATION_SECONDS, MAX_INVITATIONS
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.handshake import EncapsulationRequested, SignatureRequested
 from sealring_protocol.security.roster import SignedRoster
@@ -30,9 +30,10 @@ from spec.vectors.talk import ANSWERING, CT, SS
 from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW
 
 OTHERS: Final = MAX_INVITATIONS - 1
-"""Invitations that have expired, two of which give way to those that are looked at."""
+"""Invitations that expired long ago, two of which give way to those that are looked at."""
 
 EXPIRED: Final = attrs.evolve(INVITATION, secret=bytes([1]) * 16, expires_s=NOW // 1000)
+FORGOTTEN: Final = attrs.evolve(EXPIRED, expires_s=NOW // 1000 - INVITATION_SECONDS)
 WITHDRAWN: Final = attrs.evolve(INVITATION, secret=bytes([2]) * 16)
 INIT: Final[dict[str, Field]] = {
     "wall_ms": lambda source: NOW - 130_000 + source.number(3) % 260_000,
@@ -89,7 +90,7 @@ class Answering:
     def __init__(self) -> None:
         self.invitations = Invitations(0.0)
         for other in range(OTHERS):
-            self.invitations.add(attrs.evolve(EXPIRED, secret=other.to_bytes(16, "big")))
+            self.invitations.add(attrs.evolve(FORGOTTEN, secret=other.to_bytes(16, "big")))
         self.invitations.add(INVITATION)
         self.invitations.add(EXPIRED)
         self.invitations.add(WITHDRAWN)

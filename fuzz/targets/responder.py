@@ -181,6 +181,8 @@ def _lying(source: Source) -> None:
     elif honest and not about_fin and bytes_of_fin == fin:
         assert (dialer, ours) == (EVE, HOME), "an honest member was not verified"
     assert lives == (answerer.established is not None)
+    again = raised(lambda: answerer.machine.receive(frame(bytes_of_fin)))
+    assert isinstance(again, RemoteProtocolError), "FIN was taken twice"
 
 
 def _anew(talk: Talk, init: bytes, suite: int) -> Talk:

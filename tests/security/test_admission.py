@@ -115,6 +115,20 @@ def test_a_member_with_many_addresses_takes_no_place_that_is_reserved():
     assert strangers <= admission.open <= strangers + SOURCES_PER_MEMBER
 
 
+def test_strangers_find_no_more_places_than_there_are_when_members_hold_them():
+    """HS-31: the first takes a member's place, as all are members', and each other its own."""
+    admission = Admission(now=0.0)
+    members = [f"10.66.0.{n}" for n in range(MAX_HANDSHAKES // MAX_HANDSHAKES_PER_SOURCE)]
+    admission.expect(members)
+    for number in range(MAX_HANDSHAKES):
+        assert admission.opened(number, members[number % len(members)]) is None
+    strangers = [(MAX_HANDSHAKES + n, f"10.9.0.{n}") for n in range(5)]
+    first, *others = losers(admission, *strangers)
+    assert first == 0
+    assert others == [number for number, _ in strangers[:-1]]
+    assert admission.open == MAX_HANDSHAKES
+
+
 @pytest.mark.parametrize(
     ("source", "network"),
     [

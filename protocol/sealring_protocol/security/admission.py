@@ -158,12 +158,10 @@ class Admission:
         if len(own) >= MAX_HANDSHAKES_PER_SOURCE:
             return _first_to_go(own)
         strangers = [place for place in places if not self._is_known(place.network)]
-        if not self._is_known(network):
-            full = len(strangers) >= MAX_HANDSHAKES - RESERVED_HANDSHAKES
-            return _first_to_go(strangers) if full else None
-        if len(places) < MAX_HANDSHAKES:
-            return None
-        return _first_to_go(strangers or list(places))
+        crowded = len(strangers) >= MAX_HANDSHAKES - RESERVED_HANDSHAKES
+        if len(places) >= MAX_HANDSHAKES or (crowded and not self._is_known(network)):
+            return _first_to_go(strangers or list(places))
+        return None
 
     def _is_known(self, network: str) -> bool:
         """True if members are known to come from *network*."""
