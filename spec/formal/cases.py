@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from spec.formal.search import Found, Scenario, Search
+from spec.formal.search import Found, Scenario, Search, explored
 
 SCENARIOS: Final = (
     Scenario("A dials B", (("I", "A", "B"), ("R", "B", "")), hides="A"),
@@ -60,16 +60,7 @@ def search(
     until: frozenset[str] = frozenset(),
 ) -> Found:
     """All of *scenarios* with one weakness, or none; no further than it takes to break *until*."""
-    total = Found()
-    for scenario in scenarios:
-        if until and until <= total.attacks.keys():
-            break
-        found = Search(scenario, weak, until - total.attacks.keys()).run()
-        total.states += found.states
-        total.completed += found.completed
-        for name, attack in found.attacks.items():
-            total.attacks.setdefault(name, attack)
-    return total
+    return explored(Search, scenarios, weak, until)
 
 
 def broken(weak: str) -> Found:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import attrs
 
 from spec.formal.joining import FORGER, JoinRun, JoinWorld, secret_of, signed_roster
 from spec.formal.roles import key_of
-from spec.formal.search import INTRUDER, Exploration, Found
-from spec.formal.terms import Knowledge, Term, kem_key, secret, share
+from spec.formal.search import Exploration, Found, Scenario, explored
+from spec.formal.terms import Knowledge, Term
 
 JOIN_PROPERTIES: Final = {
     "agreement": "an end that takes an honest one for proved has such a peer, which saw the same "
@@ -29,18 +29,13 @@ JOIN_PROPERTIES: Final = {
 
 
 @attrs.frozen
-class JoinScenario:
-    """Which runs there are, what the intruder has read, and whose keys it has."""
+class JoinScenario(Scenario):
+    """The same of joins: a run has the invitation of a joiner, or those that an inviter gave."""
 
-    name: str
-    runs: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """Role, node, and the invitation that a joiner has, or those that an inviter has given."""
     members: tuple[str, ...] = ("A", "B")
+    hides: str = "D"
     read: tuple[str, ...] = ()
     """The invitations that the intruder has read."""
-    leaked: frozenset[str] = frozenset("E")
-    hides: str = "D"
-    """The node whose name must not show."""
 
 
 _D: Final = ("J", "D", ("one",))
@@ -104,28 +99,18 @@ class JoinSearch(Exploration[JoinRun]):
     def __init__(
         self, scenario: JoinScenario, weak: str = "", until: frozenset[str] = frozenset()
     ) -> None:
-        super().__init__(scenario.name, until)
-        self._scenario = scenario
+        self._scenario: JoinScenario = scenario
         strangers = {owner for role, owner, _ in scenario.runs if role == "J"}
         strangers |= set() if "E" in scenario.members else {"E"}
-        self._world = JoinWorld(scenario.members, tuple(sorted(strangers)), weak)
+        self._world: JoinWorld = JoinWorld(scenario.members, weak, tuple(sorted(strangers)))
+        super().__init__(scenario, self._world, until)
 
-    def run(self) -> Found:
-        """Visit every state."""
-        scenario, world = self._scenario, self._world
-        known = [*INTRUDER, share(INTRUDER[0]), kem_key(INTRUDER[1]), key_of(FORGER)]
-        known += [key_of(node) for node in sorted(scenario.leaked)]
-        known += map(secret_of, scenario.read)
-        known.append(signed_roster(world.members))
-        runs, sent = [], []
-        for number, (role, owner, invitations) in enumerate(scenario.runs):
-            run = JoinRun(world, "J" if role == "J" else "H", owner, number, invitations)
-            if run.role == "J":
-                run, init = run.ask()
-                sent.append(init)
-            runs.append(run)
-        self._visit(tuple(runs), Knowledge([*known, *sent]), tuple(sent), ())
-        return self.found
+    def _read(self) -> Iterable[Term]:
+        secrets = map(secret_of, self._scenario.read)
+        return key_of(FORGER), *secrets, signed_roster(self._world.members)
+
+    def _start(self, role: str, owner: str, number: int, about: tuple[str, ...]) -> JoinRun:
+        return JoinRun(self._world, role, owner, number, invitations=about)
 
     def _refused(self, after: JoinRun, runs: Sequence[JoinRun]) -> bool:
         """An inviter takes a JOIN_INIT once, and lets one machine in with an invitation."""
@@ -137,9 +122,6 @@ class JoinSearch(Exploration[JoinRun]):
         if after.stage != 2 or self._world.weak == "used-again":
             return False
         return any(self._same_use(after, other) for other in others)
-
-    def _honest(self, node: str) -> bool:
-        return node not in self._scenario.leaked
 
     # ---------------------------------------------------------- properties
 
@@ -188,34 +170,18 @@ class JoinSearch(Exploration[JoinRun]):
         wire: tuple[Term, ...],
         trace: tuple[str, ...],
     ) -> None:
-        stolen = intruder.with_(
-            [key_of(n) for n in (*self._world.members, *self._world.strangers)]
-            + [secret_of(name) for run in runs for name in run.invitations]
-        )
-        if self._world.weak == "static-share":  # what is kept with the key is stolen with it
-            stolen.add(secret(f"x of {node}") for node in self._world.members)
-        fallen = {
-            kinds: intruder.with_(run.private(kind) for run in runs for kind in kinds)
-            for kinds in ("x", "kr")
-        }
+        kept = [key_of(n) for n in (*self._world.members, *self._world.strangers)]
+        kept += [secret_of(name) for run in runs for name in run.invitations]
+        thieves = self._thieves(runs, intruder, kept)
         for run in runs:
             if not run.proved:
                 continue
             there = any(_agree(run, other) for other in runs)
             if not there and not all(map(intruder.can, run.secrets())):
                 self._attack("binding", f"{run.owner} names {run.peer}, without keys", trace)
-            if not there or not (run.complete and self._honest(run.peer)):
-                continue
-            for name, thief in (
-                ("secrecy", intruder),
-                ("forward secrecy", stolen),
-                *(("hybrid secrecy", thief) for thief in fallen.values()),
-            ):
-                if any(map(thief.can, run.secrets())):
-                    self._attack(name, f"the keys of {run.owner} and {run.peer}", trace)
-        hidden = self._scenario.hides
-        if hidden and any(hidden in intruder.visible(message) for message in wire):
-            self._attack("hiding", f"{hidden} shows", trace)
+            if there and run.complete and self._honest(run.peer):
+                self._check_keys(run, thieves, trace)
+        self._check_hiding(intruder, wire, trace)
 
 
 def _agree(run: JoinRun, other: JoinRun) -> bool:
@@ -234,16 +200,7 @@ def join_search(
     until: frozenset[str] = frozenset(),
 ) -> Found:
     """All of *scenarios* with one weakness, or none; no further than it takes to break *until*."""
-    total = Found()
-    for scenario in scenarios:
-        if until and until <= total.attacks.keys():
-            break
-        found = JoinSearch(scenario, weak, until - total.attacks.keys()).run()
-        total.states += found.states
-        total.completed += found.completed
-        for name, attack in found.attacks.items():
-            total.attacks.setdefault(name, attack)
-    return total
+    return explored(JoinSearch, scenarios, weak, until)
 
 
 def join_broken(weak: str) -> Found:

@@ -8,11 +8,11 @@ which is `--yes`. Of the suites there is one, since the transcripts treat it as 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final
 
 import attrs
 
-from spec.formal.roles import key_of, public_key_of
+from spec.formal.roles import JUNK, End, World, key_of, public_key_of
 from spec.formal.terms import (
     Knowledge,
     Term,
@@ -29,7 +29,6 @@ from spec.formal.terms import (
 COORDINATOR: Final = "C"
 FORGER: Final = "X"
 """A coordinator whose key the intruder has."""
-JUNK: Final = public("junk")
 
 Step = tuple[Term, "JoinRun", tuple[Term, ...]]
 
@@ -52,42 +51,23 @@ def unsigned_roster(members: tuple[str, ...]) -> Term:
 
 
 @attrs.frozen
-class JoinWorld:
-    """Who is a member, whom strangers can be, and what is weakened."""
+class JoinWorld(World):
+    """A world in which strangers join members."""
 
-    members: tuple[str, ...]
     strangers: tuple[str, ...]
-    weak: str = ""
 
 
 @attrs.frozen
-class JoinRun:
-    """One end of one join, and what it believes."""
+class JoinRun(End[JoinWorld]):
+    """One end of one join: a joiner (J) or an inviter (H)."""
 
-    world: JoinWorld = attrs.field(repr=False, eq=False)
-    role: Literal["J", "H"]
-    owner: str
-    number: int
-    invitations: tuple[str, ...]
+    ANSWERS = "H"
+    STALE = "stale-inviter"
+
+    invitations: tuple[str, ...] = ()
     """The joiner's one, or those that the inviter has given, until it knows which one it is."""
-    peer: str = ""
-    stage: int = 0
-    transcripts: tuple[Term, ...] = ()
-    """t1 to t4, as far as they are known."""
-    prk: Term | None = None
-    init: Term | None = None
     roster: Term | None = None
     """What the joiner stores."""
-
-    @property
-    def label(self) -> str:
-        """This end for people."""
-        return f"{self.owner} ({self.role}{self.number})"
-
-    @property
-    def weak(self) -> str:
-        """The weakness of the world."""
-        return self.world.weak
 
     @property
     def invitation(self) -> str:
@@ -103,11 +83,6 @@ class JoinRun:
     def complete(self) -> bool:
         """The newcomer has stored its roster, or is known to have."""
         return self.stage == 3
-
-    def private(self, kind: str) -> Term:
-        """A number that this run draws."""
-        reused = self.role == "H" and self.weak in {"stale-inviter", "static-share"}
-        return secret(f"{kind} of {self.owner}" + ("" if reused else f" {self.role}{self.number}"))
 
     # ------------------------------------------------------------ formulas
 
@@ -163,13 +138,12 @@ class JoinRun:
 
     # --------------------------------------------------------------- joiner
 
-    def ask(self) -> tuple[JoinRun, Term]:
+    def dial(self) -> tuple[JoinRun, Term]:
         """Send JOIN_INIT."""
         init = self._init(share(self.private("x")), kem_key(self.private("k")))
         return attrs.evolve(self, stage=1, init=init), init
 
     def expect(self, intruder: Knowledge) -> Iterator[Step]:
-        """Every message that this end takes now, whatever its fields, and what follows."""
         waiting = {
             ("J", 1): self._expect_resp,
             ("J", 2): self._expect_admit,

@@ -10,7 +10,7 @@ away, and the messages that then pass are given as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import attrs
 
@@ -54,31 +54,30 @@ def _protocol(suite: str) -> Term:
 
 @attrs.frozen
 class World:
-    """Who is a member, which roster each node holds, and what is weakened."""
+    """Who is a member, and what is weakened."""
 
     members: tuple[str, ...]
-    rosters: dict[str, str] = attrs.field(hash=False)
-    weak: str = ""
+    weak: str
 
-    @property
-    def names_in_claims(self) -> bool:
-        return self.weak != "loose-claims"
+
+W = TypeVar("W", bound=World)
 
 
 @attrs.frozen
-class Run:
-    """One end of one handshake, and what it believes."""
+class End(Generic[W]):
+    """One end of one exchange, a link's handshake or a join, and what it believes."""
 
-    world: World = attrs.field(repr=False, eq=False)
-    role: Literal["I", "R"]
+    ANSWERS: ClassVar[str]
+    """The role that waits for the other."""
+    STALE: ClassVar[str]
+    """The weakness in which that role uses its shares again."""
+
+    world: W = attrs.field(repr=False, eq=False)
+    role: str
     owner: str
     number: int
     peer: str = ""
     stage: int = 0
-    offer: str = ""
-    suite: str = ""
-    rosters: tuple[str, str] = ("", "")
-    """The responder's and the initiator's, as this end sees them."""
     transcripts: tuple[Term, ...] = ()
     """t1 to t4, as far as they are known."""
     prk: Term | None = None
@@ -94,15 +93,51 @@ class Run:
         """The weakness of the world."""
         return self.world.weak
 
+    def private(self, kind: str) -> Term:
+        """A number that this run draws."""
+        reused = self.role == self.ANSWERS and self.weak in {self.STALE, "static-share"}
+        return secret(f"{kind} of {self.owner}" + ("" if reused else f" {self.role}{self.number}"))
+
+    def secrets(self) -> tuple[Term, Term]:
+        """The traffic secrets towards the end that answers, and towards the other."""
+        raise NotImplementedError
+
+    def dial(self) -> tuple[Any, Term]:
+        """Send the first message."""
+        raise NotImplementedError
+
+    def expect(self, intruder: Knowledge) -> Iterator[tuple[Term, Any, tuple[Term, ...]]]:
+        """Every message that this end takes now, whatever its fields, and what follows."""
+        raise NotImplementedError
+
+
+@attrs.frozen
+class LinkWorld(World):
+    """A world in which nodes dial each other, and which roster each holds."""
+
+    rosters: dict[str, str] = attrs.field(hash=False)
+
+    @property
+    def names_in_claims(self) -> bool:
+        return self.weak != "loose-claims"
+
+
+@attrs.frozen
+class Run(End[LinkWorld]):
+    """One end of one handshake: an initiator (I) or a responder (R)."""
+
+    ANSWERS = "R"
+    STALE = "stale-responder"
+
+    offer: str = ""
+    suite: str = ""
+    rosters: tuple[str, str] = ("", "")
+    """The responder's and the initiator's, as this end sees them."""
+
     @property
     def complete(self) -> bool:
         """This end takes its peer for verified, and itself for accepted."""
         return self.stage == (3 if self.role == "I" else 2)
-
-    def private(self, kind: str) -> Term:
-        """A number that this run draws."""
-        reused = self.role == "R" and self.weak in {"stale-responder", "static-share"}
-        return secret(f"{kind} of {self.owner}" + ("" if reused else f" {self.role}{self.number}"))
 
     # ------------------------------------------------------------ formulas
 
@@ -200,7 +235,6 @@ class Run:
         return attrs.evolve(self, stage=1, offer=offer, init=init), init
 
     def expect(self, intruder: Knowledge) -> Iterator[Step]:
-        """Every message that this end takes now, whatever its fields, and what follows."""
         waiting = {
             ("I", 1): self._expect_resp,
             ("I", 2): self._expect_accept,

@@ -9,12 +9,12 @@ agreement must be with what has been, and at secrets where the intruder can lear
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 import attrs
 
-from spec.formal.roles import Run, World, key_of
+from spec.formal.roles import End, LinkWorld, Run, World, key_of
 from spec.formal.terms import Knowledge, Term, kem_key, secret, share
 
 INTRUDER: Final = tuple(secret(f"{kind} of intruder") for kind in "xkr")
@@ -36,7 +36,7 @@ class Scenario:
     """Which runs there are, and who works for the intruder."""
 
     name: str
-    runs: tuple[tuple[str, str, str], ...]
+    runs: tuple[tuple[str, str, Any], ...]
     """Role, node, and for an initiator whom it dials."""
     members: tuple[str, ...] = ("A", "B", "E")
     leaked: frozenset[str] = frozenset("E")
@@ -64,29 +64,33 @@ class Found:
     """The first for each property."""
 
 
-class AnyRun(Protocol):
-    """One end of one exchange, as an `Exploration` moves it."""
-
-    @property
-    def label(self) -> str:
-        """The end for people: who, which role, which number."""
-
-    def expect(self, intruder: Knowledge) -> Iterable[tuple[Term, Any, tuple[Term, ...]]]:
-        """Every message that this end takes now, the run after it, and what is sent then."""
-
-
-R = TypeVar("R", bound=AnyRun)
+R = TypeVar("R", bound=End[Any])
 
 
 class Exploration(Generic[R]):
     """The visit of every state of one *scenario*; or of as many as it takes to break the properties
     in *until*."""
 
-    def __init__(self, scenario: str, until: frozenset[str]) -> None:
-        self._name = scenario
+    def __init__(self, scenario: Scenario, world: World, until: frozenset[str]) -> None:
+        self._scenario = scenario
+        self._world = world
         self._until = until
         self.found = Found()
         self._seen: set[tuple[R, ...]] = set()
+
+    def run(self) -> Found:
+        """Visit every state."""
+        known = [*INTRUDER, share(INTRUDER[0]), kem_key(INTRUDER[1]), *self._read()]
+        known += map(key_of, sorted(self._scenario.leaked))
+        runs, sent = [], []
+        for number, (role, owner, about) in enumerate(self._scenario.runs):
+            run = self._start(role, owner, number, about)
+            if run.role != run.ANSWERS:
+                run, init = run.dial()
+                sent.append(init)
+            runs.append(run)
+        self._visit(tuple(runs), Knowledge([*known, *sent]), tuple(sent), ())
+        return self.found
 
     def _visit(
         self,
@@ -113,7 +117,46 @@ class Exploration(Generic[R]):
             self._check_secrets(runs, intruder, wire, trace)
 
     def _attack(self, name: str, detail: str, trace: tuple[str, ...]) -> None:
-        self.found.attacks.setdefault(name, Attack(self._name, name, detail, trace))
+        self.found.attacks.setdefault(name, Attack(self._scenario.name, name, detail, trace))
+
+    def _honest(self, node: str) -> bool:
+        return node not in self._scenario.leaked
+
+    def _thieves(
+        self, runs: Sequence[R], intruder: Knowledge, kept: Iterable[Term]
+    ) -> list[tuple[str, Knowledge]]:
+        """Who must not have the keys of honest ends, and the property that says so: the intruder as
+        it is, with all that is *kept* stolen afterwards, and when a kind of exchange has fallen."""
+        stolen = intruder.with_(kept)
+        if self._world.weak == "static-share":  # what is kept with the key is stolen with it
+            stolen.add(secret(f"x of {node}") for node in self._world.members)
+        thieves = [("secrecy", intruder), ("forward secrecy", stolen)]
+        for kinds in ("x", "kr"):
+            drawn = (run.private(kind) for run in runs for kind in kinds)
+            thieves.append(("hybrid secrecy", intruder.with_(drawn)))
+        return thieves
+
+    def _check_keys(
+        self, run: R, thieves: Iterable[tuple[str, Knowledge]], trace: tuple[str, ...]
+    ) -> None:
+        for name, thief in thieves:
+            if any(map(thief.can, run.secrets())):
+                self._attack(name, f"the keys of {run.owner} and {run.peer}", trace)
+
+    def _check_hiding(
+        self, intruder: Knowledge, wire: tuple[Term, ...], trace: tuple[str, ...]
+    ) -> None:
+        hidden = self._scenario.hides
+        if hidden and any(hidden in intruder.visible(message) for message in wire):
+            self._attack("hiding", f"{hidden} shows", trace)
+
+    def _read(self) -> Iterable[Term]:
+        """What the intruder knows beside its own numbers and the keys that have leaked."""
+        return ()
+
+    def _start(self, role: str, owner: str, number: int, about: Any) -> R:
+        """The run that begins with *about*."""
+        raise NotImplementedError
 
     def _refused(self, after: R, runs: Sequence[R]) -> bool:
         """What *runs* hold keeps one of them from becoming *after*."""
@@ -137,24 +180,12 @@ class Search(Exploration[Run]):
     def __init__(
         self, scenario: Scenario, weak: str = "", until: frozenset[str] = frozenset()
     ) -> None:
-        super().__init__(scenario.name, until)
-        self._scenario = scenario
         rosters = {node: "new" if node == "B" else "old" for node in scenario.members}
-        self._world = World(scenario.members, rosters, weak)
+        self._world: LinkWorld = LinkWorld(scenario.members, weak, rosters)
+        super().__init__(scenario, self._world, until)
 
-    def run(self) -> Found:
-        """Visit every state."""
-        known = [*INTRUDER, share(INTRUDER[0]), kem_key(INTRUDER[1])]
-        known += [key_of(node) for node in sorted(self._scenario.leaked)]
-        runs, sent = [], []
-        for number, (role, owner, peer) in enumerate(self._scenario.runs):
-            run = Run(self._world, "I" if role == "I" else "R", owner, number, peer)
-            if run.role == "I":
-                run, init = run.dial()
-                sent.append(init)
-            runs.append(run)
-        self._visit(tuple(runs), Knowledge([*known, *sent]), tuple(sent), ())
-        return self.found
+    def _start(self, role: str, owner: str, number: int, about: str) -> Run:
+        return Run(self._world, role, owner, number, peer=about)
 
     def _refused(self, after: Run, runs: Sequence[Run]) -> bool:
         """[HS-04]: a node takes an INIT once."""
@@ -164,9 +195,6 @@ class Search(Exploration[Run]):
             and self._world.weak != "stale-responder"
             and any(r.init is after.init for r in runs if r.role == "R" and r.owner == after.owner)
         )
-
-    def _honest(self, node: str) -> bool:
-        return node not in self._scenario.leaked
 
     # ---------------------------------------------------------- properties
 
@@ -191,30 +219,18 @@ class Search(Exploration[Run]):
         wire: tuple[Term, ...],
         trace: tuple[str, ...],
     ) -> None:
-        stolen = intruder.with_(map(key_of, self._world.members))
-        if self._world.weak == "static-share":  # what is kept with the key is stolen with it
-            stolen.add(secret(f"x of {node}") for node in self._world.members)
-        fallen = {kinds: intruder.with_(_drawn(runs, kinds)) for kinds in ("x", "kr")}
+        thieves = self._thieves(runs, intruder, map(key_of, self._world.members))
         for run in runs:
             if not run.complete:
                 continue
-            ends = f"{run.owner} and {run.peer}"
             if not self._honest(run.peer):
                 there = any(_agree(run, other) for other in runs)
                 if not there and not all(map(intruder.can, run.secrets())):
                     detail = f"{run.owner} names {run.peer}, which lacks the keys"
                     self._attack("binding", detail, trace)
                 continue
-            for name, thief in (
-                ("secrecy", intruder),
-                ("forward secrecy", stolen),
-                *(("hybrid secrecy", thief) for thief in fallen.values()),
-            ):
-                if any(map(thief.can, run.secrets())):
-                    self._attack(name, f"the keys of {ends}", trace)
-        hidden = self._scenario.hides
-        if hidden and any(hidden in intruder.visible(message) for message in wire):
-            self._attack("hiding", f"{hidden} shows", trace)
+            self._check_keys(run, thieves, trace)
+        self._check_hiding(intruder, wire, trace)
 
 
 def _agree(run: Run, other: Run) -> bool:
@@ -236,11 +252,26 @@ def _agree(run: Run, other: Run) -> bool:
     )
 
 
-def _drawn(runs: Sequence[Run], kinds: str) -> Iterator[Term]:
-    """The numbers of *kinds* that the runs drew."""
-    return (run.private(kind) for run in runs for kind in kinds)
-
-
 def _short(message: Term) -> str:
     text = repr(message)
     return text if len(text) < 160 else text[:157] + "..."
+
+
+def explored(
+    kind: Callable[[Any, str, frozenset[str]], Exploration[Any]],
+    scenarios: Iterable[Scenario],
+    weak: str,
+    until: frozenset[str],
+) -> Found:
+    """All of *scenarios*, each in an exploration of that *kind*, with one weakness or none; no
+    further than it takes to break *until*."""
+    total = Found()
+    for scenario in scenarios:
+        if until and until <= total.attacks.keys():
+            break
+        found = kind(scenario, weak, until - total.attacks.keys()).run()
+        total.states += found.states
+        total.completed += found.completed
+        for name, attack in found.attacks.items():
+            total.attacks.setdefault(name, attack)
+    return total
