@@ -317,5 +317,6 @@ CAUSES: Final = {
     Cause.LOADING: "A rank loads its layers.",
     Cause.NOT_HEAD: "A newer roster has made another node the head, which is to be asked.",
     Cause.NO_EPOCH: "This rank is linked to the head, which has not begun.",
+    Cause.OUTSIDE: "The ring goes on without this rank, for the reason that is told.",
     Cause.BEGINNING: "The ring is about to begin.",
 }

@@ -72,6 +72,7 @@ HINDRANCES: Final = {
     Hindrance.COLLECTIVE: "the collective did not come up, or broke (11.7)",
     Hindrance.LINK: "a link of that rank that an epoch needs did not come up, or broke",
     Hindrance.UNSERVABLE: "that rank, or no rank, can serve this model as it is asked for",
+    Hindrance.OUTSIDE: "the ring goes on without that rank",
 }
 
 DTYPES: Final = {

@@ -154,7 +154,7 @@ ROOMS = {
     PROTOCOL: (
         *("limits", "errors", "words", "table", "codec", "security", "link", "joining"),
         *("control", "control/epoch", "control/scheduler", "control/head"),
-        *("events", "links", "diagnosis", "node", "conformance"),
+        *("events", "links", "diagnosis", "role", "node", "conformance"),
     ),
     "model/sealring_model": (
         *("errors", "mlx_lm_import", "machine", "stage", "loading", "text", "channel", "sampling"),

@@ -71,6 +71,7 @@ class Cause(enum.Enum):
     LOADING = "loading"
     NOT_HEAD = "not_head"
     NO_EPOCH = "no_epoch"
+    OUTSIDE = "outside_of_the_ring"
     BEGINNING = "beginning"
 
 
@@ -127,6 +128,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.BEGINNING: "",
     Cause.NOT_HEAD: "",
     Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
+    Cause.OUTSIDE: "The API on the head answers meanwhile.",
 }
 """What to do about each cause."""
 
@@ -199,6 +201,7 @@ HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.LOADING: None,
     Cause.NOT_HEAD: None,
     Cause.NO_EPOCH: None,
+    Cause.OUTSIDE: Hindrance.OUTSIDE,
     Cause.BEGINNING: None,
 }
 """The hindrance that a head sends for each cause; None for a cause that it does not send."""
@@ -213,6 +216,7 @@ BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
     Hindrance.UNSERVABLE: Cause.UNSERVABLE,
     Hindrance.COLLECTIVE: Cause.COLLECTIVE,
     Hindrance.LINK: Cause.BROKEN,
+    Hindrance.OUTSIDE: Cause.OUTSIDE,
 }
 """The cause that a rank derives from each hindrance."""
 
@@ -579,8 +583,10 @@ def _link_before(facts: Facts, now: float) -> list[Obstacle]:
     plan = facts.standing.plan
     if not facts.rank or plan is None or plan.strategy is Strategy.TENSOR:
         return []
-    link = _link(facts, facts.rank - 1, Purpose.STEP, now)
-    up = Purpose.STEP in facts.peers[facts.rank - 1].up
+    ring = facts.standing.ring
+    before = ring[ring.index(facts.rank) - 1]
+    link = _link(facts, before, Purpose.STEP, now)
+    up = Purpose.STEP in facts.peers[before].up
     return [link] if link is not None and not up else []
 
 
@@ -596,11 +602,11 @@ def _loading(facts: Facts, now: float) -> list[Obstacle]:
     own = _TRIES if facts.trying and standing.phase is Phase.LOADING else does
     if facts.rank:
         return [_unless_late(_obstacle(cause, f"this node {own}", since=since), now)]
-    found = []
+    found, after = list[Obstacle](), len(standing.ring) - 1
     for rank in standing.missing:
         if _fetches(facts, rank):
             continue
-        link = _link(facts, 1, Purpose.STEP, now) if rank == 0 else None
+        link = _link(facts, standing.ring[1], Purpose.STEP, now) if rank == 0 < after else None
         who = f"this node {own}" if rank == 0 else f"{facts.name(rank)} {does}"
         what = f"{who}{_or_link(facts, rank)}"
         joins = _unless_late(_obstacle(cause, what, rank or None, since=since), now)
@@ -616,10 +622,11 @@ def _unless_late(obstacle: Obstacle, now: float) -> Obstacle:
 
 def _or_link(facts: Facts, rank: int) -> str:
     """Text for what else *rank* may wait for: it may be linking without reporting it yet."""
-    world = len(facts.roster.members)
-    if facts.standing.phase is not Phase.LOADING or rank == 0 or world < 3:
+    ring = facts.standing.ring
+    if facts.standing.phase is not Phase.LOADING or rank == 0 or len(ring) < 3:
         return ""
-    return f", or waits for its link to {facts.name((rank + 1) % world)}: its status says which"
+    after = ring[(ring.index(rank) + 1) % len(ring)]
+    return f", or waits for its link to {facts.name(after)}: its status says which"
 
 
 def _failed(facts: Facts) -> list[Obstacle]:

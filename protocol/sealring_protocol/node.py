@@ -12,7 +12,7 @@ wire needs the time of day.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -20,10 +20,11 @@ import attrs
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
-    Build,
     CannotServe,
     Epoch,
     FailureKind,
+    Hello,
+    Message,
     Piece,
     Ping,
     Pong,
@@ -32,23 +33,24 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.deadlines import StarvedRanks, earliest, is_due
 from sealring_protocol.control.effects import (
     Effect,
+    EpochOver,
     Level,
+    NewRing,
     Note,
     Send,
     Shut,
     Standing,
+    StepTiming,
     ToEngine,
     Want,
 )
-from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
-from sealring_protocol.control.head.head import Head, HeadConfig
-from sealring_protocol.control.plan import Collectives, PlanRequest, Strategy
+from sealring_protocol.control.epoch.follower import Follower
+from sealring_protocol.control.head.head import Head
+from sealring_protocol.control.membership import hello
 from sealring_protocol.control.requests import (
-    FinishReason,
     NotServed,
     Request,
     RequestDone,
-    SchedulerConfig,
 )
 from sealring_protocol.diagnosis import (
     EngineFacts,
@@ -60,9 +62,13 @@ from sealring_protocol.diagnosis import (
     starving,
     waiting,
 )
-from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, SealringError
+from sealring_protocol.errors import (
+    LimitExceeded,
+    RemoteProtocolError,
+    SealringError,
+)
 from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
-from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.links.link_manager import (
     HEAD_FIRST,
@@ -77,88 +83,11 @@ from sealring_protocol.links.link_manager import (
     WeightRequests,
     hop_keys,
 )
-from sealring_protocol.links.peers import ROSTER_CHANGED, PeerState
-from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
-from sealring_protocol.security.keys import Suite
+from sealring_protocol.links.peers import RING_CHANGED, ROSTER_CHANGED, PeerState
+from sealring_protocol.role import NodeConfig, NodeRole, handshake_config
+from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Roster, SignedRoster
-
-
-@attrs.frozen
-class NodeConfig:
-    """Who this node is, and what it may do.
-
-    *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
-    *build* is what this program can do: a rank that has no step version in common is refused.
-    *unpinned* is the digest that the model would have without its manifest (empty if it has none).
-    *layers*, if given, are the chosen layer counts by rank; only the head's count. With
-    *trust_weights* a head takes ranks whose weights differ from its own, or cannot be compared.
-    """
-
-    public_key: bytes
-    roster: SignedRoster
-    coordinator: bytes
-    instance: int
-    suites: tuple[Suite, ...] = tuple(Suite)
-    build: Build = attrs.field(factory=Build)
-    unpinned: bytes = b""
-    trust_weights: bool = False
-    strategy: Strategy = Strategy.AUTO
-    layers: tuple[int, ...] = ()
-    collectives: Collectives = attrs.field(factory=Collectives)
-    group_seconds: float = 20.0
-    patience: float = PING_TIMEOUT
-    """Least seconds of silence after which a peer is lost. What exceeds the default is also added
-    to the deadlines of tensor parallelism's steps."""
-    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
-    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
-    """See `HandshakeConfig.key_log`."""
-
-
-def handshake_config(config: NodeConfig) -> HandshakeConfig:
-    """The settings of the node's handshakes."""
-    return HandshakeConfig(
-        config.public_key,
-        config.roster,
-        config.coordinator,
-        config.instance,
-        config.suites,
-        config.key_log,
-    )
-
-
-def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerConfig:
-    """The settings of the follower of *rank* under *roster*."""
-    names = tuple(member.name for member in roster.members)
-    trusted = config.collectives.trusted
-    policies = roster.inner_seal, trusted, roster.tensor_parallelism
-    return FollowerConfig(rank, names, *policies, config.build)
-
-
-def head_config(
-    config: NodeConfig, roster: Roster, first_uid: int, last_epoch: int, against: str
-) -> HeadConfig:
-    """The settings of the head under *roster*. Request uids go on from *first_uid*, epochs from
-    *last_epoch*. *against* is that of `PlanRequest`."""
-    plan = PlanRequest(
-        config.strategy, config.layers, config.collectives, against, roster.tensor_parallelism
-    )
-    return HeadConfig(
-        config.instance,
-        tuple(member.name for member in roster.members),
-        roster.hosts,
-        plan,
-        roster.inner_seal,
-        config.scheduler,
-        group_seconds=config.group_seconds,
-        patience=config.patience,
-        first_uid=first_uid,
-        last_epoch=last_epoch,
-        build=config.build,
-        unpinned=config.unpinned,
-        trust_weights=config.trust_weights,
-    )
-
+from sealring_protocol.security.roster import SignedRoster
 
 _PING_SECONDS: Final = 1.0
 """Seconds between two requests for the engine's counters."""
@@ -275,103 +204,44 @@ class NodeReport:
 
     # ------------------------------------------------------------ starvation
 
-    def hear_own_starvation(self, seconds: float, brain: Head | Follower, now: float) -> list[Note]:
-        """The present engine process has starved for *seconds* in all. Passes it to *brain*, and
+    def hear_own_starvation(self, seconds: float, role: NodeRole, now: float) -> list[Note]:
+        """The present engine process has starved for *seconds* in all. Passes it to *role*, and
         returns the notes to log."""
         self._starved_ranks.process(seconds)
         more = self._starved_ranks.look(self.rank, self._starved_ranks.own, now)
-        notes = self._starved({self.rank: more}, brain, now)
+        notes = self._starved({self.rank: more}, role, now)
         self.report(self.progress)
         return notes
 
-    def hear_starvation(self, brain: Head | Follower, now: float) -> list[Note]:
-        """Read the starvation that linked ranks last reported. Passes it to *brain*, and returns
-        the notes to log."""
+    def hear_starvation(self, role: NodeRole, now: float) -> list[Note]:
+        """Read the starvation that linked ranks last reported. Passes it to *role*, and returns the
+        notes to log."""
         heard = {
             rank: self._starved_ranks.look(rank, link.keepalive.peer_starved, now)
             for rank, purpose, link in self._links.links()
             if purpose is Purpose.CONTROL
         }
-        notes = self._starved(heard, brain, now)
+        notes = self._starved(heard, role, now)
         self._starved_ranks.reset_all_but(set(heard) | {self.rank})
-        if isinstance(brain, Head) and brain.parallel:  # it waited for the slowest
+        if isinstance(role.brain, Head) and role.brain.parallel:  # it waited for the slowest
             self._starved_ranks.lent += max(heard.values(), default=0.0)
             self.report(self.progress)
         return notes
 
-    def _starved(
-        self, heard: Mapping[int, float], brain: Head | Follower, now: float
-    ) -> list[Note]:
+    def _starved(self, heard: Mapping[int, float], role: NodeRole, now: float) -> list[Note]:
         """The engines of some ranks have starved for so many more seconds."""
         for rank, more in heard.items():
             if more > 0:
-                brain.starved(rank, more, now)
+                role.starved(rank, more, now)
         # On a follower, the head's report includes other ranks: it extends deadlines, and is not
         # logged.
         news = [r for r in heard if self.rank in (0, r) and self._starved_ranks.is_news(r, now)]
         if not news:
             return []
         facts = attrs.evolve(
-            self.facts(brain.standing(), now), starved=self._starved_ranks.of(*news)
+            self.facts(role.standing(), now), starved=self._starved_ranks.of(*news)
         )
         return [Note(Level.INFO, each.what) for each in starving(facts)]
-
-
-class NodeRole:
-    """The role of *rank* under *roster*: its brain; and across changes of the roster the requests
-    that a head has, and with which members tensor parallelism was measured and not worth it."""
-
-    def __init__(self, config: NodeConfig, roster: Roster, rank: int, now: float) -> None:
-        self._config = config
-        self._requests: set[int] = set()
-        self._next_uid = 1
-        self._last_epoch = 0
-        self._tensor_slower: dict[frozenset[bytes], str] = {}  # why, by the ids of the members
-        self.brain = self._make_brain(roster, rank, now)
-        """The control machine."""
-
-    def _make_brain(self, roster: Roster, rank: int, now: float) -> Head | Follower:
-        self._rank, self._first = rank, roster.members[0].name
-        self.members = frozenset(member.id for member in roster.members)
-        if rank > 0:
-            return Follower(follower_config(self._config, roster, rank), now)
-        against = self._tensor_slower.get(self.members, "")
-        config = head_config(self._config, roster, self._next_uid, self._last_epoch, against)
-        return Head(config, now)
-
-    def change(self, roster: Roster, rank: int, now: float) -> list[Effect]:
-        """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
-        the head, its requests go on, and are prefilled again. Otherwise they end."""
-        before = self.brain
-        effects = before.retire()
-        if isinstance(before, Head):
-            self._last_epoch = before.epochs.membership.epoch.counter
-            if before.epochs.tensor_slower:
-                self._tensor_slower[self.members] = before.epochs.tensor_slower
-        self.brain = self._make_brain(roster, rank, now)
-        if isinstance(before, Head) and isinstance(self.brain, Head):
-            self.brain.inherit(before.scheduler)
-        elif isinstance(before, Head):
-            text = f"roster {roster.serial} makes {roster.members[0].name} the head; ask there"
-            failed = FinishReason.FAILED
-            effects += [RequestDone(uid, failed, text) for uid in sorted(self._requests)]
-        return effects
-
-    def head(self) -> Head:
-        """The brain, of a head. Raises `LocalProtocolError` on any other rank."""
-        if isinstance(self.brain, Head):
-            return self.brain
-        text = f"this node is rank {self._rank}, which takes no requests; ask the head, "
-        raise LocalProtocolError(text + self._first)
-
-    def submitted(self, uid: int) -> None:
-        """The head has queued request *uid*."""
-        self._requests.add(uid)
-        self._next_uid = uid + 1
-
-    def request_done(self, uid: int) -> None:
-        """Request *uid* is over."""
-        self._requests.discard(uid)
 
 
 __all__ = ["Node", "NodeConfig"]
@@ -395,6 +265,9 @@ class Node:
         if the roster is not signed by the coordinator."""
         self._links = LinkManager(handshake_config(config), now, config.patience)
         self._events: deque[NodeEvent] = self._links.events
+        self._build = config.build
+        self._ring_due: float | None = None  # when to look at who is in the ring
+        self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, now)  # outside of the ring
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
         self._replaced = False  # the end of the engine process, which an old brain wanted, is due
@@ -404,6 +277,10 @@ class Node:
     def _take_place(self) -> None:
         """Take the place that the roster in force gives this node."""
         self._brain = self._role.brain
+        self._places = self._role.places
+        self.ring = self._role.ring
+        """The ranks of the ring, in their order. A follower has it from the head's last order. To
+        be read only."""
         self.rank = self._links.rank
         self.world = len(self.roster.roster.members)
         self._report.renumber(self.rank)
@@ -418,7 +295,7 @@ class Node:
 
     def standing(self) -> Standing:
         """How far this rank has come towards serving, and its part in the ring."""
-        return self._brain.standing()
+        return self._role.standing()
 
     @property
     def serving(self) -> bool:
@@ -463,6 +340,7 @@ class Node:
     def start(self, now: float) -> None:
         """Begin to dial. Call it once."""
         self._want_control_links(now)
+        self._look_at_ring(now)
         self._deliver_news(now)
 
     def _want_control_links(self, now: float) -> None:
@@ -477,7 +355,8 @@ class Node:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         links, brain = self._links.next_timeout(), self._brain.next_timeout()
-        return earliest(links, brain, self._report.ping_due, self._report.obstacle_log.due)
+        report = self._report
+        return earliest(links, brain, report.ping_due, report.obstacle_log.due, self._ring_due)
 
     def handle_timeout(self, now: float) -> None:
         """Act on the deadlines that have passed."""
@@ -486,14 +365,16 @@ class Node:
         if asked is not None and now - asked > _LATE_SECONDS:
             # The node slept: answers may have come, but were not read.
             for rank in range(self.world):
-                self._brain.starved(rank, now - asked, now)
+                self._role.starved(rank, now - asked, now)
         if is_due(self._brain.next_timeout(), now):  # starvation heard now may put it off
-            self._say(self._report.hear_starvation(self._brain, now), now)
+            self._say(self._report.hear_starvation(self._role, now), now)
         if is_due(self._brain.next_timeout(), now):
             self._carry_out(self._brain.handle_timeout(now), now)
+        if is_due(self._ring_due, now):
+            self._look_at_ring(now)
         if self._report.ping_is_due(now):
             self._events.append(ToEngine(Ping(0, Progress())))
-            self._say(self._report.hear_starvation(self._brain, now), now)
+            self._say(self._report.hear_starvation(self._role, now), now)
         if is_due(self._report.obstacle_log.due, now):
             found = self.obstacles(now)
             self._say(self._report.obstacle_log.look(found, now), now)
@@ -559,15 +440,19 @@ class Node:
             case CannotServe() if message.epoch == NO_EPOCH:
                 self._say(self._report.engine_unreadable(message.reason), now)
         self._act(self._brain.engine_message(message, now), now)
+        if isinstance(message, EngineInfo):
+            self._present_own(now)
 
     def engine_starved(self, seconds: float, now: float) -> None:
         """The present engine process has starved for *seconds* in all (`Starvation`)."""
-        self._say(self._report.hear_own_starvation(seconds, self._brain, now), now)
+        self._say(self._report.hear_own_starvation(seconds, self._role, now), now)
         self._deliver_news(now)
 
-    def fetched(self, here: int, size: int) -> None:
+    def fetched(self, here: int, size: int, now: float) -> None:
         """*here* of the *size* bytes of this rank's tensors are here; 0 of 0: none is to come."""
         self._report.fetched(here, size)
+        if not size and isinstance(self._brain, Follower):
+            self._act(self._brain.fetched(), now)
 
     def engine_lost(self, reason: str, now: float, *, out_of_memory: bool = False) -> None:
         """The engine process is gone, and the caller starts another. *out_of_memory*: the system
@@ -583,6 +468,9 @@ class Node:
         # the links again when the next engine is up.
         self._links.unwant(Purpose.STEP)
         self._links.shut_all({Purpose.STEP}, "the engine is being replaced", now)
+        if self._role.attendance is not None:
+            self._role.attendance.lost(0, now)
+            self._look_at_ring(now)
         self._deliver_news(now)
 
     def collective_prepared(self, epoch: Epoch, port: int, relay: int, now: float) -> None:
@@ -596,7 +484,8 @@ class Node:
 
     def give_piece(self, link: int, piece: Piece, now: float) -> None:
         """Answer the oldest `WeightsAsked` of connection *link*, unless that is gone."""
-        self._act(self._weights.answer(link, piece), now)
+        self._in_ranks(self._weights.answer(link, piece), now)
+        self._deliver_news(now)
 
     # ----------------------------------------------------------- connections
 
@@ -679,17 +568,21 @@ class Node:
         """Give the link manager's news to the brain."""
         while self._links.news:
             self._hear(self._links.news.popleft(), now)
+        if is_due(self._ring_due, now):
+            self._look_at_ring(now)
+            self._deliver_news(now)
+            return
         serving, log = self._brain.serving, self._report.obstacle_log
         if not serving or log.due is not None:
             log.turn(now, serving=serving or self._links.closed)
 
-    def _hear(self, news: News, now: float) -> None:
+    def _hear(self, news: News, now: float) -> None:  # noqa: PLR0912  one branch for each kind
         match news:
             case OfLink(_, Purpose.WEIGHTS):
                 self._events.extend(self._weights.hear(news, now))
             case MessageReceived(rank, purpose, message):
                 try:
-                    effects = self._brain.message(rank, purpose, message, now)
+                    effects = self._message(rank, purpose, message, now)
                 except RemoteProtocolError as error:
                     self._links.fail(rank, purpose, error, now)
                 else:
@@ -697,14 +590,14 @@ class Node:
             case CameUp(rank, purpose, event):
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
-                    keys = hop_keys(news, self.rank, self.world, roster.cluster)
+                    keys = hop_keys(news, self.rank, self.ring, roster.cluster)
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(event)
-                self._carry_out(self._brain.link_up(rank, purpose, now), now)
-                self._say(self._report.hear_starvation(self._brain, now), now)  # its baseline
+                if (place := self._role.place(rank)) is not None:
+                    self._carry_out(self._brain.link_up(place, purpose, now), now)
+                self._say(self._report.hear_starvation(self._role, now), now)  # its baseline
             case LinkDown(rank, purpose, reason, level):
-                effects = self._brain.link_down(rank, purpose, reason, now)
-                self._carry_out([_at_most(level, effect) for effect in effects], now)
+                self._link_down(rank, purpose, reason, level, now)
             case Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
@@ -738,22 +631,140 @@ class Node:
         self._want_control_links(now)
         if self.engine_info is not None:
             self._carry_out(self._brain.engine_message(self.engine_info, now), now)
+        self._present_own(now)
+
+    # ------------------------------------------------------ the members of the ring
+
+    def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
+        """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
+        place, attendance = self._role.place(rank), self._role.attendance
+        if place is None:
+            if not isinstance(message, Hello):
+                return []  # it has not heard yet that the ring goes on without it
+            if not self._presentations.take(now):
+                raise LimitExceeded(f"rank {rank} presents itself too often")
+            effects = self._role.outsider(rank, message, self.engine_info)
+            self._in_ranks(effects, now)
+            if any(isinstance(effect, Shut) for effect in effects):
+                return []
+            effects = [Note(Level.INFO, f"{self._links.member(rank).name} is here")]
+        else:
+            effects = self._brain.message(place, purpose, message, now)
+        if attendance is not None and isinstance(message, Hello):
+            refused = any(isinstance(effect, Shut) for effect in effects)
+            if not refused:
+                attendance.came(rank, message, now)
+                self._ring_due = now  # once these effects are carried out
+        return effects
+
+    def _link_down(
+        self, rank: int, purpose: Purpose, reason: str, level: Level, now: float
+    ) -> None:
+        place = self._role.place(rank)
+        if place is not None:
+            effects = self._brain.link_down(place, purpose, reason, now)
+            self._carry_out([_at_most(level, effect) for effect in effects], now)
+        elif purpose is Purpose.CONTROL:
+            name = self._links.member(rank).name
+            self._say([Note(level, f"{name}, which is not in the ring, is gone: {reason}")], now)
+        if self._role.attendance is not None and purpose is Purpose.CONTROL:
+            self._role.link_lost(rank, now)
+            self._look_at_ring(now)
+
+    def _present_own(self, now: float) -> None:
+        """This node's engine is up, and may take part."""
+        attendance, info = self._role.attendance, self.engine_info
+        if attendance is not None and info is not None:
+            attendance.came(0, hello(info, self._build), now)
+        self._look_at_ring(now)
+
+    def _look_at_ring(self, now: float) -> None:
+        """Change the ring if others should be in it, and set when to look again."""
+        role = self._role
+        if role.attendance is None:
+            self._ring_due = None
+            return
+        wanted = role.wanted_ring(self.engine_info, now)
+        if wanted != role.ring:
+            self._change_ring(wanted, now)
+        self._in_ranks([*role.notices()], now)
+        self._ring_due = role.attendance.deadline(role.ring, now)
+
+    def _change_ring(self, ring: tuple[int, ...], now: float) -> None:
+        """Go on with the ranks of *ring*: requests go on, and are prefilled again."""
+        before, old = self._role.ring, self._brain
+        names = [member.name for member in self.roster.roster.members]
+        out = [names[rank] for rank in before if rank not in ring]
+        taken = [names[rank] for rank in ring if rank not in before]
+        changes = ("without", out), ("with", taken)
+        said = " and ".join(f"{word} {', '.join(who)}" for word, who in changes if who)
+        self._say([Note(Level.WARNING, f"the ring goes on {said}")], now)
+        self._end_steps(now)
+        effects = self._role.change_ring(ring, now)
+        if old.replacing:
+            self._replaced = self._report.info is not None  # of which the new brain knows nothing
+            self._report.info = None  # the next engine presents itself
+            self._links.accept_steps = False
+        self._brain, self._places, self.ring = self._role.brain, self._role.places, ring
+        self._carry_out(effects, now)
+        control = {rank for rank, purpose, _ in self._links.links() if purpose is Purpose.CONTROL}
+        for place, rank in enumerate(ring):
+            if rank in control:
+                self._carry_out(self._brain.link_up(place, Purpose.CONTROL, now), now)
+        if self.engine_info is not None:
+            self._carry_out(self._brain.engine_message(self.engine_info, now), now)
+        known = {} if self._role.attendance is None else self._role.attendance.hellos
+        for place, rank in enumerate(ring):
+            if place and rank in known:
+                came = self._brain.message(place, Purpose.CONTROL, known[rank], now)
+                self._carry_out(came, now)
+
+    def _end_steps(self, now: float) -> None:
+        """The ring has other members: their links of steps and of a collective are over."""
+        over = {Purpose.STEP, Purpose.TUNNEL}
+        self._links.unwant(*over)
+        self._links.shut_all(over, RING_CHANGED, now)
+        kept = [
+            news
+            for news in self._links.news
+            if not (isinstance(news, OfLink) and news.purpose in over)
+        ]
+        self._links.news.clear()
+        self._links.news.extend(kept)  # the rest was for the old brain
 
     def _act(self, effects: list[Effect], now: float) -> None:
         self._carry_out(effects, now)
         self._deliver_news(now)
 
+    def _in_ranks(self, effects: list[Effect], now: float) -> None:
+        """Carry out *effects* that name ranks, whatever the brain calls them."""
+        places, self._places = self._places, None
+        self._carry_out(effects, now)
+        self._places = places
+
     def _carry_out(self, effects: list[Effect], now: float) -> None:
+        places = self._places
         for effect in effects:
             match effect:
                 case Send(rank, purpose, message):
-                    self._links.send(rank, purpose, message, now)
+                    to = rank if places is None else places[rank]
+                    self._links.send(to, purpose, message, now)
                 case Want(rank, purpose, yields):
-                    self._links.want(rank, purpose, now, yields=yields)
+                    to = rank if places is None else places[rank]
+                    self._links.want(to, purpose, now, yields=yields)
                 case Shut(rank, purpose, code, reason):
-                    self._links.shut(rank, purpose, code, reason, now)
+                    to = rank if places is None else places[rank]
+                    self._links.shut(to, purpose, code, reason, now)
+                case NewRing(members):
+                    self.ring = members
+                    self._end_steps(now)
+                case EpochOver(failed):
+                    self._role.epoch_over(failed)
+                    self._ring_due = now  # once these effects are carried out
                 case Note():
                     self._say([effect], now)
+                case StepTiming() if places is not None:
+                    self._events.append(attrs.evolve(effect, ring=places))
                 case RequestDone(uid):
                     self._role.request_done(uid)
                     self._events.append(effect)

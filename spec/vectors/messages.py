@@ -137,14 +137,14 @@ def _small_messages() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
     for name, about, at, field in [
         ("rank", "rank 2 of 2", 18, u16(2)),
-        ("first", "a first bound of 1", 65, u16(1)),
-        ("equal", "a rank without layers", 67, u16(6)),
-        ("falls", "bounds that fall", 67, u16(7)),
+        ("first", "a first bound of 1", 67, u16(1)),
+        ("equal", "a rank without layers", 69, u16(6)),
+        ("falls", "bounds that fall", 69, u16(7)),
         ("steps-0", "step version 0", 23, u16(0)),
         ("pipeline-trusted", "a pipeline beside the sealed links", 21, b"\1"),
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
-    one = put(put(boot, 61, u16(1)), 18, u16(0))[:67]
+    one = put(put(boot, 61, u16(1)), 18, u16(0))[:69]
     yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", one
     beside = flat(attrs.evolve(JOIN, trusted=True))
     for code in (b"\0", b"\5"):  # with all that any back end may have
@@ -156,18 +156,30 @@ def _small_messages() -> Iterator[Case]:
     hosts = flat(GOOD["bootstrap-hosts"][1])
     yield "bootstrap-host", "CV-03", "a host that is no text", put(hosts, -3, b"\xff")
     yield from _collectives()
+    some = flat(attrs.evolve(BOOTSTRAP, bounds=(0, 2, 4, 6), members=(0, 1, 3)))
+    for name, about, *ranks in [
+        ("first", "a ring without rank 0", 1, 2, 3),
+        ("falls", "members that fall", 0, 4, 3),
+        ("equal", "a member twice", 0, 3, 3),
+        ("same", "members whose places are their ranks", 0, 1, 2),
+    ]:
+        data = some[:-6] + b"".join(map(u16, ranks))
+        yield f"bootstrap-members-{name}", "MS-04", f"BOOTSTRAP with {about}", data
+    fewer = put(some, 65, u16(2))[:-6] + u16(0) + u16(3)
+    yield "bootstrap-members-fewer", "MS-04", "BOOTSTRAP with two members of three places", fewer
+    yield "bootstrap-members-cut", "CV-01", "one member fewer than it says", some[:-2]
 
 
 def _collectives() -> Iterator[Case]:
     join, prepare = flat(JOIN), flat(PREPARE)
-    first = 69 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
+    first = 71 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
     alone = put(put(join, 18, u16(0)), 63, u16(1))[: first + 2]
     piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 61, u16(3))
-    bounded = bounded[:65] + u16(0) + u16(6) + bounded[67:]
+    bounded = bounded[:67] + u16(0) + u16(6) + bounded[69:]
     for name, about, data in [
         ("hosts-pipeline", "hosts of a pipeline", piped),
         ("hosts-bounds", "a collective of three bounds", bounded),
-        ("hosts-none", "a collective of no hosts", put(put(join, 63, u16(0)), 18, u16(0))[:69]),
+        ("hosts-none", "a collective of no hosts", put(put(join, 63, u16(0)), 18, u16(0))[:71]),
         ("hosts-one", "a collective of one host", alone),
         ("hosts-rank", "rank 2 of 2 hosts", put(join, 18, u16(2))),
         ("hosts-port", "a port of one rank alone", put(prepare, -2, u16(40002))),
@@ -221,7 +233,7 @@ def _waitings() -> Iterator[Case]:
     one = flat(Waiting((Reason(Hindrance.ABSENT, 1, "abc"),)))
     for name, about, data in [
         ("hindrance-0", "hindrance 0", put(one, 2, b"\0")),
-        ("hindrance-10", "hindrance 10", put(one, 2, b"\x0a")),
+        ("hindrance-11", "hindrance 11", put(one, 2, b"\x0b")),
         ("wordless", "a reason without words", put(one, 5, u16(0))[:7]),
     ]:
         yield f"waiting-{name}", "MS-10 CV-01", f"WAITING with {about}", data
@@ -428,14 +440,16 @@ def _beyond_limits() -> Iterator[Case]:
 
 def _long_bootstraps() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
-    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 69, u16(1025))
-    bounds = put(boot, 61, u16(18))[:65] + b"".join(u16(bound) for bound in range(18))
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 71, u16(1025))
+    bounds = put(boot, 61, u16(18))[:67] + b"".join(u16(bound) for bound in range(18))
     yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", bounds
     whole = attrs.evolve(JOIN, hosts=(("h", 1),) * 16)
     hosts = put(flat(whole), 63, u16(17)) + u16(1) + b"h" + u16(1)
     yield "bootstrap-hosts-17", "MS-04 CV-02", "17 hosts", hosts
+    members = put(boot, 65, u16(17)) + b"".join(map(u16, range(17)))
+    yield "bootstrap-members-17", "MS-04 CV-02", "17 members", members
     host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
-    longer = host[:69] + u16(256) + b"h" + host[71:]
+    longer = host[:71] + u16(256) + b"h" + host[73:]
     yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
 
 

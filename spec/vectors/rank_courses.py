@@ -12,6 +12,8 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     Backend,
     Epoch,
+    Hindrance,
+    Reason,
     Row,
     Waiting,
 )
@@ -21,6 +23,7 @@ from spec.vectors.rank_exchanges import (
     ERROR,
     GONE,
     GONE_ENGINE,
+    HELLO,
     IN,
     INFO,
     KILLED,
@@ -59,6 +62,8 @@ from spec.vectors.rank_exchanges import (
 )
 from spec.vectors.whole_messages import CHECKED, EPOCH, JOIN, PREPARE
 
+WITHOUT: Final = attrs.evolve(PREPARE, members=(0, 2))
+OUTSIDE: Final = Waiting((Reason(Hindrance.OUTSIDE, 1, "the ring goes on without rank 1"),))
 WATCHED: Final = attrs.evolve(PIPELINE, checked=True)
 WATCHED_SHARE: Final = attrs.evolve(PREPARE, checked=True)
 
@@ -84,6 +89,35 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
                 THREE_JOIN,
                 meeting(("127.0.0.1", 50003), ("127.0.0.1", 1), ("127.0.0.1", 40002), rank=2),
             ),
+        ),
+    ),
+    "joins-without-one": (
+        "CO-01 EP-08",
+        "the last of a ring that leaves rank 1 of 3 out",
+        {"rank": 2, "world": 3},
+        (
+            *UP,
+            came(WITHOUT, SHARE, whole(WITHOUT)),
+            engine(Loaded(1, 2, 3)),
+            way(40002, 40003),
+            tunnel(PREPARED),
+            came(
+                attrs.evolve(JOIN, members=(0, 2)),
+                meeting(("127.0.0.1", 40003), ("127.0.0.1", 40002)),
+            ),
+        ),
+    ),
+    "outside": (
+        "EP-22 EP-10",
+        "the ring goes on without it, and its engine is replaced",
+        {},
+        (
+            *UP,
+            came(PIPELINE, PIPELINE),
+            engine(NO_ROOM, NO_ROOM),
+            hears(OUTSIDE),
+            lost("it was killed"),
+            engine(INFO, HELLO),
         ),
     ),
     "joins-trusted": (

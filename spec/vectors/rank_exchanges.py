@@ -110,7 +110,9 @@ def lost(reason: str, *to_head: Message) -> Exchange:
 
 def whole(order: Bootstrap) -> Bootstrap:
     """What an engine of a group is told of *order*: that it is alone, with all layers."""
-    return attrs.evolve(order, backend=Backend.PIPELINE, rank=0, hosts=(), trusted=False)
+    return attrs.evolve(
+        order, backend=Backend.PIPELINE, rank=0, hosts=(), trusted=False, members=()
+    )
 
 
 def meeting(*hosts: tuple[str, int], **what: int) -> Group:

@@ -118,6 +118,15 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Exchange, CloseCode]]] = {
             MALFORMED,
         ),
         (
+            "other-members",
+            "EP-08",
+            "an order for rank 2, which the roster does not have",
+            UP,
+            attrs.evolve(PREPARE, members=(0, 2)),
+            1,
+            MALFORMED,
+        ),
+        (
             "other-seal",
             "EP-03",
             "no inner seal, where the policy has it",

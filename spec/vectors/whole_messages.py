@@ -188,6 +188,14 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "16 ranks, the last layer at its limit",
         attrs.evolve(BOOTSTRAP, rank=15, bounds=(*range(16), 1024)),
     ),
+    "bootstrap-members": (
+        "a ring that leaves ranks out",
+        attrs.evolve(BOOTSTRAP, members=(0, 65535)),
+    ),
+    "bootstrap-hosts-members": (
+        "a collective that leaves ranks out",
+        attrs.evolve(JOIN, members=(0, 3)),
+    ),
     "bootstrap-prepare": ("BOOTSTRAP to prepare for a ring", PREPARE),
     "bootstrap-join": ("BOOTSTRAP to join it", JOIN),
     "bootstrap-trusted": (

@@ -84,7 +84,9 @@ class Side:
         return self.tunnels._streams
 
     def prepare(self, epoch: Epoch, *, sealed: bool = True) -> Ports:
-        self.ports = Ports(*self.tunnels.prepare(epoch, self.rank, self.world, sealed=sealed))
+        self.ports = Ports(
+            *self.tunnels.prepare(epoch, self.rank, tuple(range(self.world)), sealed=sealed)
+        )
         return self.ports
 
     async def turn(self) -> None:

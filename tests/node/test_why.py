@@ -401,8 +401,8 @@ def test_an_engine_of_the_head_that_says_nothing_is_told_of_a_ring_that_serves()
 
 def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
     made = Ring(3, unloadable="its layers are still being fetched; 1.0 of 2.0 GB are here")
-    made.hosts["host1"].node.fetched(4 * 10**9, 16 * 10**9)
-    made.hosts["host2"].node.fetched(2 * 10**9, 8 * 10**9)
+    made.hosts["host1"].node.fetched(4 * 10**9, 16 * 10**9, made.now)
+    made.hosts["host2"].node.fetched(2 * 10**9, 8 * 10**9, made.now)
     made.run_for(5.0)
     told = "rank 1 (node1): 4.0 of 16.0 GB; rank 2 (node2): 2.0 of 8.0 GB"
     for _ in range(3):  # whichever rank refused last
@@ -416,7 +416,7 @@ def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
     assert len(refusals) == 2, refusals  # once for each
     lines = [at for at, who, text in made.notes if who == "host0" and text.count(told)]
     assert [round(b - a) for a, b in pairwise(lines)] == [10]
-    made.hosts["host1"].node.fetched(0, 0)
+    made.hosts["host1"].node.fetched(0, 0, made.now)
     made.run_for(1.0)
     assert "node1" not in says(made, "host0")[0][1]
     assert made.head.node.facts(made.now).progress[2].here == 2 * 10**9
@@ -424,7 +424,7 @@ def test_the_head_names_every_rank_that_fetches_and_the_other_ranks_hear_it():
 
 def test_what_holds_fetching_up_and_numbers_that_cannot_be_are_told_all_the_same():
     made = Ring(unloadable="its layers are held up on their way: no answer; 0 of 1 GB")
-    made.hosts["host1"].node.fetched(2**64 - 1, 10**9)
+    made.hosts["host1"].node.fetched(2**64 - 1, 10**9, made.now)
     made.run_for(5.0)
     assert [text.partition(" (for")[0] for _, text in says(made, "host0")] == [
         "layers are still being fetched; rank 1 (node1): 1.0 of 1.0 GB",
@@ -435,7 +435,7 @@ def test_what_holds_fetching_up_and_numbers_that_cannot_be_are_told_all_the_same
 def test_an_engine_does_not_say_what_its_node_fetches():
     made = Cluster(2, 1)
     made.run_for(1.0)
-    made.head.node.fetched(3, 4)
+    made.head.node.fetched(3, 4, made.now)
     told = Progress(rows=5, fetched_bytes=1, fetch_bytes=2)
     made.head.node.engine_message(Pong(0, told), made.now)
     known = made.head.node.facts(made.now).progress[0]

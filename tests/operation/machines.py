@@ -337,7 +337,7 @@ def _write_roster(base: Path, made: list[Machine], keys: dict[str, str | int | f
             listen=f"{machine.address}:{PORT}",
             model="tiny",
             api=f"127.0.0.1:{API_PORT}",
-            **{"strategy": "pp", **keys},
+            **{"strategy": "pp", "min_ranks": 0, **keys},
         )
 
 

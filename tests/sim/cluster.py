@@ -82,13 +82,18 @@ class Cluster:
         trust_weights: bool = False,
         builds: dict[int, Build] | None = None,
         trimmable: bool = True,
+        least: int = 0,
+        cannot_load: dict[int, str] | None = None,
+        memory: int = 1 << 30,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
         ranks are so many times *slower*. The model's heads split over *splits* ranks; *sums* are
         microseconds that a sum and a token take in a collective; *unpinned* are the digests of
         models without their manifests, *pins* those of their weights, for a head that does not
-        *trust_weights*. Unless *trimmable*, no cache can be cut."""
+        *trust_weights*. Unless *trimmable*, no cache can be cut. *least* is `NodeConfig.least`.
+        The engines of *cannot_load* can load no layers, and say why, by rank; each rank has
+        *memory* bytes for weights and caches."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -103,6 +108,9 @@ class Cluster:
         self.trust_weights = trust_weights
         self.builds = builds or {}  # what the programs can do, where not the usual
         self.trimmable = trimmable
+        self.least = least
+        self.cannot_load = cannot_load or {}
+        self.memory = memory
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -136,6 +144,7 @@ class Cluster:
             trust_weights=self.trust_weights,
             strategy=self.strategy,
             scheduler=self.scheduler,
+            least=self.least,
         )
         host = Host(f"host{index}", Node(config, self.now), None)
         self.hosts[host.name] = host
@@ -158,8 +167,10 @@ class Cluster:
                 trimmable=self.trimmable,
                 splits=self.splits,
                 pins=self.pins.get(index, ()),
+                memory=self.memory,
             ),
             room=self.rooms.get(index, 1 << 30),
+            unloadable=self.cannot_load.get(index, ""),
         )
         host.inbox.clear()
         for message in host.engine.start():

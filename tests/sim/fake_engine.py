@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CacheCost,
+    CannotServe,
     Checked,
     Decode,
     Failure,
@@ -122,6 +123,7 @@ def info(
     trimmable: bool = True,
     splits: int = 0,
     pins: tuple[int, ...] = (),
+    memory: int = 1 << 30,
 ) -> EngineInfo:
     return EngineInfo(
         model,
@@ -130,7 +132,7 @@ def info(
         VOCABULARY,
         context,
         trimmable,
-        1 << 30,
+        memory,
         1000,
         (1000,) * layers,
         splits,
@@ -193,6 +195,7 @@ class FakeEngine:
     share: Group | None = None
     ready: Ready | None = None  # what it says once it has joined its group
     wrong: bool = False  # it draws other tokens than it should
+    unloadable: str = ""  # why it can load no layers
     spent: Spent | None = None  # what it says that a step took, if not a few microseconds
 
     @property
@@ -212,6 +215,8 @@ class FakeEngine:
         if self.hung:
             return []
         match message:
+            case Bootstrap() if self.unloadable:
+                return [CannotServe(message.epoch, FailureKind.LOAD, self.unloadable)]
             case Bootstrap():
                 answers = self._bootstrap(message)
                 if self.share is None:

@@ -57,9 +57,9 @@ END_REQUESTS_SECONDS: Final = 5.0
 
 LOOPBACK: Final = "127.0.0.1"
 _WILD: Final = {"0.0.0.0": LOOPBACK, "::": "::1"}  # noqa: S104  what stands for every address
-_OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0}
-"""Config keys that a caller may override. On one machine no measurement of links is needed, and
-ranks that share its cores may need long to find each other."""
+_OPTIONS: Final = {"strategy": "pp", "group_timeout": 60.0, "min_ranks": 0}
+"""Config keys that a caller may override. On one machine no measurement of links is needed, ranks
+that share its cores may need long to find each other, and none goes away for good."""
 
 _COMPLAINT: Final = "sealring: "
 """How a command begins that says why it ends."""

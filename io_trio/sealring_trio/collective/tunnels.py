@@ -149,7 +149,7 @@ class Tunnels:
             case PrepareCollective(epoch, sealed):
                 now = trio.current_time()
                 try:
-                    port, relay = self.prepare(epoch, node.rank, node.world, sealed=sealed)
+                    port, relay = self.prepare(epoch, node.rank, node.ring, sealed=sealed)
                 except OSError as error:
                     node.collective_failed(epoch, f"no port is free: {error.strerror}", now)
                 except NoNamespace as error:
@@ -157,9 +157,12 @@ class Tunnels:
                 else:
                     node.collective_prepared(epoch, port, relay, now)
 
-    def prepare(self, epoch: Epoch, rank: int, world: int, *, sealed: bool) -> tuple[int, int]:
-        """Open the collective of *epoch*, and end the one before. Returns the port where the engine
-        of *rank* is to listen, and the one to connect to: 0 if the collective is not *sealed*.
+    def prepare(
+        self, epoch: Epoch, rank: int, ring: tuple[int, ...], *, sealed: bool
+    ) -> tuple[int, int]:
+        """Open the collective of *epoch* between the ranks of *ring*, and end the one before.
+        Returns the port where the engine of *rank* is to listen, and the one to connect to: 0 if
+        the collective is not *sealed*.
 
         Raises `OSError` when there is no port, `NoNamespace` as `TunnelOwner.meet`.
         """
@@ -175,7 +178,8 @@ class Tunnels:
             place.close()
             raise
         self._collective = Meeting(epoch, place, streams)
-        left, right = (rank - 1) % world, (rank + 1) % world
+        at = ring.index(rank)
+        left, right = ring[at - 1], ring[(at + 1) % len(ring)]
         streams.order(partial(streams.begin, TunnelPlace(epoch, rank, left, right)))
         self._owner.spawn(self._collective.listen)
         return place.port, place.relay

@@ -214,6 +214,14 @@ class NodeFile(pydantic.BaseModel):
         "seen raise it. What it exceeds 1.5 by, an engine may be late, too",
         examples=["5"],
     )
+    min_ranks: int = pydantic.Field(
+        default=1,
+        ge=0,
+        le=MAX_WORLD,
+        description="how many ranks make a ring at least, this one counted, while others are away "
+        "and these have room for the model; if 0, all of them (head)",
+        examples=["2"],
+    )
     groups: int = pydantic.Field(
         default=0,
         ge=0,

@@ -376,6 +376,10 @@ class Runtime:
             self.refused = message.reason
         self.enter(self.node.engine_message, message)
 
+    def fetched(self, here: int, size: int) -> None:
+        """*here* of the *size* bytes of this rank's tensors are here; 0 of 0: none is to come."""
+        self.enter(self.node.fetched, here, size)
+
     def engine_starved(self, seconds: float) -> None:
         """The engine process has starved for *seconds* in all."""
         self.enter(self.node.engine_starved, seconds)

@@ -96,6 +96,7 @@ def _build_node(setup: NodeSetup[AnyFile]) -> Node:
             layers=config.layers,
             collectives=Collectives(config.collectives == "trusted-link", _backend(config)),
             group_seconds=config.group_timeout,
+            least=config.min_ranks,
             patience=config.patience,
             key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
@@ -130,7 +131,7 @@ async def running(setup: NodeSetup[AnyFile], runtime: Runtime) -> AsyncIterator[
     Raises `UserError` or `OperationError` when the node cannot begin.
     """
     source = source_for(setup.config, setup.identity, lambda: runtime.node.roster)
-    fetching = RankFetch(setup.model, setup.layers, source, runtime.node.fetched)
+    fetching = RankFetch(setup.model, setup.layers, source, runtime.fetched)
     runtime.placed = fetching.placed
 
     def hand(roster: SignedRoster, head: Member) -> str:

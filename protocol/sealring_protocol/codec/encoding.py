@@ -293,6 +293,7 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("model", _HASH),
         ("bounds", Numbers("u16", _LAYERS, MAX_WORLD + 1, "bounds")),
         ("hosts", _HOSTS),
+        ("members", Numbers("u16", U16, MAX_WORLD, "members of a ring")),
     ),
     Step: (
         *_EPOCH,

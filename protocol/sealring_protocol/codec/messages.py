@@ -85,6 +85,7 @@ class Hindrance(enum.IntEnum):
     COLLECTIVE = 7
     LINK = 8
     UNSERVABLE = 9
+    OUTSIDE = 10
 
 
 @attrs.frozen
@@ -283,6 +284,9 @@ class Bootstrap:
     links. In a *checked* epoch each rank sends CHECKED with each step. *steps* is the step version
     of the epoch, which every rank's `Build` has.
 
+    A ring may leave ranks of the roster out. Then *rank* is the receiver's place in the ring, and
+    *members* has the roster's rank of each place; it is empty where each place is its rank.
+
     The first of two is answered by `Prepared`, any other by `Ready`; a rank that cannot obey
     answers `CannotServe`.
     """
@@ -299,6 +303,7 @@ class Bootstrap:
     trusted: bool = False
     checked: bool = False
     steps: int = OLDEST_STEPS
+    members: tuple[int, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         rule(self.steps > 0, "step versions begin with 1")
@@ -308,6 +313,10 @@ class Bootstrap:
             "BOOTSTRAP's layer bounds do not rise from 0",
         )
         rule(self.rank < self.world, "BOOTSTRAP names a rank that the ring does not have")
+        if self.members:
+            up = self.members[0] == 0 and all(a < b for a, b in pairwise(self.members))
+            rule(up and len(self.members) == self.world, "BOOTSTRAP's members are no ring")
+            rule(self.members[-1] >= self.world, "BOOTSTRAP lists members whose places are ranks")
         if self.backend is Backend.PIPELINE:
             rule(not self.hosts and not self.trusted, "a pipeline has no collective")
             return
@@ -322,6 +331,11 @@ class Bootstrap:
     def world(self) -> int:
         """The number of ranks in the epoch."""
         return len(self.bounds) - 1 if self.backend is Backend.PIPELINE else len(self.hosts)
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """The roster's rank of each place."""
+        return self.members or tuple(range(self.world))
 
     @property
     def joins(self) -> bool:

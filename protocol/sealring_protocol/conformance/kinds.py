@@ -19,6 +19,7 @@ from sealring_protocol.codec.fields import tensor_from_json
 from sealring_protocol.codec.frame import FrameDecoder
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Bootstrap,
     CannotServe,
     Epoch,
     FailureKind,
@@ -115,7 +116,11 @@ class _Rank:
             case {"purpose": code, "plaintext": data}:
                 purpose = Purpose(code)
                 sender = 0 if purpose is Purpose.CONTROL else self._before
-                return machine.message(sender, purpose, decode(bytes.fromhex(data)), 0.0)
+                message = decode(bytes.fromhex(data))
+                if isinstance(message, Bootstrap):
+                    ring, at = message.ring, message.rank
+                    self._before, self._next = ring[at - 1], ring[(at + 1) % message.world]
+                return machine.message(sender, purpose, message, 0.0)
             case {"engine": data}:
                 return machine.engine_message(decode_local(bytes.fromhex(data)), 0.0)
             case {"port": port, "relay": relay}:

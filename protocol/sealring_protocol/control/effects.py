@@ -119,7 +119,8 @@ class Note:
 class StepTiming:
     """Where the time of step *n* went. The step did *work* for the rows *uids*. *total_us* is the
     time in microseconds from the head's order to its engine until the answer. *spent* has the time
-    of each rank that the step reached, by rank.
+    of each rank that the step reached, in the order of the ring; *ring* has these ranks, where they
+    are not 0, 1 and so on.
 
     In a ring of several ranks *closing* is the head's second pass: norm, output head and sampling.
     If *parallel*, all ranks worked at the same time.
@@ -132,6 +133,12 @@ class StepTiming:
     spent: tuple[Spent, ...]
     closing: Spent = attrs.field(factory=Spent)
     parallel: bool = False
+    ring: tuple[int, ...] = ()
+
+    @property
+    def by_rank(self) -> list[tuple[int, Spent]]:
+        """Each of *spent* with its rank."""
+        return list(zip(self.ring or range(len(self.spent)), self.spent, strict=False))
 
     @property
     def away_us(self) -> int:
@@ -153,16 +160,34 @@ class StepToCheck:
 
 @attrs.frozen
 class StepChecked:
-    """The fingerprints that *rank* sent of a step."""
+    """The fingerprints that the rank at place *rank* of the ring sent of a step."""
 
     rank: int
     message: Checked
+
+
+@attrs.frozen
+class NewRing:
+    """The ring has other *members* from now on (ranks, place by place): no link of steps or of a
+    collective outlives that, as its keys and its neighbours may be others."""
+
+    members: tuple[int, ...]
+
+
+@attrs.frozen
+class EpochOver:
+    """The head's epoch, or the start of one, is over. A rank *failed*; None if the epoch had
+    worked, or none failed."""
+
+    failed: Failure | None
 
 
 Effect = (
     Send
     | Want
     | Shut
+    | NewRing
+    | EpochOver
     | ToEngine
     | RestartEngine
     | PrepareCollective
@@ -208,7 +233,8 @@ class Standing:
     those, *rooms* the bytes that these have for weights and caches, and *ready* the READY of each
     rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are sent;
     *slow_links* says that prompts wait for links, if they do; *guess_seconds* is
-    `StepTimes.of_guesses`.
+    `StepTimes.of_guesses`. *ring* has the rank of each place of the ring, as far as this rank knows
+    it, and *outside*, on the head, why it is without each other rank, in words.
     """
 
     phase: Phase
@@ -230,3 +256,5 @@ class Standing:
     checked: bool = False
     slow_links: str = ""
     guess_seconds: Mapping[str, float] = attrs.field(factory=dict)
+    ring: tuple[int, ...] = ()
+    outside: Mapping[int, str] = attrs.field(factory=dict)

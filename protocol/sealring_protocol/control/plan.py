@@ -371,8 +371,10 @@ def bootstraps(
     deadline_ms: int,
     checked: bool,
     steps: int,
+    members: tuple[int, ...] = (),
 ) -> list[Bootstrap]:
-    """What each rank, in order, gets of *plan* in *epoch*; of a collective, to prepare."""
+    """What each rank, in order, gets of *plan* in *epoch*; of a collective, to prepare. *members*
+    is `Bootstrap.members`."""
     hosts = (("", 0),) * plan.world if plan.strategy is Strategy.TENSOR else ()
     return [
         Bootstrap(
@@ -387,6 +389,7 @@ def bootstraps(
             plan.trusted,
             checked,
             steps,
+            members,
         )
         for rank in range(plan.world)
     ]
@@ -433,7 +436,8 @@ class HeadConfig:
 
     *bootstrap_seconds* limit the loading of an epoch; *group_seconds* limit how long a collective
     takes to come up once every rank has loaded. *patience* is `NodeConfig.patience`, in seconds.
-    *build*, *unpinned* and *trust_weights* are those of `NodeConfig`.
+    *build*, *unpinned* and *trust_weights* are those of `NodeConfig`. A ring that leaves ranks of
+    the roster out has *members* (`Bootstrap.members`); here, ranks are the ring's places.
     """
 
     instance: int
@@ -449,6 +453,7 @@ class HeadConfig:
     unpinned: bytes = b""
     trust_weights: bool = False
     build: Build = attrs.field(factory=Build)
+    members: tuple[int, ...] = ()
     last_epoch: int = 0  # that this node began, with another roster; the next one comes after it
 
 

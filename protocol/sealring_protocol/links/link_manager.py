@@ -62,6 +62,7 @@ from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.peers import (
     NO_FAULT,
     NO_MEMBER,
+    RING_CHANGED,
     ROSTER_CHANGED,
     SAME_KEY,
     Fault,
@@ -121,12 +122,13 @@ class Unreachable:
 News = CameUp | LinkDown | MessageReceived | RosterInForce | Unreachable
 
 
-def hop_keys(up: CameUp, own: int, world: int, cluster: bytes) -> Iterator[HopKey]:
-    """The activation secrets of the step link *up*, for the engine of rank *own* of *world*. Keep
-    no other copy."""
-    if up.rank == (own + 1) % world:
+def hop_keys(up: CameUp, own: int, ring: tuple[int, ...], cluster: bytes) -> Iterator[HopKey]:
+    """The activation secrets of the step link *up*, for the engine of rank *own* of *ring*, the
+    ranks in their order. Keep no other copy."""
+    place = ring.index(own)
+    if up.rank == ring[(place + 1) % len(ring)]:
         yield HopKey(True, up.hop.suite, cluster, up.hop.send)
-    if (up.rank + 1) % world == own:
+    if up.rank == ring[place - 1]:
         yield HopKey(False, up.hop.suite, cluster, up.hop.receive)
 
 
@@ -430,7 +432,7 @@ class LinkManager:
                 self._say(self._turned_away(connection.source, error, now), now)
         elif was_up:
             level = Level.WARNING
-            if isinstance(error, PeerClosed) and error.reason == ROSTER_CHANGED:
+            if isinstance(error, PeerClosed) and error.reason in (ROSTER_CHANGED, RING_CHANGED):
                 level = Level.INFO
             elif self._book.again((*key, connection.dialed)):
                 level = Level.DEBUG

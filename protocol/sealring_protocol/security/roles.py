@@ -1,8 +1,9 @@
 """Which messages each sender may send. A valid key alone permits nothing.
 
 A link has a purpose, and each direction of it has a role between two ranks. The table `ALLOWED` has
-the messages that may travel; any other kills the link. It depends only on the sender's place in the
-ring. Whether a message fits the moment is for the receiving machine to decide.
+the messages that may travel; any other kills the link. It depends only on the two ranks: a ring may
+leave ranks out, so any rank may be the next of any lower one, and any the last. Whether a message
+fits the ring and the moment is for the receiving machine to decide.
 """
 
 from __future__ import annotations
@@ -36,21 +37,22 @@ class Purpose(enum.IntEnum):
     CONTROL = 1
     """The star: the head and each other rank."""
     STEP = 2
-    """The chain: each rank and the next, and the last rank and the head."""
+    """The chain: each rank of the ring and the next, and the last and the head."""
     TUNNEL = 3
     """A collective's connections, between neighbours in the ring."""
     WEIGHTS = 4
     """Files of the model, between any two members: the end that dials asks."""
 
 
+@enum.unique
 class Role(enum.Enum):
     """The sender's position, as seen by the receiver."""
 
     HEAD_TO_RANK = "the head, to a rank"
     RANK_TO_HEAD = "a rank, to the head"
-    TO_NEXT = "a rank, to the next"
-    LAST_TO_HEAD = "the last rank, to the head"
-    NEIGHBOUR = "a rank, to the one before or after it in the ring"
+    TO_NEXT = "a rank, to the next of a ring"
+    LAST_TO_HEAD = "the last rank of a ring, to the head"
+    NEIGHBOUR = "a rank, to one before or after it in a ring"
     PEER = "any other member"
 
 
@@ -79,7 +81,7 @@ def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
         return _control_role(sender, receiver, world)
     if purpose is Purpose.STEP:
         return _step_role(sender, receiver, world)
-    if purpose is Purpose.TUNNEL and _are_neighbours(sender, receiver, world):
+    if purpose is Purpose.TUNNEL and _are_two(sender, receiver, world):
         return Role.NEIGHBOUR
     return Role.PEER
 
@@ -93,28 +95,26 @@ def _control_role(sender: int, receiver: int, world: int) -> Role:
 
 
 def _step_role(sender: int, receiver: int, world: int) -> Role:
-    if sender >= 0 and sender + 1 == receiver < world:
+    if 0 <= sender < receiver < world:
         return Role.TO_NEXT
-    if receiver == 0 and 0 < sender == world - 1:
+    if receiver == 0 and 0 < sender < world:
         return Role.LAST_TO_HEAD
     return Role.PEER
 
 
-def _are_neighbours(sender: int, receiver: int, world: int) -> bool:
-    both = 0 <= sender < world and 0 <= receiver < world
-    return both and world > 1 and (sender - receiver) % world in (1, world - 1)
+def _are_two(sender: int, receiver: int, world: int) -> bool:
+    return 0 <= sender < world and 0 <= receiver < world and sender != receiver
 
 
 def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
     """True if rank *dialer* may open links of *purpose* to rank *dialed*.
 
-    Any two ranks may have a control link and links for weights; neighbours in the ring may have
-    step links and tunnels. Which end dialed does not change what may travel on a link, except that
-    only the dialing end of a link for weights may ask (`WeightRequests`).
+    Any two ranks may have links of each purpose. Which end dialed does not change what may travel
+    on a link, except that only the dialing end of a link for weights may ask (`WeightRequests`).
     """
     if purpose in (Purpose.CONTROL, Purpose.WEIGHTS):
         return True
-    return purpose in (Purpose.STEP, Purpose.TUNNEL) and _are_neighbours(dialer, dialed, world)
+    return purpose in (Purpose.STEP, Purpose.TUNNEL) and _are_two(dialer, dialed, world)
 
 
 def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:

@@ -109,9 +109,19 @@ const bootstrap = struct(
     model: bytes(32),
     bounds: list(u16, MAX_WORLD + 1, upTo(MAX_LAYERS)),
     hosts,
+    members: list(u16, MAX_WORLD, u16),
   },
-  ({ backend, bounds, rank, hosts, trusted }) => {
+  ({ backend, bounds, rank, hosts, trusted, members }) => {
     must(bounds.length >= 2 && bounds[0] === 0, "bounds that do not begin");
+    const places = backend === BACKEND.PIPELINE ? bounds.length - 1 : hosts.length;
+    if (members.length > 0) {
+      must(members.length === places && members[0] === 0, "members that are no ring");
+      must(
+        members.every((/** @type {number} */ member, /** @type {number} */ i) => i === 0 || members[i - 1] < member),
+        "members that do not rise",
+      );
+      must(members[members.length - 1] >= places, "members that are their places");
+    }
     must(
       bounds.every((/** @type {number} */ bound, /** @type {number} */ i) => i === 0 || bounds[i - 1] < bound),
       "bounds that do not rise",
@@ -283,7 +293,7 @@ const tunnel = struct({ ...epoch, stream: u8, event: oneOf(EVENT.DATA, EVENT.CLO
 );
 
 const words = where(inline(plainText(MAX_REASON)), (text) => text !== "", "a reason without words");
-const reason = struct({ hindrance: oneOf(1, 9), rank: u16, text: words });
+const reason = struct({ hindrance: oneOf(1, 10), rank: u16, text: words });
 const waiting = struct({ reasons: list(u8, MAX_REASONS, reason) });
 
 const get = struct(

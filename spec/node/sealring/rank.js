@@ -27,6 +27,7 @@ const STEPS = 1;
 
 export const FAILED = Object.freeze({ ENGINE_LOST: 2, LEDGER: 3, INTEGRITY: 7, UNSERVABLE: 10 });
 
+const OUTSIDE = 10; // a hindrance (8.14)
 const LOOPBACK = "127.0.0.1";
 const NOWHERE = { host: LOOPBACK, port: 1 };
 
@@ -55,6 +56,9 @@ export class Rank {
   /** @type {{hindrance: number, rank: number, text: string}[]} */
   told = [];
 
+  #rank;
+  #roster;
+  /** Its place in the ring, and the number of places; both come with each order. */
   #place;
   #world;
   #policy;
@@ -87,10 +91,12 @@ export class Rank {
 
   /**
    * @param {number} rank
-   * @param {number} world the number of ranks
+   * @param {number} world the number of ranks of the roster
    * @param {{innerSeal: boolean, tensorParallelism: boolean, trusted: boolean}} policy the roster's, and what the owner allows
    */
   constructor(rank, world, policy) {
+    this.#rank = rank;
+    this.#roster = world;
     this.#place = rank;
     this.#world = world;
     this.#policy = policy;
@@ -108,7 +114,7 @@ export class Rank {
       return;
     }
     if (message.message === "WAITING") {
-      const isOfRing = (/** @type {{rank: number}} */ { rank }) => rank < this.#world || rank === NO_RANK;
+      const isOfRing = (/** @type {{rank: number}} */ { rank }) => rank < this.#roster || rank === NO_RANK;
       must(message.reasons.every(isOfRing), "a reason of a rank that is not there [EP-13]");
       this.told = message.reasons;
       return;
@@ -145,7 +151,7 @@ export class Rank {
         this.#info = message;
         this.#unreadable = null;
         if (this.#joining === "REPLACING") this.#joining = "OUT";
-        if (this.#order && !this.#isUnservable) this.#start();
+        if (this.#order && !this.#isUnservable && !this.#isOutside()) this.#start();
         else this.toHead.push(this.#hello());
         break;
       case "LOADED":
@@ -204,7 +210,8 @@ export class Rank {
       if (isOut && isCollective(held) && isSameEpoch(order, held)) return; // it crossed the news of that [CO-04]
     }
     const world = isCollective(order) ? order.hosts.length : order.bounds.length - 1;
-    must(order.rank === this.#place && world === this.#world, "an order for another [EP-08]");
+    const ring = order.members.length > 0 ? order.members : [...Array(world).keys()];
+    must(ring[order.rank] === this.#rank && ring[world - 1] < this.#roster, "an order for another [EP-08]");
     must(!held || order.instance !== held.instance || isLater(order, held), "an epoch that is over [EP-07]");
     must(order.inner_seal === this.#policy.innerSeal, "another policy [EP-03]", "POLICY_MISMATCH");
     must(!isCollective(order) || this.#policy.tensorParallelism, "forbidden [EP-03]", "POLICY_MISMATCH");
@@ -213,6 +220,8 @@ export class Rank {
     must(!joins(order), "to join, unprepared [CO-04]");
     must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");
     this.#order = order;
+    this.#place = order.rank;
+    this.#world = world;
     this.told = []; // [EP-12]
     this.#working = [];
     this.#weights = [];
@@ -237,7 +246,7 @@ export class Rank {
       this.#loaded = false;
       this.#way = null;
       this.#grouped = null;
-      const whole = { ...order, backend: BACKEND.PIPELINE, rank: 0, hosts: [], trusted: false };
+      const whole = { ...order, backend: BACKEND.PIPELINE, rank: 0, hosts: [], members: [], trusted: false };
       this.toEngine.push(this.#group(order, []), whole);
     } else {
       this.toEngine.push(order);
@@ -279,6 +288,11 @@ export class Rank {
    */
   #group({ backend, deadline_ms }, hosts) {
     return { message: "GROUP", backend, rank: this.#place, size: this.#world, deadline_ms, hosts };
+  }
+
+  /** The ring goes on without this rank [EP-22]. */
+  #isOutside() {
+    return this.told.some(({ hindrance }) => hindrance === OUTSIDE);
   }
 
   #hello() {

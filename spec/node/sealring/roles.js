@@ -26,10 +26,10 @@ const MAY_SEND = Object.freeze({
 function role(purpose, sender, receiver, world) {
   if (purpose === PURPOSE.CONTROL && sender === 0 && receiver > 0) return "HEAD_TO_RANK";
   if (purpose === PURPOSE.CONTROL && receiver === 0 && sender > 0) return "RANK_TO_HEAD";
-  if (purpose === PURPOSE.STEP && receiver === sender + 1) return "TO_NEXT";
-  if (purpose === PURPOSE.STEP && sender === world - 1 && sender > 0 && receiver === 0) return "LAST_TO_HEAD";
-  const isNext = (sender + 1) % world === receiver || (receiver + 1) % world === sender;
-  if (purpose === PURPOSE.TUNNEL && world > 1 && isNext) return "NEIGHBOUR";
+  const areTwo = sender !== receiver && Math.max(sender, receiver) < world;
+  if (purpose === PURPOSE.STEP && areTwo && receiver > sender) return "TO_NEXT";
+  if (purpose === PURPOSE.STEP && areTwo && receiver === 0) return "LAST_TO_HEAD";
+  if (purpose === PURPOSE.TUNNEL && areTwo) return "NEIGHBOUR";
   if (purpose === PURPOSE.WEIGHTS) return "ASKER_OR_HOLDER";
   return "PEER";
 }

@@ -104,8 +104,8 @@ class _Ports:
 
 
 class Joining:
-    """The way of rank *rank* of *world* into the collective of an epoch: load a share, open a port,
-    join. Methods return the effects to carry out.
+    """The way into the collective of an epoch, of the rank that `take_place` says: load a share,
+    open a port, join. Methods return the effects to carry out.
 
     A rank cannot leave a collective's `init` once it has called it, so no rank calls it before
     every rank can. The head therefore orders two rounds by BOOTSTRAP. In *prepare* the engine
@@ -121,11 +121,9 @@ class Joining:
     An engine process joins one group in its life, so the next collective needs a new process.
     """
 
-    def __init__(self, rank: int, world: int) -> None:
+    def __init__(self, place: int, ring: tuple[int, ...]) -> None:
         self._machine = Machine(JOINING_TABLE, JoiningState.OUT)
-        self._rank = rank
-        self._world = world
-        self._right = (rank + 1) % world
+        self.take_place(place, ring)
         self._order: Bootstrap | None = None
         self._ports: _Ports | None = None
         self._loaded = False
@@ -135,6 +133,12 @@ class Joining:
         only."""
         self._tunnel_seconds = TUNNEL_SECONDS
         self._grouped: Grouped | None = None
+
+    def take_place(self, place: int, ring: tuple[int, ...]) -> None:
+        """This rank is at *place* of *ring*, the ranks in their order, from the next order on."""
+        self._place, self._world = place, len(ring)
+        self._after = (place + 1) % len(ring)
+        self._right, self._left = ring[self._after], ring[place - 1]
 
     @property
     def state(self) -> JoiningState:
@@ -169,17 +173,16 @@ class Joining:
             steps=order.steps,
         )
         effects: list[Effect] = [
-            ToEngine(Group(order.backend, self._rank, self._world, order.deadline_ms)),
+            ToEngine(Group(order.backend, self._place, self._world, order.deadline_ms)),
             ToEngine(alone),
             PrepareCollective(order.epoch, not order.trusted),
         ]
         # Of two ranks each is the other's right neighbour; one link is enough.
         if not order.trusted:
-            if self._world > 2 or self._rank == 0:
+            if self._world > 2 or self._place == 0:
                 effects.append(Want(self._right, Purpose.TUNNEL))
-            if self._world > 2 or self._rank == 1:
-                left = (self._rank - 1) % self._world
-                effects.append(Want(left, Purpose.TUNNEL, yields=True))
+            if self._world > 2 or self._place == 1:
+                effects.append(Want(self._left, Purpose.TUNNEL, yields=True))
         return effects
 
     def loaded(self, now: float) -> None:
@@ -248,9 +251,9 @@ class Joining:
         hosts = list(order.hosts)
         if not order.trusted and self._ports is not None:
             hosts = [_NOWHERE] * self._world
-            hosts[self._right] = (LOOPBACK, self._ports.relay)
-            hosts[self._rank] = (LOOPBACK, self._ports.port)
-        group = Group(order.backend, self._rank, self._world, order.deadline_ms, tuple(hosts))
+            hosts[self._after] = (LOOPBACK, self._ports.relay)
+            hosts[self._place] = (LOOPBACK, self._ports.port)
+        group = Group(order.backend, self._place, self._world, order.deadline_ms, tuple(hosts))
         return [ToEngine(group)]
 
     def grouped(self, message: Grouped) -> None:
@@ -296,11 +299,12 @@ class Joining:
 
 
 class RankEngine:
-    """The engine of *rank* of *world*. Methods return the effects to carry out."""
+    """The engine of the rank at *place* of *ring*, which has the ranks in their order. Methods
+    return the effects to carry out."""
 
-    def __init__(self, rank: int, world: int) -> None:
-        self._rank = rank
-        self._world = world
+    def __init__(self, place: int, ring: tuple[int, ...]) -> None:
+        self._place = place
+        self._ring = ring
         self.info: EngineInfo | None = None
         """The process's description of its model. A head keeps that of the last process."""
         self.unreadable: CannotServe | None = None
@@ -313,8 +317,13 @@ class RankEngine:
         """The answer to the order of a pipeline, or to the order to join."""
         self.deadline = AnswerDeadline()
         """When the next answer is overdue."""
-        self.joining = Joining(rank, world)
+        self.joining = Joining(place, ring)
         """The way into the epoch's collective."""
+
+    def take_place(self, place: int, ring: tuple[int, ...]) -> None:
+        """This rank is at *place* of another *ring* from the next order on."""
+        self._place, self._ring = place, ring
+        self.joining.take_place(place, ring)
 
     @property
     def is_checked(self) -> bool:
@@ -349,12 +358,12 @@ class RankEngine:
         self.deadline.order(now, None if self.loaded == layers else seconds)
         self.loaded = layers
         effects: list[Effect] = [ToEngine(order)]
-        after, before = (self._rank + 1) % self._world, (self._rank - 1) % self._world
+        world, place = len(self._ring), self._place
         # Of two ranks each is next to the other on both sides; one link is enough.
-        if self._world > 2 or after > self._rank:
-            effects.append(Want(after, Purpose.STEP))
-        if self._world > 2 or before < self._rank:
-            effects.append(Want(before, Purpose.STEP, yields=True))
+        if world > 2 or place + 1 < world:
+            effects.append(Want(self._ring[(place + 1) % world], Purpose.STEP))
+        if world > 2 or place > 0:
+            effects.append(Want(self._ring[place - 1], Purpose.STEP, yields=True))
         return effects
 
     def join(self, order: Bootstrap, now: float) -> list[Effect]:

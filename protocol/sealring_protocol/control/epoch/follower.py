@@ -23,6 +23,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    Hindrance,
     Message,
     Ready,
     Reason,
@@ -35,6 +36,7 @@ from sealring_protocol.control.deadlines import earliest, is_due
 from sealring_protocol.control.effects import (
     Effect,
     Level,
+    NewRing,
     Note,
     Phase,
     Send,
@@ -55,7 +57,8 @@ from sealring_protocol.table import Machine, Table
 
 @attrs.frozen
 class FollowerConfig:
-    """A follower's place in the ring: its *rank*, and the *names* of all ranks by rank.
+    """A follower: its *rank*, and the *names* of all ranks by rank. Its place in the ring comes
+    with each order.
 
     With *trusted*, a collective may run outside of the sealed links. *inner_seal* and *tensor*
     (whether tensor parallelism is allowed) come from the roster. *build* is `NodeConfig.build`.
@@ -193,6 +196,11 @@ class HeadReasons:
         self.no_epoch = True
         self.reasons = {reason: known.get(reason, now) for reason in waiting.reasons}
 
+    @property
+    def outside(self) -> bool:
+        """The ring goes on without this rank."""
+        return any(reason.hindrance is Hindrance.OUTSIDE for reason in self.reasons)
+
     def withdraw(self) -> None:
         """Forget the reasons: an epoch begins, or the head is gone."""
         self.no_epoch = False
@@ -270,18 +278,22 @@ class Follower:
 
     def __init__(self, config: FollowerConfig, now: float = 0.0) -> None:
         self._config = config
-        self._next = (config.rank + 1) % config.world
+        self._take_place(config.rank, tuple(range(config.world)))
         self._state = Machine(FOLLOWER_TABLE, FollowerState.NO_HEAD)
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
         self._tensor = False  # the order is for tensor parallelism
-        self._engine = RankEngine(config.rank, config.world)
+        self._engine = RankEngine(self._place, self._ring)
         self._pipeline: pipeline.FollowerPipeline | None = None
         self._next_link = NextLink(config.names[config.rank], config.names[self._next])
         self._joining = self._engine.joining
         self._failed: Failure | None = None  # why this rank cannot serve, or last could not
         self._orders = TokenBucket(ORDERS_PER_SECOND, 0.0)
         self._reasons = HeadReasons(config.world)
+
+    def _take_place(self, place: int, ring: tuple[int, ...]) -> None:
+        self._place, self._ring = place, ring
+        self._next = ring[(place + 1) % len(ring)]
 
     def standing(self) -> Standing:
         """The status of this rank: its phase, and what it waits for."""
@@ -293,6 +305,7 @@ class Follower:
             waits.get(phase, ()),
             self._failed,
             head_reasons=head_reasons,
+            ring=self._ring,
             state=phase.value,
             epoch=self.epoch,
             plan=None if self._engine.order is None else plan_of(self._engine.order),
@@ -321,6 +334,11 @@ class Follower:
     def retire(self) -> list[Effect]:
         """Stop: another brain takes over. The engine leaves its collective."""
         return self._engine.end()
+
+    def fetched(self) -> list[Effect]:
+        """All tensors of this rank's layers are here. A ring that goes on without this rank for
+        want of them may take it in now."""
+        return self._present() if self._reasons.outside else []
 
     # --------------------------------------------------------------- engine
 
@@ -356,7 +374,7 @@ class Follower:
                     return []
                 effects = self._act(self._pipeline.output(message), now)
                 if message.failed is not None:
-                    effects += renewed_keys(self._config.rank - 1, message.failed)
+                    effects += renewed_keys(self._ring[self._place - 1], message.failed)
                 return effects
             case _:
                 return []
@@ -446,7 +464,7 @@ class Follower:
             case Step() if message.epoch != self.epoch:
                 check_stale(message.epoch, self.epoch)
                 return []
-            case Step() if purpose is (Purpose.CONTROL if self._tensor else Purpose.STEP):
+            case Step() if self._takes_steps(rank, purpose):
                 if self._pipeline is None:
                     return []
                 return self._act(self._pipeline.step(message), now)
@@ -456,6 +474,12 @@ class Follower:
                 raise RemoteProtocolError(
                     f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
                 )
+
+    def _takes_steps(self, rank: int, purpose: Purpose) -> bool:
+        """Whether the steps of this epoch come from *rank*, on its link with *purpose*."""
+        if self._tensor:
+            return rank == 0 and purpose is Purpose.CONTROL
+        return rank == self._ring[self._place - 1] and purpose is Purpose.STEP
 
     def _bootstrap(self, order: Bootstrap, now: float) -> list[Effect]:
         if not self._orders.take(now):
@@ -470,6 +494,7 @@ class Follower:
         model = b"" if self._engine.info is None else self._engine.info.model
         if (shut := refusal(order, self._config, self.epoch, model)) is not None:
             return [shut]
+        moved = self._move_to(order)
         self.epoch = order.epoch
         self._tensor = order.backend is not Backend.PIPELINE
         self._reasons.withdraw()
@@ -482,8 +507,18 @@ class Follower:
         note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes {part}")
         ended = self._engine.end()
         if (unreadable := self._engine.unreadable) is not None:
-            return [note, *ended, *self._tell(0, unreadable.of(self._config.rank), now)]
-        return [note, *ended, *self._engine.begin(order, now)]
+            return [note, *moved, *ended, *self._tell(0, unreadable.of(self._config.rank), now)]
+        return [note, *moved, *ended, *self._engine.begin(order, now)]
+
+    def _move_to(self, order: Bootstrap) -> list[Effect]:
+        """Take the place that *order* gives this rank."""
+        if order.ring == self._ring:
+            return []
+        self._take_place(order.rank, order.ring)
+        self._engine.take_place(order.rank, order.ring)
+        names = self._config.names
+        self._next_link = NextLink(names[self._config.rank], names[self._next])
+        return [NewRing(order.ring)]
 
     def _resume(self, now: float) -> list[Effect]:
         """A new engine process is up within an epoch: it gets the order, unless the epoch is over
@@ -491,6 +526,8 @@ class Follower:
         it can never serve, the head begins no epoch before the rank presents itself."""
         order, failed = self._engine.order, self._state.state in _FAILED
         if failed and self._failed and self._failed.kind is FailureKind.UNSERVABLE:
+            return self._present()
+        if self._reasons.outside:
             return self._present()
         if order is None or (self._tensor and failed):
             return []
@@ -551,7 +588,7 @@ class Follower:
                 case pipeline.ToNext(message) if self._tensor:
                     effects.append(Send(0, Purpose.CONTROL, message))
                 case pipeline.ToNext(message):
-                    if message.failed is not None and message.failed.rank == self._config.rank:
+                    if message.failed is not None and message.failed.rank == self._place:
                         effects += self._tell(message.n, message.failed, now)
                     if self._next_link.up and self._state.state is not FollowerState.CUT:
                         effects.append(Send(self._next, Purpose.STEP, message))
@@ -594,9 +631,10 @@ def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes
 
     Raises `RemoteProtocolError` for an order that no correct head sends.
     """
-    if order.rank != config.rank or order.world != config.world:
+    ring = order.ring
+    if ring[order.rank] != config.rank or ring[-1] >= config.world:
         raise RemoteProtocolError(
-            f"BOOTSTRAP for rank {order.rank} of {order.world} came to rank "
+            f"BOOTSTRAP for rank {ring[order.rank]} of the ring {list(ring)} came to rank "
             f"{config.rank} of {config.world}"
         )
     if order.epoch.instance == epoch.instance and order.epoch.counter <= epoch.counter:

@@ -39,7 +39,17 @@ from sealring_protocol.codec.messages import (
     Waiting,
 )
 from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, earliest, is_due
-from sealring_protocol.control.effects import Effect, Level, Note, Phase, Send, Shut, Standing, Want
+from sealring_protocol.control.effects import (
+    Effect,
+    EpochOver,
+    Level,
+    Note,
+    Phase,
+    Send,
+    Shut,
+    Standing,
+    Want,
+)
 from sealring_protocol.control.epoch.engine import RankEngine
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.plan import (
@@ -213,16 +223,17 @@ class EpochBackoff:
         self._failed = False
         self._backoff.reset()
 
-    def ended(self, now: float) -> None:
-        """An epoch, or the start of one, is over."""
+    def ended(self, now: float) -> bool:
+        """An epoch, or the start of one, is over. False if it stood for `LONG_ENOUGH`."""
         stood = self._serving_since is not None and now - self._serving_since > LONG_ENOUGH
         self._serving_since = None
         if stood:
             self._worked()
-            return
+            return False
         if self._failed:
             self.wait(now, self._backoff.next())
         self._failed = True
+        return True
 
     def wait(self, now: float, seconds: float) -> None:
         """Begin no epoch for *seconds*. A longer pause that is already set stays."""
@@ -377,6 +388,7 @@ class Epochs:
         self._tries = TensorTries()
         self._since = now  # when the membership's state last changed
         self._failures = FailureLog()  # why the last epoch, or the last try at one, ended
+        self._blamed: Failure | None = None  # why the present epoch ends, if it has not worked
         self._unplanned: Failure | None = None  # why there is no plan
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
         self._refused: set[int] = set()  # for their versions; dialed again when another rank comes
@@ -449,7 +461,8 @@ class Epochs:
         return ", ".join(map(self._named, self.membership.missing))
 
     def _named(self, rank: int) -> str:
-        return f"rank {rank} ({self._config.names[rank]})"
+        members = self._config.members
+        return f"rank {members[rank] if members else rank} ({self._config.names[rank]})"
 
     # ------------------------------------------------------------- gathering
 
@@ -522,6 +535,7 @@ class Epochs:
             deadline_ms=int(self._config.bootstrap_seconds * 1000),
             checked=self.checked,
             steps=min(hello.build.newest for hello in self.membership.present.values()),
+            members=self._config.members,
         )
         effects: list[Effect] = [
             Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}")
@@ -640,7 +654,7 @@ class Epochs:
         else:
             text = f"the {purpose.name.lower()} link with {self._named(rank)} broke: {reason}"
             note = Note(Level.WARNING, text)
-            needed = not self.tensor
+            needed = not self.tensor and rank in (1, self._world - 1)
             if purpose is Purpose.TUNNEL:
                 self._engine.joining.tunnel(rank, now, up=False)
                 needed = self._engine.joining.committed
@@ -684,20 +698,23 @@ class Epochs:
         it is not logged again. If no rank can ever serve so, the next epoch waits for a change."""
         if failed.kind is FailureKind.UNSERVABLE:
             self._backoff.wait_for_change()
+        self._blamed = failed
         return self._failures.is_news(failed)
 
     def progressed(self) -> None:
         """A step of the present epoch was answered: the next epoch need not wait."""
         self._backoff.progressed()
+        self._blamed = None
 
     def end(self, now: float) -> list[Effect]:
         """The epoch, or its start, is over: clean up, and try the next."""
         self.membership.interrupt()
         self._since = now
-        self._backoff.ended(now)
+        blamed = self._blamed if self._backoff.ended(now) else None
+        self._blamed = None
         self._bootstrap.clear()
         left = self._engine.end()
-        return [*left, *self._try_start(now)]
+        return [EpochOver(blamed), *left, *self._try_start(now)]
 
     # ---------------------------------------------------------------- timers
 

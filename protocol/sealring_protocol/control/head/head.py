@@ -65,7 +65,7 @@ class Head:
         self._config = config.scheduler
         self._build = config.build
         self._first_uid = config.first_uid
-        self._engine = RankEngine(0, self._world)
+        self._engine = RankEngine(0, tuple(range(self._world)))
         self.epochs = Epochs(config, self._engine, now)
         """Who is present, in which epoch, and by which plan."""
         self._times = Timekeeper(config.scheduler.groups, config.patience)

@@ -1,0 +1,166 @@
+"""Who takes part in the ring: the members that are present, where they have room for the model.
+
+A ring serves with whoever is there. It does not wait for a member that it has never seen, and one
+that goes is left out. `Attendance` decides that for the head, by who is present and since when; the
+node then makes a ring of those (`node.Node`), as it does for a newer roster: requests go on.
+
+The whole roster is preferred. A ring of some members begins once every other has been waited for:
+a member that has never come for `GATHER_SECONDS` after the head itself has come, one that was lost
+for `LOSS_SECONDS`, in which a process may restart. A member that comes is taken in after
+`STEADY_SECONDS`. After each stay that was shorter than `LONG_STAY` that time doubles, and nobody
+waits for such a member a second time, so that a machine with a bad cable does not stop the others'
+work again and again.
+
+A member can be present and never get ready. One that alone has failed `FAILURES` epochs in a row is
+left out, too, if the others have room, until it presents itself anew. So is, at once, one that
+comes to a ring that has served, and cannot load its layers: they may have to be fetched first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sealring_protocol.codec.messages import Failure, FailureKind, Hello
+from sealring_protocol.words import STILL_FETCHED
+
+GATHER_SECONDS: Final = 10.0
+"""Seconds in which all members may come before a ring of some begins."""
+
+LOSS_SECONDS: Final = 5.0
+"""Seconds in which a member that was lost may come back before the others go on without it."""
+
+STEADY_SECONDS: Final = 3.0
+"""Seconds that a member has to be present before a ring that serves takes it in."""
+
+LONG_STAY: Final = 60.0
+"""Seconds from which a stay is not short, and that an unsteady member is made to wait at most."""
+
+FAILURES: Final = 3
+"""Epochs in a row that a member alone may fail before the others go on without it."""
+
+Ring = tuple[int, ...]
+"""Ranks, rising from 0."""
+
+
+class Attendance:
+    """The members of a roster of *world* ranks, of which at least *least* make a ring. Rank 0, the
+    head, is always one of them. Times are monotonic seconds."""
+
+    def __init__(self, world: int, least: int, now: float) -> None:
+        self._least = max(1, min(least, world))
+        self.hellos: dict[int, Hello] = {}
+        """The HELLO of each rank that is present."""
+        self._came: dict[int, float] = {}  # when each of them came
+        self._steady_from: dict[int, float] = {}  # when each of them may be taken in
+        self._awaited = dict.fromkeys(range(world), now + GATHER_SECONDS)  # the others: until when
+        self._gathers = True  # the head itself has not come yet
+        self._short: Counter[int] = Counter()  # each rank's short stays in a row
+        self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
+        self._aside: set[int] = set()  # present ranks that the others do without
+        self._served: Ring = ()  # the last ring that served
+        self._roomless: set[int] = set()  # ranks without which there is a plan, and with which not
+
+    def came(self, rank: int, hello: Hello, now: float) -> None:
+        """*rank* is present, and said *hello*. A second one says only that it is worth a try
+        again."""
+        self.hellos[rank] = hello
+        if rank == self._culprit:
+            self._failed = 0
+        if rank in self._came and rank not in self._aside:
+            return
+        self._aside.discard(rank)
+        self._awaited.pop(rank, None)
+        self._came[rank] = now
+        self._steady_from[rank] = now + min(LONG_STAY, STEADY_SECONDS * 2 ** self._short[rank])
+        if rank == 0 and self._gathers:
+            self._gathers = False
+            self._awaited = dict.fromkeys(self._awaited, now + GATHER_SECONDS)
+
+    def lost(self, rank: int, now: float) -> None:
+        """*rank* is gone."""
+        self.hellos.pop(rank, None)
+        came = self._came.pop(rank, None)
+        if came is None:
+            return
+        del self._steady_from[rank]
+        self._aside.discard(rank)
+        short = now - came < LONG_STAY
+        self._short[rank] = min(self._short[rank] + 1, 10) if short else 0
+        unsteady = self._short[rank] > 1
+        self._awaited[rank] = now if unsteady else now + LOSS_SECONDS
+
+    def epoch_over(self, failed: Failure | None) -> None:
+        """An epoch is over without having worked, because a rank *failed*; None if it worked, or
+        nobody failed."""
+        if failed is None:
+            self._failed = 0
+            return
+        newcomer = bool(self._served) and failed.rank not in self._served
+        if STILL_FETCHED in failed.message and not newcomer:
+            return  # the others would have to fetch what it fetches
+        self._failed = 1 + (self._failed if failed.rank == self._culprit else 0)
+        self._culprit = failed.rank
+        hopeless = failed.kind is FailureKind.UNSERVABLE  # no epoch follows it by itself
+        unloaded = newcomer and failed.kind in (FailureKind.LOAD, FailureKind.MEMORY)
+        if failed.rank in self._came and (hopeless or unloaded or self._failed >= FAILURES):
+            self._aside.add(failed.rank)
+            self._short[failed.rank] = min(self._short[failed.rank] + 1, 10)
+
+    def serves(self, ring: Ring) -> None:
+        """*ring* serves: what its members failed is past."""
+        self._served = ring
+        self._aside.difference_update(ring)
+
+    def ring(self, current: Ring, now: float, fits: Callable[[Ring], bool]) -> Ring:
+        """The ranks that the ring should have at *now*, given that it has *current*; *fits* says
+        whether some ranks have room for the model. *current* if nothing is to change."""
+        here = self._here()
+        absent = [rank for rank in current if rank not in here]
+        if not absent:
+            joins = [rank for rank in here if rank in current or now >= self._steady_from[rank]]
+            wider = self._widest(joins, fits)
+            self._roomless = set(joins) - set(wider or joins)
+            if wider is not None and (set(wider) > set(current) or not fits(current)):
+                return wider
+            return current
+        if 0 not in here or any(now < self._awaited.get(rank, now) for rank in absent):
+            return current
+        return self._widest(here, fits) or current
+
+    def _here(self) -> set[int]:
+        return self._came.keys() - self._aside
+
+    def _widest(self, ranks: Iterable[int], fits: Callable[[Ring], bool]) -> Ring | None:
+        """The most of *ranks* that have room for the model: those with the least are left out."""
+        ring = tuple(sorted(ranks))
+        while len(ring) >= self._least and not fits(ring):
+            poorest = min(ring[1:], key=lambda rank: self.hellos[rank].room, default=0)
+            ring = tuple(rank for rank in ring if rank != poorest)
+        return ring if len(ring) >= self._least else None
+
+    def deadline(self, current: Ring, now: float) -> float | None:
+        """When, after *now*, to ask for the `ring` again, if nobody comes or goes; None: not at
+        all."""
+        here = self._here()
+        absent = [rank for rank in current if rank not in here]
+        if absent:
+            at = max(self._awaited.get(rank, now) for rank in absent)
+            return at if at > now else None
+        waits = (self._steady_from[rank] for rank in here if rank not in current)
+        return min((at for at in waits if at > now), default=None)
+
+    def why_outside(self, rank: int) -> str:
+        """Why the ring is without *rank*, and until when; for people."""
+        if rank not in self._came:
+            return "it is not here"
+        if rank in self._aside:
+            return (
+                "it could not get ready; it is tried again once its layers have been fetched, or "
+                "its engine or node has been started anew"
+            )
+        if rank in self._roomless:
+            return "it has too little room for a part of this model"
+        wait = self._steady_from[rank] - self._came[rank]
+        return f"it has come, and is taken in once it has stayed for {wait:.0f} s"

@@ -1,0 +1,324 @@
+"""The role of a node: its brain, and what outlives the brain.
+
+A node has another brain after each change of the roster or of the ring. `NodeRole` makes it, and
+keeps the requests, the counts of requests and epochs, and who is present (`Attendance`). The ring
+of a head may leave ranks out: its brain then has places of the ring for ranks, and `NodeRole` says
+which is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from sealring_protocol.codec.local_messages import EngineInfo
+from sealring_protocol.codec.messages import Build, Failure, Hello, Hindrance, Reason, Waiting
+from sealring_protocol.control.effects import Effect, Send, Standing
+from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
+from sealring_protocol.control.head.attendance import Attendance
+from sealring_protocol.control.head.epochs import compare
+from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.plan import Collectives, PlanRequest, Strategy, make_plan
+from sealring_protocol.control.requests import FinishReason, RequestDone, SchedulerConfig
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import PING_TIMEOUT
+from sealring_protocol.security.handshake import HandshakeConfig, TrafficSecrets
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster, SignedRoster
+
+
+@attrs.frozen
+class NodeConfig:
+    """Who this node is, and what it may do.
+
+    *public_key* and *coordinator* are 65-byte keys (SEC 1). *instance* is a random u64 per process.
+    *build* is what this program can do: a rank that has no step version in common is refused.
+    *unpinned* is the digest that the model would have without its manifest (empty if it has none).
+    *layers*, if given, are the chosen layer counts by rank; only the head's count. With
+    *trust_weights* a head takes ranks whose weights differ from its own, or cannot be compared.
+    """
+
+    public_key: bytes
+    roster: SignedRoster
+    coordinator: bytes
+    instance: int
+    suites: tuple[Suite, ...] = tuple(Suite)
+    build: Build = attrs.field(factory=Build)
+    unpinned: bytes = b""
+    trust_weights: bool = False
+    strategy: Strategy = Strategy.AUTO
+    layers: tuple[int, ...] = ()
+    collectives: Collectives = attrs.field(factory=Collectives)
+    group_seconds: float = 20.0
+    least: int = 0
+    """How many members make a ring, at least, where not all are present and those that are have
+    room for the model; 0: all of them. A ring with chosen *layers*, or with a strategy that is
+    chosen by name, has all."""
+    patience: float = PING_TIMEOUT
+    """Least seconds of silence after which a peer is lost. What exceeds the default is also added
+    to the deadlines of tensor parallelism's steps."""
+    scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
+    """See `HandshakeConfig.key_log`."""
+
+
+def handshake_config(config: NodeConfig) -> HandshakeConfig:
+    """The settings of the node's handshakes."""
+    return HandshakeConfig(
+        config.public_key,
+        config.roster,
+        config.coordinator,
+        config.instance,
+        config.suites,
+        config.key_log,
+    )
+
+
+def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerConfig:
+    """The settings of the follower of *rank* under *roster*."""
+    names = tuple(member.name for member in roster.members)
+    trusted = config.collectives.trusted
+    policies = roster.inner_seal, trusted, roster.tensor_parallelism
+    return FollowerConfig(rank, names, *policies, config.build)
+
+
+def head_config(
+    config: NodeConfig,
+    roster: Roster,
+    ring: tuple[int, ...],
+    first_uid: int,
+    last_epoch: int,
+    against: str,
+) -> HeadConfig:
+    """The settings of the head of *ring* (ranks, place by place) under *roster*. Request uids go on
+    from *first_uid*, epochs from *last_epoch*. *against* is that of `PlanRequest`."""
+    members = [roster.members[rank] for rank in ring]
+    plan = PlanRequest(
+        config.strategy, config.layers, config.collectives, against, roster.tensor_parallelism
+    )
+    return HeadConfig(
+        config.instance,
+        tuple(member.name for member in members),
+        tuple(member.host for member in members),
+        plan,
+        roster.inner_seal,
+        config.scheduler,
+        group_seconds=config.group_seconds,
+        patience=config.patience,
+        first_uid=first_uid,
+        last_epoch=last_epoch,
+        build=config.build,
+        unpinned=config.unpinned,
+        trust_weights=config.trust_weights,
+        members=() if ring == tuple(range(len(ring))) else ring,
+    )
+
+
+class NodeRole:
+    """The role of *rank* under *roster*: its brain; and across changes of the roster and of the
+    ring the requests that a head has, and with which members tensor parallelism was measured and
+    not worth it.
+
+    The ring of a head may leave ranks out. Its brain then has places of the ring for ranks; this
+    class and the node translate.
+    """
+
+    def __init__(self, config: NodeConfig, roster: Roster, rank: int, now: float) -> None:
+        self._config = config
+        self._requests: set[int] = set()
+        self._told: dict[int, Reason] = {}  # why they are outside, by rank
+        self._next_uid = 1
+        self._last_epoch = 0
+        self._tensor_slower: dict[frozenset[bytes], str] = {}  # why, by the ring's members' ids
+        self._begin(roster, rank, now)
+
+    def _begin(self, roster: Roster, rank: int, now: float) -> None:
+        self._rank, self._roster = rank, roster
+        self.members = frozenset(member.id for member in roster.members)
+        self.ring = tuple(range(len(roster.members)))
+        """The ranks of the ring, place by place."""
+        self.attendance: Attendance | None = None
+        """Who is present; None where the whole roster makes the only ring."""
+        self._told.clear()
+        if rank == 0 and self._may_leave_out:
+            self.attendance = Attendance(len(self.ring), self._config.least, now)
+        self.brain = self._make_brain(now)
+        """The control machine."""
+
+    @property
+    def _may_leave_out(self) -> bool:
+        config = self._config
+        return config.least > 0 and config.strategy is not Strategy.TENSOR and not config.layers
+
+    def _make_brain(self, now: float) -> Head | Follower:
+        if self._rank > 0:
+            return Follower(follower_config(self._config, self._roster, self._rank), now)
+        return Head(self._head_config(self.ring), now)
+
+    def _ids(self, ring: tuple[int, ...]) -> frozenset[bytes]:
+        return frozenset(self._roster.members[rank].id for rank in ring)
+
+    def _head_config(self, ring: tuple[int, ...]) -> HeadConfig:
+        against = self._tensor_slower.get(self._ids(ring), "")
+        return head_config(
+            self._config, self._roster, ring, self._next_uid, self._last_epoch, against
+        )
+
+    def change(self, roster: Roster, rank: int, now: float) -> list[Effect]:
+        """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
+        the head, its requests go on, and are prefilled again. Otherwise they end."""
+        before, effects = self._retire()
+        members = [self._roster.members[rank].id for rank in self.ring]
+        self._begin(roster, rank, now)
+        if self.attendance is not None and isinstance(before, Head):
+            # A member that was not in the ring is not waited for.
+            stay = tuple(sorted(roster.rank(each) for each in members if each in roster))
+            self.ring = stay
+            self.brain = self._make_brain(now)
+        if isinstance(before, Head) and isinstance(self.brain, Head):
+            self.brain.inherit(before.scheduler)
+        elif isinstance(before, Head):
+            text = f"roster {roster.serial} makes {roster.members[0].name} the head; ask there"
+            failed = FinishReason.FAILED
+            effects += [RequestDone(uid, failed, text) for uid in sorted(self._requests)]
+        return effects
+
+    def change_ring(self, ring: tuple[int, ...], now: float) -> list[Effect]:
+        """Have the head's brain retire, and make another, for *ring*. Its requests go on, and are
+        prefilled again."""
+        before, effects = self._retire()
+        self.ring = ring
+        self.brain = self._make_brain(now)
+        if isinstance(before, Head) and isinstance(self.brain, Head):
+            self.brain.inherit(before.scheduler)
+        return effects
+
+    def _retire(self) -> tuple[Head | Follower, list[Effect]]:
+        before = self.brain
+        effects = before.retire()
+        if isinstance(before, Head):
+            self._last_epoch = before.epochs.membership.epoch.counter
+            if before.epochs.tensor_slower:
+                self._tensor_slower[self._ids(self.ring)] = before.epochs.tensor_slower
+        return before, effects
+
+    # ---------------------------------------------------------- ranks and places
+
+    @property
+    def places(self) -> tuple[int, ...] | None:
+        """The rank of each place, if the brain has places for ranks; else None."""
+        whole = self._rank > 0 or len(self.ring) == len(self._roster.members)
+        return None if whole else self.ring
+
+    def place(self, rank: int) -> int | None:
+        """What the brain calls *rank*; None if the ring leaves it out."""
+        if (places := self.places) is None:
+            return rank
+        return places.index(rank) if rank in places else None
+
+    def link_lost(self, rank: int, now: float) -> None:
+        """The control link with *rank* is gone."""
+        self._told.pop(rank, None)
+        if self.attendance is not None:
+            self.attendance.lost(rank, now)
+
+    def epoch_over(self, failed: Failure | None) -> None:
+        """The head's epoch is over; *failed* names a place."""
+        if self.attendance is None:
+            return
+        if failed is not None and self.places is not None:
+            failed = attrs.evolve(failed, rank=self.places[failed.rank])
+        self.attendance.epoch_over(failed)
+
+    def starved(self, rank: int, seconds: float, now: float) -> None:
+        """The engine of *rank* starved for *seconds* more."""
+        if (place := self.place(rank)) is not None:
+            self.brain.starved(place, seconds, now)
+
+    def standing(self) -> Standing:
+        """That of the brain, with the ranks that people know."""
+        standing, places = self.brain.standing(), self.places
+        if self._rank:
+            return standing
+        standing = attrs.evolve(standing, ring=self.ring, outside=self._outside())
+        if places is None:
+            return standing
+        failed = standing.failed
+        if failed is not None and failed.rank < len(places):
+            failed = attrs.evolve(failed, rank=places[failed.rank])
+        return attrs.evolve(
+            standing,
+            missing=tuple(places[place] for place in standing.missing),
+            failed=failed,
+            unreadable={places[place]: why for place, why in standing.unreadable.items()},
+            present=[places[place] for place in standing.present],
+            builds={places[place]: build for place, build in standing.builds.items()},
+            rooms={places[place]: room for place, room in standing.rooms.items()},
+            ready={places[place]: ready for place, ready in standing.ready.items()},
+        )
+
+    # -------------------------------------------------------------- who is there
+
+    def wanted_ring(self, info: EngineInfo | None, now: float) -> tuple[int, ...]:
+        """The ring that there should be, by who is present; *info* describes the head's model."""
+        if self.attendance is None or info is None:
+            return self.ring
+        hellos = self.attendance.hellos
+        if self.brain.serving:
+            self.attendance.serves(self.ring)
+
+        def fits(ring: tuple[int, ...]) -> bool:
+            rooms = [hellos[rank].room for rank in ring]
+            try:
+                make_plan(self._head_config(ring).plan_request, info, rooms)
+            except LocalProtocolError:
+                return False
+            return True
+
+        return self.attendance.ring(self.ring, now, fits)
+
+    def _outside(self) -> dict[int, str]:
+        """Why each rank is outside of the ring, in words."""
+        if self.attendance is None:
+            return {}
+        ranks = (rank for rank in range(len(self._roster.members)) if rank not in self.ring)
+        return {rank: self.attendance.why_outside(rank) for rank in ranks}
+
+    def notices(self) -> list[Send]:
+        """The WAITINGs to the ranks that are present, and that the ring goes on without: why."""
+        if self.attendance is None:
+            return []
+        due = {
+            rank: Reason(Hindrance.OUTSIDE, rank, f"the ring goes on without this machine: {why}")
+            for rank, why in self._outside().items()
+            if rank in self.attendance.hellos
+        }
+        news = {rank: each for rank, each in due.items() if self._told.get(rank) != each}
+        self._told = due
+        return [Send(rank, Purpose.CONTROL, Waiting((each,))) for rank, each in news.items()]
+
+    def outsider(self, rank: int, hello: Hello, info: EngineInfo | None) -> list[Effect]:
+        """*rank*, which the ring leaves out, said *hello*: end its link if it can never be taken
+        in."""
+        known = {} if self.attendance is None else self.attendance.hellos
+        whole = self._head_config(tuple(range(len(self._roster.members))))
+        answer = compare(whole, info, rank, hello, known)
+        return [] if answer is None else [answer]
+
+    def head(self) -> Head:
+        """The brain, of a head. Raises `LocalProtocolError` on any other rank."""
+        if isinstance(self.brain, Head):
+            return self.brain
+        text = f"this node is rank {self._rank}, which takes no requests; ask the head, "
+        raise LocalProtocolError(text + self._roster.members[0].name)
+
+    def submitted(self, uid: int) -> None:
+        """The head has queued request *uid*."""
+        self._requests.add(uid)
+        self._next_uid = uid + 1
+
+    def request_done(self, uid: int) -> None:
+        """Request *uid* is over."""
+        self._requests.discard(uid)
