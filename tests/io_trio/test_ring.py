@@ -125,7 +125,15 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
     assert peer.pop("version").startswith(head["version"])
     assert peer.pop("addresses")[0].startswith("127.0.0.1:")
     fetch = {"fetched_bytes": 0, "fetch_bytes": 0}
-    assert peer == {"rank": 1, "name": "rank1", "trouble": [], "put_out": False, **links, **fetch}
+    assert peer == {
+        "rank": 1,
+        "name": "rank1",
+        "trouble": [],
+        "put_out": False,
+        "outside": "",
+        **links,
+        **fetch,
+    }
     assert (head["why"], rank["why"]) == ([], [])
     assert (head["members"], head["engine_pids"]) == (None, [head["engine_pid"]])
     for facts in (head, rank):

@@ -331,8 +331,8 @@ def generate(
     """Ask the ring whose head runs on this machine, and stream the answer.
 
     Talks to the running head over its Unix socket, which only you can open.
-    If a rank is missing, it waits until the ring is complete, and says what
-    it waits for. Ctrl-C withdraws the request from every rank.
+    If too few ranks are there, it waits, and says what it waits for. Ctrl-C
+    withdraws the request from every rank.
 
         sealring generate --prompt "Why is the sky blue?"
 

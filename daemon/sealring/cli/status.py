@@ -145,6 +145,8 @@ def _show(url: str, ring: dict[str, Any]) -> None:
         ("draft model", _draft(ring.get("draft"))),
     ]
     print_facts([(name, value) for name, value in facts if value])
+    for each in ring.get("degraded", ()):
+        print(f"\nwithout {visible(each['name'])}: {visible(each['why'])}")
     whys = ring["why"] or [{"text": fault, "advice": ""} for fault in ring["faults"]]
     _print_obstacles(whys, ring["starved"])
     print_table(
@@ -166,6 +168,8 @@ def _state(ring: dict[str, Any]) -> str:
 def _rank(rank: dict[str, Any]) -> tuple[str, ...]:
     layers = rank["layers"]
     state = "ready" if rank["ready"] else "loads" if rank["present"] else "away"
+    if not rank.get("in_ring", True):  # a head may be older
+        state = "left out"
     return (
         str(rank["rank"]),
         rank["name"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -41,11 +42,13 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
     outs = {peer.name for peer in node.peers() if peer.put_out}
     facts, now = runtime.facts(draining), trio.current_time()
     place, builds = _place(standing, node.rank), standing.builds
+    ring = standing.ring
     return {
         "version": this_build().version,
         "steps": [this_build().oldest, this_build().newest],
         "rank": node.rank,
         "world": node.world,
+        "ring": list(ring),
         "role": "head" if node.rank == 0 else "rank",
         "name": roster.members[node.rank].name,
         "addresses": list(roster.members[node.rank].addresses),
@@ -99,7 +102,8 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
                 "step": (rank, Purpose.STEP) in up,
                 "tunnel": (rank, Purpose.TUNNEL) in up,
                 "put_out": member.name in outs,
-                "collective": collective_link(collective, node.rank, rank),
+                "collective": collective_link(collective, ring, node.rank, rank),
+                "outside": standing.outside.get(rank, ""),
             }
             for rank, member in enumerate(roster.members)
             if rank != node.rank
@@ -143,7 +147,12 @@ def describe_place(runtime: Runtime) -> dict[str, Any]:
     names = [member.name for member in node.roster.roster.members]
     standing = node.standing()
     split = standing.plan.split.bounds if standing.plan else ()
-    place = {"rank": node.rank, "names": names, "bounds": list(split)}
+    place = {
+        "rank": node.rank,
+        "names": [names[rank] for rank in standing.ring],
+        "bounds": list(split),
+        "ring": list(standing.ring),
+    }
     return place | _place(standing, node.rank)
 
 
@@ -157,7 +166,7 @@ def _place(standing: Standing, rank: int) -> dict[str, Any]:
         "strategy": plan.strategy.value if plan else "",
         "reason": plan.reason if plan else "",
         "backend": _backend(plan.backend) if plan else "",
-        "layers": span(plan.layers(rank)) if plan else [],
+        "layers": span(plan.layers(standing.ring.index(rank))) if plan else [],
         "requests": standing.requests,
         "slow_links": standing.slow_links,
         "guess_ms": describe_costs(standing),
@@ -184,9 +193,9 @@ def describe_collective(standing: Standing) -> dict[str, Any] | None:
     collective = collective_of(standing)
     if collective is None:
         return None
-    ranks = range(collective.world)
-    pairs = [(near, far) for near in ranks for far in ranks if near < far]
-    sums = {pair: collective_link(collective, *pair) for pair in pairs}
+    ring = standing.ring
+    pairs = [(near, far) for near in ring for far in ring if near < far]
+    sums = {pair: collective_link(collective, ring, *pair) for pair in pairs}
     return {
         "backend": collective.backend.name.lower(),
         "sealed": not collective.trusted,
@@ -194,12 +203,13 @@ def describe_collective(standing: Standing) -> dict[str, Any] | None:
     }
 
 
-def collective_link(collective: Plan | None, near: int, far: int) -> str:
-    """What goes between ranks *near* and *far* when all sum up, and whether it is sealed."""
-    if collective is None or near == far:
+def collective_link(collective: Plan | None, ring: Sequence[int], near: int, far: int) -> str:
+    """What goes between ranks *near* and *far* of *ring* when all sum up, and whether it is
+    sealed."""
+    if collective is None or near == far or not {near, far} <= set(ring):
         return ""
-    ring = collective.backend is Backend.RING
-    if ring and (near - far) % collective.world not in (1, collective.world - 1):
+    apart = (ring.index(near) - ring.index(far)) % len(ring)
+    if collective.backend is Backend.RING and apart not in (1, len(ring) - 1):
         return ""  # they are no neighbours
     name = collective.backend.name.lower()
     if collective.trusted:
@@ -252,14 +262,12 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
     its hops.
     """
-    world = runtime.node.world
-    hops = [
-        timing.away_us / world
+    hops = sorted(
+        timing.away_us / len(timing.spent)
         for timing in runtime.timings
-        if isinstance(timing.work, Decode) and not timing.parallel
-    ]
-    hops.sort()
-    if not hops or world == 1:
+        if isinstance(timing.work, Decode) and not timing.parallel and len(timing.spent) > 1
+    )
+    if not hops or len(runtime.node.ring) == 1:
         return None
     return {
         "p50": round(hops[len(hops) // 2], 1),

@@ -389,7 +389,7 @@ def describe_step(timing: StepTiming) -> str:
             work = f"prefill of row {uid} from {position}, {count} tokens"
         case _:
             work = "no work"
-    ranks = [f"rank {rank} {_spent_in_words(spent)}" for rank, spent in enumerate(timing.spent)]
+    ranks = [f"rank {rank} {_spent_in_words(spent)}" for rank, spent in timing.by_rank]
     if timing.closing != Spent():
         ranks.append(f"sample {_spent_in_words(timing.closing)}")
     return (

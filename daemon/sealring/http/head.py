@@ -115,7 +115,7 @@ class ApiHead:
     def hops(self) -> int:
         """Hops of a step round the ring, from each rank to the next and back; 1 for a single rank,
         which makes none."""
-        return self.generator.runtime.node.world
+        return len(self.generator.runtime.node.ring)
 
     @property
     def fingerprint(self) -> str:

@@ -271,9 +271,10 @@ class Metrics(Observer):
         counts = self.steps[work]
         counts[0] += 1
         counts[1] += timing.total_us
-        while len(self.ranks) < len(timing.spent):
-            self.ranks.append({"compute": 0, "wait": 0, "seal": 0})
-        for spent, rank in zip(timing.spent, self.ranks, strict=False):
+        for number, spent in timing.by_rank:
+            while len(self.ranks) <= number:
+                self.ranks.append({"compute": 0, "wait": 0, "seal": 0})
+            rank = self.ranks[number]
             rank["compute"] += spent.compute_us
             rank["wait"] += spent.wait_us
             rank["seal"] += spent.seal_us
@@ -464,6 +465,10 @@ class _RingCollector(Collector):
         )
 
     def _ranks(self) -> Iterable[Metric]:
+        node = self._runtime.node
+        if node.rank == 0:
+            inside = {(str(rank),): float(rank in node.ring) for rank in range(node.world)}
+            yield _gauge("rank_in_ring", "1 if the rank is in the ring.", inside, ["rank"])
         known = self._runtime.facts().progress
         shares = [
             known[rank].cache / ready.room

@@ -342,6 +342,7 @@ class Health(_Answer):
 
     status: Literal["ok", "unavailable"]
     ranks: int
+    degraded: list[dict[str, Any]]
     faults: list[str]
     roster: str
     why: list[dict[str, Any]]

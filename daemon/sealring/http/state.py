@@ -20,6 +20,7 @@ import attrs
 import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
+from sealring_protocol.node import Node
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import SUITE_NAMES
@@ -54,6 +55,13 @@ MAX_LIVE: Final = 64
 """Requests under way that the state of the ring has at most."""
 
 
+def absent(node: Node) -> list[dict[str, Any]]:
+    """The members that the ring goes on without, and why."""
+    members = node.roster.roster.members
+    outside = node.standing().outside if node.rank == 0 else {}
+    return [{"rank": rank, "name": members[rank].name, "why": why} for rank, why in outside.items()]
+
+
 async def health(request: Request) -> JSONResponse:
     """``GET /health``."""
     head: ApiHead = request.app.state.head
@@ -63,7 +71,8 @@ async def health(request: Request) -> JSONResponse:
     if not request.state.brief:
         node = head.generator.runtime.node
         body |= {
-            "ranks": node.world,
+            "ranks": len(node.ring),
+            "degraded": absent(node),
             "faults": found,
             "roster": left(node.roster.roster, wall_ms()),
             "why": why,
@@ -132,6 +141,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "reason": plan.reason if plan else "",
         "collective": describe_collective(standing),
         "healthy": not why,
+        "degraded": absent(node),
         "faults": [obstacle["text"] for obstacle in why],
         "why": why,
         "starved": head.starved(),
@@ -161,7 +171,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     present, ready = standing.present, standing.ready
     plan = standing.plan if node.rank == 0 else None
     links = {(rank, purpose): link for rank, purpose, link in node.links()}
-    world = node.world
+    ring = standing.ring
     summing = collective_of(standing)
     facts, now = head.generator.runtime.facts(), trio.current_time()
     tunnelled = summing is not None and not summing.trusted
@@ -169,7 +179,8 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
     for rank, member in enumerate(node.roster.roster.members):
         control = links.get((rank, Purpose.CONTROL))
         done = facts.progress.get(rank, _NOTHING)
-        near = rank in (1, world - 1)
+        place = ring.index(rank) if rank in ring else None
+        near = place in (1, len(ring) - 1)
         ranks.append(
             {
                 "rank": rank,
@@ -179,7 +190,9 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "trouble": describe_trouble(facts, rank, now) if rank != node.rank else [],
                 "present": rank in present,
                 "ready": rank in ready,
-                "layers": span(plan.layers(rank)) if plan and rank < plan.world else [],
+                "in_ring": place is not None,
+                "outside": standing.outside.get(rank, ""),
+                "layers": [] if plan is None or place is None else span(plan.layers(place)),
                 "sum_us": ready[rank].sum_us if rank in ready else 0,
                 "token_us": ready[rank].token_us if rank in ready else 0,
                 "room": ready[rank].room if rank in ready else 0,

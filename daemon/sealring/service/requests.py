@@ -167,6 +167,13 @@ class Requests:
         runtime = self._runtime
         if runtime.recorder is not None:
             raise OperationError("this node is being profiled already", "Wait until that ends.")
+        node = runtime.node
+        if (without := sorted(set(range(node.world)) - set(node.ring))) and node.serving:
+            names = ", ".join(node.roster.roster.members[rank].name for rank in without)
+            raise OperationError(
+                f"the ring goes on without {names}, and a profile is of the whole ring",
+                "Start these nodes, and ask again once the ring has taken them in.",
+            )
         recorder = runtime.recorder = StepRecorder()
         try:
             while True:

@@ -178,6 +178,7 @@ class Verification:
         self._numbers: dict[int, int] = {}  # of rows, by uid
         self._due: dict[int, int] = {}  # CHECKEDs still to come, by step
         self._epoch = 0  # whose steps those are
+        self._ranks: tuple[int, ...] = ()  # of the ring that is verified
         self._scope = f"verification {secrets.token_hex(8)}"  # shares no prefix with others
         self._send, self._receive = trio.open_memory_channel[dict[str, Any]](_UNREAD)
         self._rows_scope = trio.CancelScope()
@@ -234,10 +235,11 @@ class Verification:
         plan = standing.plan
         if plan is None or node.engine_info is None:
             raise OperationError("the ring stopped serving", "Try again.")
+        self._ranks = node.ring
         costs = [ready.cost for ready in standing.ready.values()]
         return {
             "event": "ring",
-            "names": [member.name for member in members],
+            "names": [members[rank].name for rank in node.ring],
             "strategy": plan.strategy.value,
             "bounds": list(plan.split.bounds),
             "windows": sorted({tokens for cost in costs for tokens, _ in cost.windows}),
@@ -366,7 +368,11 @@ class Verification:
             numbers = [self._numbers.get(uid) for uid, _ in event.rows]
             if all(number is None for number in numbers):
                 return
-            world = self._runtime.node.world
+            world = len(self._ranks)
+            if self._runtime.node.ring != self._ranks:
+                what = "the ring took a member in, or left one out, while it was verified"
+                self._end(OperationError(what, "Try again."))
+                return
             plan = self._runtime.node.standing().plan
             drawn = plan is not None and len(plan.split.bounds) > 2 and event.is_decode
             epoch = self._runtime.node.standing().epoch.counter
