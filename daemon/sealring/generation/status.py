@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Progress
-from sealring_protocol.control.effects import Standing
+from sealring_protocol.control.effects import Standing, StepTiming
 from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
@@ -85,7 +85,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "engine_restarts": runtime.engine.restarts,
         "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
-        "paces": describe_paces(runtime.timings),
+        "paces": describe_paces(_of_whole_ring(runtime)),
         "rooms": dict(standing.rooms),
         "sum_us": _sum_us(standing),
         "guesses": describe_guesses(runtime),
@@ -109,6 +109,14 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
             if rank != node.rank
         ],
     }
+
+
+def _of_whole_ring(runtime: Runtime) -> list[StepTiming]:
+    """The timings of a ring of all members, as the present one is; none if it is not."""
+    node = runtime.node
+    if len(node.ring) < node.world:
+        return []
+    return [timing for timing in runtime.timings if len(timing.spent) == node.world]
 
 
 def describe_roster(roster: Roster) -> dict[str, Any]:
