@@ -545,6 +545,9 @@ def _gathering(facts: Facts, now: float) -> list[Obstacle]:
     standing = facts.standing
     absent = [o for rank in standing.missing if rank for o in _absent(facts, rank, now)]
     if standing.missing:
+        if standing.needs_all and absent:
+            last = absent.pop()
+            absent.append(attrs.evolve(last, what=f"{last.what}; {standing.needs_all}"))
         return absent
     if (failed := standing.unplanned) is not None:
         little = failed.kind is FailureKind.MEMORY

@@ -267,6 +267,7 @@ class Node:
         self._events: deque[NodeEvent] = self._links.events
         self._build = config.build
         self._ring_due: float | None = None  # when to look at who is in the ring
+        self._needs_all = ""  # why it waits for all, as it was last logged
         self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, now)  # outside of the ring
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
@@ -604,8 +605,8 @@ class Node:
             case RosterInForce(changed=changed):
                 if changed:
                     self._begin_anew(now)
-                elif isinstance(self._brain, Head):
-                    self._brain.readdress(self.roster.roster.hosts)
+                else:
+                    self._role.readdress(self.roster.roster)
                 self._events.append(news)
 
     def _begin_anew(self, now: float) -> None:
@@ -642,7 +643,7 @@ class Node:
             if not isinstance(message, Hello):
                 return []  # it has not heard yet that the ring goes on without it
             if not self._presentations.take(now):
-                raise LimitExceeded(f"rank {rank} presents itself too often")
+                raise LimitExceeded("it presents itself too often")
             effects = self._role.outsider(rank, message, self.engine_info)
             self._in_ranks(effects, now)
             if any(isinstance(effect, Shut) for effect in effects):
@@ -688,19 +689,17 @@ class Node:
         if wanted != role.ring:
             self._change_ring(wanted, now)
         self._in_ranks([*role.notices()], now)
+        if role.needs_all != self._needs_all and role.needs_all:
+            self._say([Note(Level.WARNING, f"the ring waits: {role.needs_all}")], now)
+        self._needs_all = role.needs_all
         self._ring_due = role.attendance.deadline(role.ring, now)
 
     def _change_ring(self, ring: tuple[int, ...], now: float) -> None:
         """Go on with the ranks of *ring*: requests go on, and are prefilled again."""
         before, old = self._role.ring, self._brain
-        names = [member.name for member in self.roster.roster.members]
-        out = [names[rank] for rank in before if rank not in ring]
-        taken = [names[rank] for rank in ring if rank not in before]
-        changes = ("without", out), ("with", taken)
-        said = " and ".join(f"{word} {', '.join(who)}" for word, who in changes if who)
-        self._say([Note(Level.WARNING, f"the ring goes on {said}")], now)
         self._end_steps(now)
         effects = self._role.change_ring(ring, now)
+        self._say_change(before, now)
         if old.replacing:
             self._replaced = self._report.info is not None  # of which the new brain knows nothing
             self._report.info = None  # the next engine presents itself
@@ -718,6 +717,22 @@ class Node:
             if place and rank in known:
                 came = self._brain.message(place, Purpose.CONTROL, known[rank], now)
                 self._carry_out(came, now)
+
+    def _say_change(self, before: tuple[int, ...], now: float) -> None:
+        """Log who is left out of the ring, which was *before*, and why; and who is taken in."""
+        ring, outside = self._role.ring, self._role.outside()
+        out = [
+            f"the ring goes on without {self._links.member(rank).name}: {outside[rank].text(now)}"
+            for rank in before
+            if rank not in ring
+        ]
+        taken = [
+            f"the ring takes {self._links.member(rank).name} in"
+            for rank in ring
+            if rank not in before
+        ]
+        self._say([Note(Level.WARNING, text) for text in out], now)
+        self._say([Note(Level.INFO, text) for text in taken], now)
 
     def _end_steps(self, now: float) -> None:
         """The ring has other members: their links of steps and of a collective are over."""

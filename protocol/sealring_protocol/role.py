@@ -14,7 +14,7 @@ import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Build, Failure, Hello, Hindrance, Reason, Waiting
-from sealring_protocol.control.effects import Effect, Send, Standing
+from sealring_protocol.control.effects import Effect, Outside, Send, Standing
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.attendance import Attendance
 from sealring_protocol.control.head.epochs import compare
@@ -54,8 +54,8 @@ class NodeConfig:
     group_seconds: float = 20.0
     least: int = 0
     """How many members make a ring, at least, where not all are present and those that are have
-    room for the model; 0: all of them. A ring with chosen *layers*, or with a strategy that is
-    chosen by name, has all."""
+    room for the model; 0: all of them. With chosen *layers*, and with the strategies TENSOR and
+    SINGLE, a ring has all."""
     patience: float = PING_TIMEOUT
     """Least seconds of silence after which a peer is lost. What exceeds the default is also added
     to the deadlines of tensor parallelism's steps."""
@@ -116,6 +116,11 @@ def head_config(
     )
 
 
+def _listed(names: list[str]) -> str:
+    """*names* as a sentence has them: "desk, shelf and den"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
 class NodeRole:
     """The role of *rank* under *roster*: its brain; and across changes of the roster and of the
     ring the requests that a head has, and with which members tensor parallelism was measured and
@@ -149,8 +154,8 @@ class NodeRole:
 
     @property
     def _may_leave_out(self) -> bool:
-        config = self._config
-        return config.least > 0 and config.strategy is not Strategy.TENSOR and not config.layers
+        whole = self._config.strategy in (Strategy.TENSOR, Strategy.SINGLE)
+        return self._config.least > 0 and not whole and not self._config.layers
 
     def _make_brain(self, now: float) -> Head | Follower:
         if self._rank > 0:
@@ -242,7 +247,8 @@ class NodeRole:
         standing, places = self.brain.standing(), self.places
         if self._rank:
             return standing
-        standing = attrs.evolve(standing, ring=self.ring, outside=self._outside())
+        outside, needs_all = self.outside(), self.needs_all
+        standing = attrs.evolve(standing, ring=self.ring, outside=outside, needs_all=needs_all)
         if places is None:
             return standing
         failed = standing.failed
@@ -279,20 +285,46 @@ class NodeRole:
 
         return self.attendance.ring(self.ring, now, fits)
 
-    def _outside(self) -> dict[int, str]:
-        """Why each rank is outside of the ring, in words."""
+    def outside(self) -> dict[int, Outside]:
+        """Why each rank is outside of the ring."""
         if self.attendance is None:
             return {}
         ranks = (rank for rank in range(len(self._roster.members)) if rank not in self.ring)
         return {rank: self.attendance.why_outside(rank) for rank in ranks}
+
+    @property
+    def needs_all(self) -> str:
+        """`Standing.needs_all`."""
+        config, attendance = self._config, self.attendance
+        if attendance is None:
+            what = (
+                "the chosen layers need"
+                if config.layers
+                else f"strategy {config.strategy.value} needs"
+            )
+            return f"{what} every machine" if config.least and not self._rank else ""
+        if not attendance.stuck or 0 not in attendance.hellos:
+            return ""
+        here = [self._roster.members[rank].name for rank in sorted(attendance.hellos)]
+        if len(here) < config.least:
+            return f"min_ranks in {here[0]}'s config asks for {config.least} machines"
+        return f"the model does not fit on {_listed(here)} alone"
+
+    def readdress(self, roster: Roster) -> None:
+        """*roster* is in force, whose members have other addresses."""
+        self._roster = roster
+        if isinstance(self.brain, Head):
+            self.brain.readdress(tuple(roster.members[rank].host for rank in self.ring))
 
     def notices(self) -> list[Send]:
         """The WAITINGs to the ranks that are present, and that the ring goes on without: why."""
         if self.attendance is None:
             return []
         due = {
-            rank: Reason(Hindrance.OUTSIDE, rank, f"the ring goes on without this machine: {why}")
-            for rank, why in self._outside().items()
+            rank: Reason(
+                Hindrance.OUTSIDE, rank, f"the ring goes on without this machine: {outside.why}"
+            )
+            for rank, outside in self.outside().items()
             if rank in self.attendance.hellos
         }
         news = {rank: each for rank, each in due.items() if self._told.get(rank) != each}

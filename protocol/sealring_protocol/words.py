@@ -1,13 +1,19 @@
-"""Durations and progress in words: for logs, and for people who wait."""
+"""Ranks, durations and progress in words: for logs, and for people who wait."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 STILL_FETCHED: Final = "layers are still being fetched"
 """How a rank begins to say why it cannot load its layers yet, and the head for all ranks."""
 
 _UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def named(ranks: Sequence[str], rank: int) -> str:
+    """What people call *rank*: its entry in *ranks*, such as "rank 1 (den)", if it has one."""
+    return ranks[rank] if rank < len(ranks) else f"rank {rank}"
 
 
 def lasting(seconds: float) -> str:

@@ -153,7 +153,7 @@ def test_a_request_whose_answers_are_wrong_each_time_is_given_up_within_seconds(
         uid = cluster.submit(Request((5,) * 9, 6))
         cluster.run_until(lambda: cluster.all_done, 10)
     assert cluster.done[uid].reason is FinishReason.FAILED
-    assert "tries; the last, on rank 2: " in cluster.done[uid].message
+    assert "tries; the last, on rank 2 (node2): " in cluster.done[uid].message
     uid = cluster.submit(Request((5,) * 9, 6))
     cluster.run_until(lambda: cluster.all_done, 10)
     assert cluster.done[uid].reason is FinishReason.LENGTH

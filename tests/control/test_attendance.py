@@ -147,7 +147,7 @@ def test_no_ring_without_room_and_no_busy_wait_for_one():
 def test_one_with_too_little_room_is_left_out_where_the_others_have_enough():
     house = House(0, 1, fits=lambda ring: 2 not in ring)
     assert house.came(2, room=1) == (0, 1)
-    assert "too little room" in house.of.why_outside(2)
+    assert "too little room" in house.of.why_outside(2).why
     assert house.after(100) == (0, 1)
     assert house.of.deadline(house.current, house.now) is None
 
@@ -167,7 +167,7 @@ def test_one_that_fails_alone_again_and_again_is_left_out_until_it_comes_anew():
         assert house.current == ALL
     house.failed(1)
     assert house.current == (0, 2)
-    assert "could not get ready" in house.of.why_outside(1)
+    assert "could not get ready" in house.of.why_outside(1).why
     assert house.after(1000) == (0, 2)
     house.came(1)
     assert house.after(2 * STEADY_SECONDS) == ALL
@@ -277,7 +277,7 @@ class Comings(RuleBasedStateMachine):
         at = self.house.of.deadline(ring, self.house.now)
         assert at is None or at > self.house.now
         for rank in set(range(self.world)) - set(ring):
-            assert self.house.of.why_outside(rank)
+            assert self.house.of.why_outside(rank).text(self.house.now)
 
     def teardown(self):
         """In the end all come and stay: the ring is whole, if it has room."""

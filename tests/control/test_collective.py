@@ -99,7 +99,7 @@ def test_nobody_is_told_to_join_before_everybody_is_prepared():
 
 
 def test_a_rank_that_is_ready_before_all_are_prepared_is_at_fault():
-    with pytest.raises(RemoteProtocolError, match="ready before all are prepared"):
+    with pytest.raises(RemoteProtocolError, match="READY before all are prepared"):
         preparing_head().message(1, CONTROL, JOINED, 0.0)
 
 

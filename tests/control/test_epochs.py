@@ -112,7 +112,7 @@ def test_a_second_ready_while_others_are_waited_for_is_the_ranks_fault():
     bounds = of(effects, ToEngine)[0].message.bounds
     answer = ready(1, bounds[1], bounds[2])
     head.message(1, CONTROL, answer, 0.0)
-    with pytest.raises(RemoteProtocolError, match="was ready in this epoch before"):
+    with pytest.raises(RemoteProtocolError, match="a second READY in this epoch"):
         head.message(1, CONTROL, answer, 0.0)
 
 

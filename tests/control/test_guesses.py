@@ -475,14 +475,16 @@ def test_nothing_is_read_ahead_that_is_not_asked_for(config):
     ("told", "asked", "most"), [(0, None, 0), (4, None, 4), (0, 3, 3), (4, 0, 0)]
 )
 def test_a_row_reads_as_many_ahead_as_its_engine_says_or_as_are_asked_for(told, asked, most):
-    config = scheduler_config(SchedulerConfig(ahead=asked), attrs.evolve(info(), ahead=told), 1)
+    config = scheduler_config(
+        SchedulerConfig(ahead=asked), attrs.evolve(info(), ahead=told), ("me",)
+    )
     assert config.ahead == most
 
 
 @pytest.mark.parametrize("world", [1, 2, 4, 16])
 def test_a_chunk_for_each_rank_and_two_more_may_wait(world):
     hidden = 8192
-    config = scheduler_config(SchedulerConfig(), attrs.evolve(info(), hop=hidden), world)
+    config = scheduler_config(SchedulerConfig(), attrs.evolve(info(), hop=hidden), ("me",) * world)
     assert config.chunk * hidden <= MAX_SEALED_BODY - STEP_ROOM
     assert (world + 2) * config.chunk * hidden <= MAX_WEIGHT_WAITING
     assert config.chunk >= 400

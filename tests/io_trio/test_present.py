@@ -78,7 +78,7 @@ def test_a_stream_goes_on_without_a_rank_that_was_killed_and_with_it_again(
     until(lambda: bool(api.get("/v1/cluster")["requests"]))
     nodes[1].process.kill()
     until(lambda: api.ranks() == [True, False, True])
-    assert api.get("/health")["degraded"] == [{"rank": 1, "name": "rank1", "why": "it is not here"}]
+    assert api.get("/health")["degraded"] == [{"rank": 1, "name": "rank1", "why": "it is away"}]
     with running_node(configs[1]):
         until(lambda: api.ranks() == [True, True, True])
         assert api.get("/health")["degraded"] == []

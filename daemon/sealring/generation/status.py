@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Progress
-from sealring_protocol.control.effects import Standing, StepTiming
+from sealring_protocol.control.effects import INSIDE, Standing, StepTiming
 from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
@@ -103,7 +103,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
                 "tunnel": (rank, Purpose.TUNNEL) in up,
                 "put_out": member.name in outs,
                 "collective": collective_link(collective, ring, node.rank, rank),
-                "outside": standing.outside.get(rank, ""),
+                "outside": standing.outside.get(rank, INSIDE).text(now),
             }
             for rank, member in enumerate(roster.members)
             if rank != node.rank

@@ -20,6 +20,7 @@ import attrs
 import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
+from sealring_protocol.control.effects import INSIDE
 from sealring_protocol.node import Node
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import OperationError, UserError
@@ -58,8 +59,11 @@ MAX_LIVE: Final = 64
 def absent(node: Node) -> list[dict[str, Any]]:
     """The members that the ring goes on without, and why."""
     members = node.roster.roster.members
-    outside = node.standing().outside if node.rank == 0 else {}
-    return [{"rank": rank, "name": members[rank].name, "why": why} for rank, why in outside.items()]
+    outside, now = node.standing().outside, trio.current_time()
+    return [
+        {"rank": rank, "name": members[rank].name, "why": each.text(now)}
+        for rank, each in outside.items()
+    ]
 
 
 async def health(request: Request) -> JSONResponse:
@@ -191,7 +195,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "present": rank in present,
                 "ready": rank in ready,
                 "in_ring": place is not None,
-                "outside": standing.outside.get(rank, ""),
+                "outside": standing.outside.get(rank, INSIDE).text(now),
                 "layers": [] if plan is None or place is None else span(plan.layers(place)),
                 "sum_us": ready[rank].sum_us if rank in ready else 0,
                 "token_us": ready[rank].token_us if rank in ready else 0,

@@ -7,7 +7,9 @@ They name ranks, not addresses, and messages, not bytes.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Mapping
+from typing import Final
 
 import attrs
 
@@ -28,6 +30,7 @@ from sealring_protocol.control.plan import Plan
 from sealring_protocol.control.requests import RequestDone, RowOpened, ScoresOut, TokenOut
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.words import lasting
 
 
 @attrs.frozen
@@ -175,6 +178,28 @@ class NewRing:
 
 
 @attrs.frozen
+class Outside:
+    """*why* the ring goes on without a member, in words; *since* when that is so, or *until* when
+    (monotonic seconds), where it is known."""
+
+    why: str
+    since: float | None = None
+    until: float | None = None
+
+    def text(self, now: float) -> str:
+        """In one line, with how long it has lasted, or will."""
+        if self.until is not None and self.until > now:
+            return f"{self.why} (in {lasting(math.ceil(self.until - now))})"
+        if self.since is not None and now - self.since >= 1:
+            return f"{self.why} (for {lasting(now - self.since)})"
+        return self.why
+
+
+INSIDE: Final = Outside("")
+"""Of a member that is in the ring."""
+
+
+@attrs.frozen
 class EpochOver:
     """The head's epoch, or the start of one, is over. A rank *failed*; None if the epoch had
     worked, or none failed."""
@@ -234,7 +259,8 @@ class Standing:
     rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are sent;
     *slow_links* says that prompts wait for links, if they do; *guess_seconds* is
     `StepTimes.of_guesses`. *ring* has the rank of each place of the ring, as far as this rank knows
-    it, and *outside*, on the head, why it is without each other rank, in words.
+    it, and *outside*, on the head, why it is without each other rank. *needs_all* is why the head
+    waits for missing ranks and does not go on without them; empty if it does not, or will.
     """
 
     phase: Phase
@@ -257,4 +283,5 @@ class Standing:
     slow_links: str = ""
     guess_seconds: Mapping[str, float] = attrs.field(factory=dict)
     ring: tuple[int, ...] = ()
-    outside: Mapping[int, str] = attrs.field(factory=dict)
+    outside: Mapping[int, Outside] = attrs.field(factory=dict)
+    needs_all: str = ""

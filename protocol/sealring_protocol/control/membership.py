@@ -145,7 +145,7 @@ class Membership:
         if not self.is_current(prepared.epoch) or self.state is MembershipState.GATHERING:
             return False
         if self.state is not MembershipState.PREPARING or rank in self._prepared:
-            raise RemoteProtocolError(f"rank {rank} is prepared, unasked or a second time")
+            raise RemoteProtocolError("PREPARED, unasked or a second time")
         self._prepared[rank] = prepared
         if self.missing:
             return False
@@ -163,13 +163,12 @@ class Membership:
         if not self.is_current(ready.epoch) or self.state is MembershipState.GATHERING:
             return False
         if self.state is MembershipState.PREPARING:
-            raise RemoteProtocolError(f"rank {rank} is ready before all are prepared")
+            raise RemoteProtocolError("READY before all are prepared")
         if rank in self._ready:
-            raise RemoteProtocolError(f"rank {rank} was ready in this epoch before")
+            raise RemoteProtocolError("a second READY in this epoch")
         if (ready.first, ready.last) != (layers.start, layers.stop):
             raise RemoteProtocolError(
-                f"rank {rank} holds layers {ready.first}:{ready.last}, "
-                f"not {layers.start}:{layers.stop}"
+                f"READY with layers {ready.first}:{ready.last}, not {layers.start}:{layers.stop}"
             )
         self._ready[rank] = ready
         if self.missing:

@@ -28,6 +28,7 @@ from sealring_protocol.limits import (
     PING_TIMEOUT,
     STEP_ROOM,
 )
+from sealring_protocol.words import named
 
 # ---------------------------------------------------------------------- partition
 # Which rank holds which layers: contiguous, weighted by memory, at least one layer each.
@@ -97,6 +98,7 @@ def partition(
     memory: Sequence[int],
     joints: Joints = NO_JOINTS,
     head: int = 0,
+    ranks: Sequence[str] = (),
 ) -> Partition:
     """Split *layers* (bytes each) over ranks with *memory* bytes each, not at *joints*; *ends* is
     the size of embedding, norm and head, and *head* the work of the output head in thousandths of a
@@ -125,7 +127,7 @@ def partition(
     if bounds is None:  # some rank has not the room; which one is said with the numbers
         bounds = _nearest([0, *accumulate(shares)], cuts, layers, [total] * world) or (0,)
     counts = [end - begin for begin, end in pairwise(bounds)]
-    return with_layers(layers, ends, counts, memory, joints)
+    return with_layers(layers, ends, counts, memory, joints, ranks)
 
 
 def with_layers(
@@ -134,6 +136,7 @@ def with_layers(
     counts: Sequence[int],
     memory: Sequence[int],
     joints: Joints = NO_JOINTS,
+    ranks: Sequence[str] = (),
 ) -> Partition:
     """The partition with *counts* layers per rank, as someone chose them.
 
@@ -156,13 +159,14 @@ def with_layers(
     for rank, (need, room) in enumerate(zip(weights, memory, strict=True)):
         if need > room * (1 - RESERVE):
             raise TooLittleRoom(
-                f"rank {rank} would hold {counts[rank]} layers of {_gib(need)} in all and has "
-                f"{_gib(room)}, of which {RESERVE:.0%} is kept for caches; give it fewer layers"
+                f"{named(ranks, rank)} would hold {counts[rank]} layers of {_gib(need)} in all "
+                f"and has {_gib(room)}, of which {RESERVE:.0%} is kept for caches; give it fewer "
+                "layers"
             )
     return Partition(tuple(bounds), tuple(weights))
 
 
-def check_share(layers: int, ends: int, memory: Sequence[int]) -> int:
+def check_share(layers: int, ends: int, memory: Sequence[int], ranks: Sequence[str] = ()) -> int:
     """What each rank holds at most, bytes, when each has an equal share of the *layers* and all of
     the *ends*. (A rank may share out an output head that is no embedding; that is not counted.)
 
@@ -172,8 +176,8 @@ def check_share(layers: int, ends: int, memory: Sequence[int]) -> int:
     for rank, room in enumerate(memory):
         if held > room * (1 - RESERVE):
             raise TooLittleRoom(
-                f"rank {rank} would hold {_gib(held)}, its share of the layers and all of the "
-                f"ends, and has {_gib(room)}, of which {RESERVE:.0%} is kept for caches; add a "
+                f"{named(ranks, rank)} would hold {_gib(held)}, its share of the layers and all of "
+                f"the ends, and has {_gib(room)}, of which {RESERVE:.0%} is kept for caches; add a "
                 "machine, or use pp"
             )
     return held
@@ -288,8 +292,14 @@ class PlanRequest:
     tensor: bool = True
 
 
-def make_plan(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Plan:
-    """Plan for ranks with *memory* bytes each, as *request* has it.
+def make_plan(
+    request: PlanRequest,
+    info: EngineInfo,
+    memory: Sequence[int],
+    ranks: Sequence[str] = (),
+) -> Plan:
+    """Plan for ranks with *memory* bytes each, as *request* has it; errors call the
+    *ranks* so (`named`).
 
     Raises `LocalProtocolError`, with the numbers, when the strategy or the split cannot be.
     """
@@ -300,30 +310,40 @@ def make_plan(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> 
             "use auto or pp, or a roster with one member"
         )
     if world == 1:
-        split = _split(request, info, memory)
+        split = _split(request, info, memory, ranks)
         return Plan(Strategy.SINGLE, split, "one rank holds the whole model", 1)
     if request.strategy is Strategy.TENSOR:
-        return _tensor(request, info, memory)
+        return _tensor(request, info, memory, ranks)
     because = f"a pipeline of {world} ranks, split by memory"
     if request.strategy is Strategy.AUTO and not request.layers:
         against = request.against
         if not against:
             try:
-                return _tensor(request, info, memory)
+                return _tensor(request, info, memory, ranks)
             except LocalProtocolError as error:
                 against = str(error)
         because += f" (no tensor parallelism: {against})"
-    return Plan(Strategy.PIPELINE, _split(request, info, memory), because, world)
+    return Plan(Strategy.PIPELINE, _split(request, info, memory, ranks), because, world)
 
 
-def _split(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Partition:
+def _split(
+    request: PlanRequest,
+    info: EngineInfo,
+    memory: Sequence[int],
+    ranks: Sequence[str],
+) -> Partition:
     joints = Joints(info.joined, info.reason)
     if request.layers:
-        return with_layers(info.layers, info.ends, request.layers, memory, joints)
-    return partition(info.layers, info.ends, memory, joints, info.head)
+        return with_layers(info.layers, info.ends, request.layers, memory, joints, ranks)
+    return partition(info.layers, info.ends, memory, joints, info.head, ranks)
 
 
-def _tensor(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Plan:
+def _tensor(
+    request: PlanRequest,
+    info: EngineInfo,
+    memory: Sequence[int],
+    ranks: Sequence[str],
+) -> Plan:
     world = len(memory)
     if not request.tensor:
         raise LocalProtocolError("the roster forbids it; use pp")
@@ -337,7 +357,7 @@ def _tensor(request: PlanRequest, info: EngineInfo, memory: Sequence[int]) -> Pl
             f"are {world}; use pp, or another number of ranks"
         )
     backend = _backend(request.collectives, info.backends)
-    weights = check_share(sum(info.layers), info.ends, memory)
+    weights = check_share(sum(info.layers), info.ends, memory, ranks)
     reason = f"tensor parallelism over {world} ranks ({backend.name.lower()})"
     split = Partition((0, len(info.layers)), (weights,))
     trusted = request.collectives.trusted
@@ -456,10 +476,21 @@ class HeadConfig:
     members: tuple[int, ...] = ()
     last_epoch: int = 0  # that this node began, with another roster; the next one comes after it
 
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """What people call the rank at each place."""
+        members = self.members or range(len(self.names))
+        return tuple(
+            f"rank {rank} ({name})" for rank, name in zip(members, self.names, strict=True)
+        )
 
-def scheduler_config(asked: SchedulerConfig, info: EngineInfo, world: int) -> SchedulerConfig:
-    """What is *asked*, for the model in *info* on *world* ranks. A chunk of a prompt fits a frame,
-    and one for each rank, and two more, may be under way."""
+
+def scheduler_config(
+    asked: SchedulerConfig, info: EngineInfo, ranks: tuple[str, ...]
+) -> SchedulerConfig:
+    """What is *asked*, for the model in *info* on *ranks* (`SchedulerConfig.ranks`). A chunk of a
+    prompt fits a frame, and one for each rank, and two more, may be under way."""
+    world = len(ranks)
     hidden = info.hop or info.hidden * info.dtype.width
     room = min(MAX_SEALED_BODY - STEP_ROOM, MAX_WEIGHT_WAITING // (world + 2))
     return attrs.evolve(
@@ -471,4 +502,5 @@ def scheduler_config(asked: SchedulerConfig, info: EngineInfo, world: int) -> Sc
         weights=sum(info.layers),
         vocabulary=info.vocabulary,
         ahead=info.ahead if asked.ahead is None else asked.ahead,
+        ranks=ranks,
     )

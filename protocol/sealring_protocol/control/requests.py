@@ -29,7 +29,7 @@ class SchedulerConfig:
     A row that is alone in its group may read up to *ahead* guesses after the first token of a step,
     where that pays.
     None means what the head's engine says (`EngineInfo.ahead`). Guesses are below *vocabulary*; 0
-    is no bound.
+    is no bound. Texts call the *ranks* so (`words.named`).
     """
 
     groups: int = 0
@@ -45,6 +45,7 @@ class SchedulerConfig:
     ahead: int | None = None
     vocabulary: int = 0
     weights: int = 0
+    ranks: tuple[str, ...] = ()
 
 
 class TokenIds(tuple[int, ...]):

@@ -7,6 +7,7 @@ in a collective is replaced when the epoch ends; the next order waits for the ne
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Final
 
 import attrs
@@ -36,6 +37,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.table import Machine, Table
+from sealring_protocol.words import named
 
 LOOPBACK: Final = "127.0.0.1"
 TUNNEL_SECONDS: Final = 30.0
@@ -121,7 +123,8 @@ class Joining:
     An engine process joins one group in its life, so the next collective needs a new process.
     """
 
-    def __init__(self, place: int, ring: tuple[int, ...]) -> None:
+    def __init__(self, place: int, ring: tuple[int, ...], ranks: Sequence[str] = ()) -> None:
+        self._ranks = ranks
         self._machine = Machine(JOINING_TABLE, JoiningState.OUT)
         self.take_place(place, ring)
         self._order: Bootstrap | None = None
@@ -226,7 +229,9 @@ class Joining:
         self.deadline = None
         waited, most = self._tunnel_seconds, LONGEST_TUNNEL_SECONDS
         self._tunnel_seconds = min(2 * waited, most)
-        return f"no tunnel link with rank {self._right} came up within {waited:.0f} s"
+        return (
+            f"no tunnel link with {named(self._ranks, self._right)} came up within {waited:.0f} s"
+        )
 
     def try_prepared(self) -> Prepared | None:
         """PREPARED, once, when nothing is missing; None before and after that."""
@@ -299,10 +304,10 @@ class Joining:
 
 
 class RankEngine:
-    """The engine of the rank at *place* of *ring*, which has the ranks in their order. Methods
-    return the effects to carry out."""
+    """The engine of the rank at *place* of *ring*, which has the ranks in their order; people call
+    them *ranks* (`words.named`). Methods return the effects to carry out."""
 
-    def __init__(self, place: int, ring: tuple[int, ...]) -> None:
+    def __init__(self, place: int, ring: tuple[int, ...], ranks: Sequence[str] = ()) -> None:
         self._place = place
         self._ring = ring
         self.info: EngineInfo | None = None
@@ -317,7 +322,7 @@ class RankEngine:
         """The answer to the order of a pipeline, or to the order to join."""
         self.deadline = AnswerDeadline()
         """When the next answer is overdue."""
-        self.joining = Joining(place, ring)
+        self.joining = Joining(place, ring, ranks)
         """The way into the epoch's collective."""
 
     def take_place(self, place: int, ring: tuple[int, ...]) -> None:

@@ -76,6 +76,11 @@ class FollowerConfig:
         """The number of ranks."""
         return len(self.names)
 
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """What people call each rank."""
+        return tuple(f"rank {rank} ({name})" for rank, name in enumerate(self.names))
+
 
 class FollowerState(enum.Enum):
     """The state of a follower.
@@ -283,7 +288,7 @@ class Follower:
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
         self._tensor = False  # the order is for tensor parallelism
-        self._engine = RankEngine(self._place, self._ring)
+        self._engine = RankEngine(self._place, self._ring, config.ranks)
         self._pipeline: pipeline.FollowerPipeline | None = None
         self._next_link = NextLink(config.names[config.rank], config.names[self._next])
         self._joining = self._engine.joining
@@ -438,7 +443,7 @@ class Follower:
             return [note, *self._engine.end()]
         kind = purpose.name.lower()
         effects: list[Effect] = [
-            Note(Level.WARNING, f"the {kind} link with rank {rank} ({name}) broke: {reason}")
+            Note(Level.WARNING, f"the {kind} link with {self._config.ranks[rank]} broke: {reason}")
         ]
         if purpose is Purpose.TUNNEL:
             self._joining.tunnel(rank, now, up=False)
@@ -471,9 +476,8 @@ class Follower:
             case Row() if self._tensor and self._pipeline is not None:
                 return [ToEngine(message)] if self._pipeline.announce(message) else []
             case _:
-                raise RemoteProtocolError(
-                    f"rank {rank} sent {type(message).__name__} to rank {self._config.rank}"
-                )
+                peer, kind = self._config.names[rank], type(message).__name__
+                raise RemoteProtocolError(f"{peer} sent {kind}, which is not for this rank")
 
     def _takes_steps(self, rank: int, purpose: Purpose) -> bool:
         """Whether the steps of this epoch come from *rank*, on its link with *purpose*."""

@@ -188,7 +188,7 @@ class FollowerPipeline:
         if step.n != self._next_n:
             raise RemoteProtocolError(f"step {step.n} came; step {self._next_n} was next")
         if step.failed is not None and not 0 < step.failed.rank < self._rank:
-            raise RemoteProtocolError(f"a failure of rank {step.failed.rank} came down the chain")
+            raise RemoteProtocolError("a failure that is no earlier rank's came down the chain")
         check_spent(step, self._rank)
         self._next_n += 1
         announced, self._announced = self._announced, _Announced()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import attrs
@@ -43,6 +44,7 @@ from sealring_protocol.control.epoch.pipeline import (
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_WEIGHT_WAITING, PING_TIMEOUT
 from sealring_protocol.table import Machine, Table
+from sealring_protocol.words import named
 
 
 class LeaderState(enum.Enum):
@@ -83,10 +85,11 @@ class _Flight:
 
 
 class TensorLeader:
-    """The head's machine for ranks 0 to *world* - 1."""
+    """The head's machine for ranks 0 to *world* - 1, which people call *ranks* (`words.named`)."""
 
-    def __init__(self, epoch: Epoch, world: int) -> None:
+    def __init__(self, epoch: Epoch, world: int, ranks: Sequence[str] = ()) -> None:
         self.epoch = epoch
+        self._ranks = ranks
         self._world = world
         self._state = Machine(LEADER_TABLE, LeaderState.RUNNING)
         self._flights: deque[_Flight] = deque()
@@ -165,7 +168,7 @@ class TensorLeader:
             ids = answers[0].ids
             other = next((rank for rank, a in enumerate(answers) if a.ids != ids), None)
             if other is not None:
-                text = f"it drew {list(answers[other].ids)} where rank 0 drew {list(ids)}"
+                text = f"it drew {list(answers[other].ids)} where the head drew {list(ids)}"
                 diverged = Failure(other, FailureKind.LEDGER, text)
                 return actions + self.failure(flight.step.n, diverged)
             self._flights.popleft()
@@ -217,7 +220,10 @@ class TensorLeader:
             return []
         n = self._failed_n if self._failed_n in left else left[0]
         first = next(iter(self._failures.values()))
-        others = [f"; rank {f.rank}: {f.message}" for f in list(self._failures.values())[1:]]
+        others = [
+            f"; {named(self._ranks, f.rank)}: {f.message}"
+            for f in list(self._failures.values())[1:]
+        ]
         whole = attrs.evolve(first, message=first.message + "".join(others))
         later = Failure(first.rank, FailureKind.LINK_LOST, f"after step {n}: {first.message}")
         ended: list[Action] = [Answered(n, (), (), whole)]

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from sealring_protocol.codec.messages import Failure, FailureKind, Hello
+from sealring_protocol.control.effects import Outside
 from sealring_protocol.words import STILL_FETCHED
 
 GATHER_SECONDS: Final = 10.0
@@ -55,6 +56,11 @@ class Attendance:
         self._came: dict[int, float] = {}  # when each of them came
         self._steady_from: dict[int, float] = {}  # when each of them may be taken in
         self._awaited = dict.fromkeys(range(world), now + GATHER_SECONDS)  # the others: until when
+        self._away = dict.fromkeys(range(world), now)  # since when
+        self._seen: set[int] = set()  # who has ever come
+        self.stuck = False
+        """Nobody is waited for any more, and those that are present are too few, or have too little
+        room."""
         self._gathers = True  # the head itself has not come yet
         self._short: Counter[int] = Counter()  # each rank's short stays in a row
         self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
@@ -72,6 +78,8 @@ class Attendance:
             return
         self._aside.discard(rank)
         self._awaited.pop(rank, None)
+        self._away.pop(rank, None)
+        self._seen.add(rank)
         self._came[rank] = now
         self._steady_from[rank] = now + min(LONG_STAY, STEADY_SECONDS * 2 ** self._short[rank])
         if rank == 0 and self._gathers:
@@ -86,6 +94,7 @@ class Attendance:
             return
         del self._steady_from[rank]
         self._aside.discard(rank)
+        self._away[rank] = now
         short = now - came < LONG_STAY
         self._short[rank] = min(self._short[rank] + 1, 10) if short else 0
         unsteady = self._short[rank] > 1
@@ -118,6 +127,7 @@ class Attendance:
         whether some ranks have room for the model. *current* if nothing is to change."""
         here = self._here()
         absent = [rank for rank in current if rank not in here]
+        self.stuck = False
         if not absent:
             joins = [rank for rank in here if rank in current or now >= self._steady_from[rank]]
             wider = self._widest(joins, fits)
@@ -127,7 +137,9 @@ class Attendance:
             return current
         if 0 not in here or any(now < self._awaited.get(rank, now) for rank in absent):
             return current
-        return self._widest(here, fits) or current
+        fewer = self._widest(here, fits)
+        self.stuck = fewer is None
+        return fewer or current
 
     def _here(self) -> set[int]:
         return self._came.keys() - self._aside
@@ -151,16 +163,19 @@ class Attendance:
         waits = (self._steady_from[rank] for rank in here if rank not in current)
         return min((at for at in waits if at > now), default=None)
 
-    def why_outside(self, rank: int) -> str:
+    def why_outside(self, rank: int) -> Outside:
         """Why the ring is without *rank*, and until when; for people."""
         if rank not in self._came:
-            return "it is not here"
+            why = "it is away" if rank in self._seen else "it has not come yet"
+            return Outside(why, since=self._away[rank])
         if rank in self._aside:
-            return (
+            return Outside(
                 "it could not get ready; it is tried again once its layers have been fetched, or "
                 "its engine or node has been started anew"
             )
         if rank in self._roomless:
-            return "it has too little room for a part of this model"
-        wait = self._steady_from[rank] - self._came[rank]
-        return f"it has come, and is taken in once it has stayed for {wait:.0f} s"
+            return Outside("it has too little room for a part of this model")
+        steady = self._steady_from[rank]
+        came = "it has come again after a short stay" if self._short[rank] else "it has come"
+        stay = f"once it has stayed for {steady - self._came[rank]:.0f} s"
+        return Outside(f"{came}, and is taken in {stay}", until=steady)

@@ -396,6 +396,7 @@ class Epochs:
         """Why tensor parallelism, which came up, is not used; empty if that was not measured."""
         self.checked = False
         """Whether epochs that begin from now on are checked."""
+        self._ranks = config.ranks
         self.hosts = config.hosts
         """Where the ranks are, by rank: the next collective uses these addresses."""
         self.membership = Membership(config.instance, self._world, config.last_epoch)
@@ -458,11 +459,7 @@ class Epochs:
 
     def _missing(self) -> str:
         """The ranks that are absent, or not ready, as text."""
-        return ", ".join(map(self._named, self.membership.missing))
-
-    def _named(self, rank: int) -> str:
-        members = self._config.members
-        return f"rank {members[rank] if members else rank} ({self._config.names[rank]})"
+        return ", ".join(self._ranks[rank] for rank in self.membership.missing)
 
     # ------------------------------------------------------------- gathering
 
@@ -477,7 +474,7 @@ class Epochs:
         self._refused.discard(rank)
         self._backoff.changed()
         running = self.membership.presented(rank, hello)
-        text = f"{self._named(rank)} is here: sealring {hello.build.text}"
+        text = f"{self._ranks[rank]} is here: sealring {hello.build.text}"
         here: list[Effect] = [Note(Level.INFO, text)]
         here += [answer] if answer else []
         here += [Want(other, Purpose.CONTROL) for other in sorted(self._refused)]
@@ -490,7 +487,7 @@ class Epochs:
         if rank in self.membership.present or self._unreadable.get(rank) == failed:
             return []
         self._unreadable[rank] = failed
-        text = f"{self._named(rank)} cannot read its model: {failed.message}"
+        text = f"{self._ranks[rank]} cannot read its model: {failed.message}"
         return [Note(Level.ERROR, text)]
 
     def shut_other_models(self, info: EngineInfo) -> list[Effect]:
@@ -513,7 +510,7 @@ class Epochs:
             return []
         rooms = [self.membership.present[rank].room for rank in range(self._world)]
         try:
-            plan = make_plan(self._plan_request, info, rooms)
+            plan = make_plan(self._plan_request, info, rooms, self._ranks)
         except LocalProtocolError as error:
             self._backoff.wait_for_change()
             little = isinstance(error, TooLittleRoom)
@@ -644,7 +641,7 @@ class Epochs:
     ) -> EffectsAndLoss:
         """The link with *purpose* to *rank* is gone: *reason*, which is of the kind *cause*."""
         if purpose is Purpose.CONTROL:
-            text = f"{self._named(rank)} is gone: {reason}"
+            text = f"{self._ranks[rank]} is gone: {reason}"
             note = Note(Level.WARNING, text)
             gives_up = self._gives_up_tensor(now, FailureKind.LINK_LOST)
             self._unreadable.pop(rank, None)
@@ -652,7 +649,7 @@ class Epochs:
             if gives_up:
                 return [note, *self._without_tensor(text), *self.end(now)], None
         else:
-            text = f"the {purpose.name.lower()} link with {self._named(rank)} broke: {reason}"
+            text = f"the {purpose.name.lower()} link with {self._ranks[rank]} broke: {reason}"
             note = Note(Level.WARNING, text)
             needed = not self.tensor and rank in (1, self._world - 1)
             if purpose is Purpose.TUNNEL:
@@ -671,7 +668,7 @@ class Epochs:
     def rank_not_ready(self, rank: int, failed: Failure, now: float) -> list[Effect]:
         """A rank did not get ready. After a failure to load, the next try waits longer; if the rank
         can never serve so, until some rank presents itself."""
-        text = f"{self._named(rank)} cannot serve: {failed.message}"
+        text = f"{self._ranks[rank]} cannot serve: {failed.message}"
         if self._gives_up_tensor(now, failed.kind):
             return [*self._without_tensor(text), *self.end(now)]
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP, FailureKind.MEMORY):

@@ -64,8 +64,9 @@ class Head:
         self._world = len(config.names)
         self._config = config.scheduler
         self._build = config.build
+        self._ranks = config.ranks
         self._first_uid = config.first_uid
-        self._engine = RankEngine(0, tuple(range(self._world)))
+        self._engine = RankEngine(0, tuple(range(self._world)), config.ranks)
         self.epochs = Epochs(config, self._engine, now)
         """Who is present, in which epoch, and by which plan."""
         self._times = Timekeeper(config.scheduler.groups, config.patience)
@@ -231,7 +232,7 @@ class Head:
             raise RemoteProtocolError("the engine's model has a size of 0")
         if self._engine.up(info):
             return self.epochs.engine_replaced(now)
-        config = scheduler_config(self._config, info, self._world)
+        config = scheduler_config(self._config, info, self._ranks)
         if self.scheduler is None:
             self.scheduler = Scheduler(config, info.context, self._first_uid)
         elif self.scheduler.config != config:
@@ -292,11 +293,11 @@ class Head:
             case StepDone():
                 return self._step_done(rank, purpose, message, now)
             case _:
-                raise RemoteProtocolError(f"rank {rank} sent {type(message).__name__} to the head")
+                raise RemoteProtocolError(f"{type(message).__name__} is not for the head")
 
     def _count_presentation(self, rank: int, now: float) -> None:
         if not self._presentations[rank].take(now):
-            raise LimitExceeded(f"rank {rank} presents itself too often")
+            raise LimitExceeded("it presents itself too often")
 
     def _cannot(self, rank: int, message: CannotServe, now: float) -> list[Effect]:
         """A rank cannot start, or go on with, an epoch."""
@@ -340,7 +341,7 @@ class Head:
             return []
         known = self.scheduler.learnt
         effects: list[Effect] = [*self.scheduler.explained(epoch, failed)]
-        return [*effects, *memory_notes(known, self.scheduler.learnt), *self.plan_steps(now)]
+        return [*effects, *memory_notes(known, self.scheduler), *self.plan_steps(now)]
 
     # ------------------------------------------------- between epochs and steps
 

@@ -53,6 +53,7 @@ from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.limits import MAX_STEPS_WAITING
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.words import named
 
 _REMEMBERED: Final = 8 * MAX_STEPS_WAITING
 """Steps whose shape is kept. Memory: three numbers each. Fingerprints of older ones are dropped."""
@@ -101,7 +102,9 @@ class CheckedSteps:
         last = self._closed if message.closing else self._last[rank]
         newest = self._shapes[-1].n if self._shapes else 0
         if message.closing and rank:
-            raise RemoteProtocolError(f"rank {rank} sent fingerprints of the head's second pass")
+            raise RemoteProtocolError(
+                "fingerprints of the head's second pass, which is the head's alone"
+            )
         if not last < message.n <= newest:
             raise RemoteProtocolError(f"fingerprints of step {message.n}, which are not due")
         if message.n < self._shapes[0].n:
@@ -159,7 +162,7 @@ class Steps:
         self._engine = engine
         self._machine: pipeline.HeadPipeline | TensorLeader
         if parallel:
-            self._machine = TensorLeader(epoch, self._world)
+            self._machine = TensorLeader(epoch, self._world, scheduler.config.ranks)
             times.lockstep.expect(max(rank.token_us for rank in ranks) / 1e6)
         else:
             self._machine = pipeline.HeadPipeline(epoch, self._world)
@@ -363,7 +366,7 @@ class Steps:
         assert first.failed is not None  # noqa: S101  filtered above
         note = Note(
             Level.WARNING,
-            f"step {first.n} failed on rank {first.failed.rank} "
+            f"step {first.n} failed on {named(self._scheduler.config.ranks, first.failed.rank)} "
             f"({first.failed.kind.name.lower()}): {first.failed.message}",
         )
         known = self._scheduler.learnt
@@ -371,7 +374,7 @@ class Steps:
         # A request less to fail: the next epoch may go better, and need not wait.
         self.progressed |= any(isinstance(outcome, RequestDone) for outcome in outcomes)
         effects: list[Effect] = [note, *outcomes]
-        return [*effects, *memory_notes(known, self._scheduler.learnt)]
+        return [*effects, *memory_notes(known, self._scheduler)]
 
     # ---------------------------------------------------------------- timers
 
@@ -399,18 +402,20 @@ class Steps:
         if is_due(lockstep.deadline, now):
             lockstep.late()
             late = self._machine.late
-            names = ", ".join(f"rank {rank}" for rank in late)
+            names = ", ".join(named(self._scheduler.config.ranks, rank) for rank in late)
             reason = f"{names} did not answer within the deadline of a step{lockstep.extended}"
             return [], Failure(late[0] if late else 0, FailureKind.DEADLINE, reason)
         return [], None
 
 
-def memory_notes(known: Mapping[int, int], learnt: Mapping[int, int]) -> list[Effect]:
-    """Note the ranks whose memory limit, *learnt* now, differs from the one *known* before."""
+def memory_notes(known: Mapping[int, int], scheduler: Scheduler) -> list[Effect]:
+    """Note the ranks whose memory limit, as *scheduler* has learnt it now, differs from the one
+    *known* before."""
+    ranks = scheduler.config.ranks
     texts = [
-        f"memory of rank {rank} ran out: several requests together are given "
+        f"memory of {named(ranks, rank)} ran out: several requests together are given "
         f"{room >> 10} KiB of caches there at most now"
-        for rank, room in learnt.items()
+        for rank, room in scheduler.learnt.items()
         if known.get(rank) != room
     ]
     return [Note(Level.WARNING, text) for text in texts]

@@ -72,6 +72,7 @@ from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_GUESSED
+from sealring_protocol.words import named
 
 
 @attrs.frozen
@@ -400,7 +401,8 @@ class Losses:
         return outcomes
 
     def _give_up(self, row: LiveRow, failure: Failure, advice: str = "") -> list[Outcome]:
-        text = f"given up after {row.tries} tries; the last, on rank {failure.rank}: "
+        place = named(self._running.config.ranks, failure.rank)
+        text = f"given up after {row.tries} tries; the last, on {place}: "
         return self._running.end(row.uid, FinishReason.FAILED, text + failure.message + advice)
 
 
