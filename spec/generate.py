@@ -21,6 +21,7 @@ from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, MessageCode
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.codec.wire import fields
 from sealring_protocol.control.epoch.engine import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
@@ -37,6 +38,7 @@ from spec import tables, words
 from spec.trace import make
 
 SPEC: Final = Path(__file__).with_name("sealring-1.md")
+DISSECTOR: Final = Path(__file__).parent / "wireshark" / "sealring.lua"
 _SECTION: Final = re.compile(r"<!-- generated:([a-z-]+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
@@ -190,11 +192,25 @@ def drifted(text: str) -> list[str]:
     return [name for name, make in SECTIONS.items() if found.get(name) != make()]
 
 
+def _dissector() -> bytes:
+    """The dissector, with the layouts of handshake messages, after their codes."""
+    told = ["local layouts = {"]
+    for code in sorted(tables.HANDSHAKE):
+        told.append(f'   [{int(code)}] = {{ name = "{code.name}",')
+        for name, kind in fields(tables.FIELDS[code.name])[1:]:
+            told.append(f'      {{ name = "{name}", size = {tables.size_of(kind)} }},')
+        told.append("   },")
+    head, _, rest = DISSECTOR.read_text(encoding="ascii").partition("-- generated\n")
+    tail = rest.partition("-- end\n")[2]
+    return "\n".join([f"{head}-- generated", *told, "}", f"-- end\n{tail}"]).encode()
+
+
 FILES: Final[Mapping[Path, Callable[[], bytes]]] = {
     tables.FILE: lambda: tables.text().encode(),
+    DISSECTOR: _dissector,
     **make.FILES,
 }
-"""Files that are generated whole."""
+"""Files that are generated, whole but for the dissector's code."""
 
 
 def stale_files() -> list[Path]:

@@ -2,77 +2,108 @@
 --
 --     tshark -X lua_script:spec/wireshark/sealring.lua -r ring.pcap -Y sealring
 --
--- A TCP stream is taken for sealring by its first frame, which is an INIT; for one that was recorded
--- later, say so: -d tcp.port==7470,sealring. Sealed frames stay sealed; `sealring decode` opens
--- them with a node's keys. The offsets are those of sections 4 and 5 of spec/sealring-1.md.
+-- A TCP stream is taken for sealring by its first frame, which is an INIT or a JOIN_INIT; for one
+-- that was recorded later, say so: -d tcp.port==7470,sealring. Sealed frames stay sealed; `sealring
+-- decode` opens a link's with a node's keys.
 
 local sealring = Proto("sealring", "sealring/1")
 
 local HEADER = 8
-local INIT, RESP, FIN = 1, 2, 3
-local INIT_FRAME, RESP_FRAME = 1269, 1322
 local kinds = { [1] = "handshake", [2] = "sealed", [3] = "local" }
-local codes = { [INIT] = "INIT", [RESP] = "RESP", [FIN] = "FIN" }
 local suites = { [1] = "AES-256-GCM", [2] = "ChaCha20-Poly1305" }
+
+-- What handshake messages have in the clear after their code, as `python -m spec.generate` says.
+-- generated
+local layouts = {
+   [1] = { name = "INIT",
+      { name = "wall_ms", size = 8 },
+      { name = "suites", size = 4 },
+      { name = "x_I", size = 32 },
+      { name = "ek_I", size = 1184 },
+      { name = "tag", size = 32 },
+   },
+   [2] = { name = "RESP",
+      { name = "suite", size = 1 },
+      { name = "x_R", size = 32 },
+      { name = "ct", size = 1088 },
+   },
+   [3] = { name = "FIN",
+   },
+   [21] = { name = "JOIN_INIT",
+      { name = "wall_ms", size = 8 },
+      { name = "suites", size = 4 },
+      { name = "x_J", size = 32 },
+      { name = "ek_J", size = 1184 },
+      { name = "tag", size = 32 },
+   },
+   [22] = { name = "JOIN_RESP",
+      { name = "suite", size = 1 },
+      { name = "x_H", size = 32 },
+      { name = "ct", size = 1088 },
+   },
+   [23] = { name = "JOIN_FIN",
+   },
+}
+-- end
 
 local f = {
    version = ProtoField.uint8("sealring.version", "Version"),
    kind = ProtoField.uint8("sealring.kind", "Kind", base.DEC, kinds),
    zero = ProtoField.uint16("sealring.zero", "Reserved"),
    length = ProtoField.uint32("sealring.length", "Length of the body"),
-   code = ProtoField.uint8("sealring.code", "Message", base.HEX, codes),
-   wall = ProtoField.uint64("sealring.init.wall_ms", "Initiator's clock (ms since 1970)"),
-   offered = ProtoField.uint32("sealring.init.suites", "Suites offered", base.HEX),
-   aes = ProtoField.bool("sealring.init.suites.aes", "AES-256-GCM", 32, nil, 0x2),
-   chacha = ProtoField.bool("sealring.init.suites.chacha", "ChaCha20-Poly1305", 32, nil, 0x4),
-   ek = ProtoField.bytes("sealring.init.ek", "ML-KEM-768 encapsulation key"),
-   tag = ProtoField.bytes("sealring.init.tag", "Admission tag"),
-   suite = ProtoField.uint8("sealring.resp.suite", "Suite chosen", base.DEC, suites),
-   x = ProtoField.bytes("sealring.x", "X25519 public key"),
-   ct = ProtoField.bytes("sealring.resp.ct", "ML-KEM-768 ciphertext"),
+   aes = ProtoField.bool("sealring.suites.aes", "AES-256-GCM", 32, nil, 0x2),
+   chacha = ProtoField.bool("sealring.suites.chacha", "ChaCha20-Poly1305", 32, nil, 0x4),
    sealed = ProtoField.bytes("sealring.sealed", "Sealed"),
 }
+local codes, sizes = {}, {}
+for code, layout in pairs(layouts) do
+   codes[code], sizes[code] = layout.name, 1
+   for _, field in ipairs(layout) do sizes[code] = sizes[code] + field.size end
+end
+f.code = ProtoField.uint8("sealring.code", "Message", base.HEX, codes)
+for _, layout in pairs(layouts) do
+   for _, field in ipairs(layout) do
+      local name = "sealring." .. layout.name:lower() .. "." .. field.name:lower()
+      if field.name == "suite" then
+         field.shown = ProtoField.uint8(name, field.name, base.DEC, suites)
+      elseif field.name == "suites" then
+         field.shown = ProtoField.uint32(name, field.name, base.HEX)
+      elseif field.size == 8 then
+         field.shown = ProtoField.uint64(name, field.name)
+      else
+         field.shown = ProtoField.bytes(name, field.name)
+      end
+      f[name] = field.shown
+   end
+end
 sealring.fields = f
 
 local bad = ProtoExpert.new(
    "sealring.malformed", "Not a frame of sealring/1", expert.group.MALFORMED, expert.severity.ERROR)
 sealring.experts = { bad }
 
-local function init(frame, tree)
-   tree:add(f.wall, frame(9, 8))
-   local offered = tree:add(f.offered, frame(17, 4))
-   offered:add(f.aes, frame(17, 4))
-   offered:add(f.chacha, frame(17, 4))
-   tree:add(f.x, frame(21, 32))
-   tree:add(f.ek, frame(53, 1184))
-   tree:add(f.tag, frame(1237, 32))
-end
-
-local function resp(frame, tree)
-   tree:add(f.suite, frame(9, 1))
-   tree:add(f.x, frame(10, 32))
-   tree:add(f.ct, frame(42, 1088))
-   tree:add(f.sealed, frame(1130))
-end
-
 local function handshake(frame, tree)
    if frame:len() == HEADER then
       tree:add_proto_expert_info(bad, "A handshake frame without a message")
       return "empty"
    end
-   local code = frame(HEADER, 1):uint()
-   tree:add(f.code, frame(HEADER, 1))
-   if code == INIT and frame:len() == INIT_FRAME then
-      init(frame, tree)
-   elseif code == RESP and frame:len() == RESP_FRAME then
-      resp(frame, tree)
-   elseif code == FIN and frame:len() > HEADER + 1 then
-      tree:add(f.sealed, frame(HEADER + 1))
-   else
+   local code, at = frame(HEADER, 1):uint(), HEADER + 1
+   local layout = layouts[code]
+   if not layout or frame:len() < HEADER + sizes[code] then
       tree:add_proto_expert_info(bad, "No handshake message has this code and length")
       return "malformed"
    end
-   return codes[code]
+   tree:add(f.code, frame(HEADER, 1))
+   for _, field in ipairs(layout) do
+      local item = tree:add(field.shown, frame(at, field.size))
+      if field.name == "suites" then
+         item:add(f.aes, frame(at, field.size))
+         item:add(f.chacha, frame(at, field.size))
+      end
+      at = at + field.size
+   end
+   if at < frame:len() then tree:add(f.sealed, frame(at)) end
+   return layout.name
 end
 
 local function one(frame, pinfo, root)
@@ -111,13 +142,12 @@ local function dissect(buffer, pinfo, root)
 end
 sealring.dissector = dissect
 
--- The first frame of a link: version 1, handshake, 0, 1,261 bytes, INIT.
+-- The first frame of a link or a join: version 1, handshake, 0, the length and code of its INIT.
 sealring:register_heuristic("tcp", function(buffer, pinfo, root)
    if buffer:len() < HEADER + 1 then return false end
-   if buffer(0, 4):uint() ~= 0x01010000 or buffer(4, 4):uint() ~= INIT_FRAME - HEADER then
-      return false
-   end
-   if buffer(HEADER, 1):uint() ~= INIT then return false end
+   local code = buffer(HEADER, 1):uint()
+   if codes[code] ~= "INIT" and codes[code] ~= "JOIN_INIT" then return false end
+   if buffer(0, 4):uint() ~= 0x01010000 or buffer(4, 4):uint() ~= sizes[code] then return false end
    dissect(buffer, pinfo, root) -- not the dissector: one more call between takes reassembly away
    pinfo.conversation = sealring
    return true

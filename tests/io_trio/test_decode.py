@@ -15,6 +15,7 @@ from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_tools.capture.decoding import read_key_log
 from sealring_trio.files.key_files import KeyLog
 
+from spec.vectors.join_talk import JOINED, JoinTalk, admit_of
 from tests.io_trio.captures import (
     STEPS,
     Said,
@@ -119,6 +120,33 @@ def test_pcapng(talked: tuple[Said, list[TrafficSecrets]], keys: Path, tmp_path:
     assert shown[0]["time"] == pytest.approx(1000, abs=1e-3)
 
 
+def joined() -> Said:
+    """What a join says."""
+    talk = JoinTalk()
+    said = [("ab", talk.init()), ("ba", talk.resp()), ("ab", talk.fin())]
+    admitted = talk.to_dialer(0, admit_of())
+    return [*said, ("ba", admitted), ("ab", talk.to_answerer(0, JOINED))]
+
+
+def test_a_join_shows_what_it_has_in_the_clear(tmp_path: Path) -> None:
+    shown = events(write_pcap(tmp_path / "join.pcap", segments(joined())))
+    assert [event["what"] for event in shown] == [
+        *("JOIN_INIT", "JOIN_RESP", "JOIN_FIN"),
+        *("sealed", "sealed"),
+    ]
+    asked, answer, fin = (event["fields"] for event in shown[:3])
+    frame = joined()[0][1]
+    assert asked == {
+        "wall_ms": str(int.from_bytes(frame[9:17], "big")),
+        "suites": [1, 2],
+        "x_J": frame[21:53].hex(),
+        "ek_J": "1184 bytes",
+        "tag": frame[-32:].hex(),
+    }
+    assert (answer["suite"], answer["x_H"]) == (1, joined()[1][1][10:42].hex())
+    assert fin == {}
+
+
 def test_a_lost_packet_is_told_of(
     talked: tuple[Said, list[TrafficSecrets]], keys: Path, tmp_path: Path
 ) -> None:
@@ -197,6 +225,20 @@ def test_the_dissector(talked: tuple[Said, list[TrafficSecrets]], tmp_path: Path
     assert not any(row[6] for row in rows)
     decoded = events(capture)
     assert rows[0][5] == decoded[0]["fields"]["wall_ms"]
+
+
+@pytest.mark.skipif(TSHARK is None, reason="tshark is not installed")
+def test_the_dissector_knows_a_join(tmp_path: Path) -> None:
+    capture = write_pcap(tmp_path / "join.pcap", segments(joined()))
+    names = ("kind", "code", "join_init.suites", "join_resp.suite", "malformed")
+    fields = [part for name in names for part in ("-e", f"sealring.{name}")]
+    assert tshark(capture, "-Y", "sealring", *fields) == [
+        ["1", "0x15", "0x00000006", "", ""],
+        ["1", "0x16", "", "1", ""],
+        ["1", "0x17", "", "", ""],
+        ["2", "", "", "", ""],
+        ["2", "", "", "", ""],
+    ]
 
 
 @pytest.mark.skipif(TSHARK is None, reason="tshark is not installed")

@@ -15,6 +15,7 @@ import attrs
 from sealring_protocol.codec.encoding import decode, to_fields
 from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
 from sealring_protocol.codec.messages import Accept, MessageCode
+from sealring_protocol.codec.wire import FIELDS, fields, layout
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
 from sealring_protocol.security.handshake import TrafficSecrets
@@ -25,7 +26,9 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import LABEL
 
 _LIMITS: Final = {int(FrameKind.HANDSHAKE): 1 << 16, int(FrameKind.SEALED): MAX_SEALED_BODY}
-_INIT, _RESP, _FIN = (int(code) for code in (MessageCode.INIT, MessageCode.RESP, MessageCode.FIN))
+_HANDSHAKE: Final = {int(code): code.name for code in MessageCode if code.name in FIELDS}
+_SHOWN: Final = 32
+"""Bytes of the longest field of a handshake that is shown whole."""
 
 
 @attrs.frozen
@@ -85,8 +88,8 @@ class Decoder:
     def _event(self, piece: Piece, connection: _Connection, side: _Side, frame: Frame) -> Event:
         size, body = len(frame.header) + len(frame.body), bytes(frame.body)
         if frame.kind == FrameKind.HANDSHAKE:
-            name, fields = _handshake(frame.header + body)
-            if name == MessageCode.INIT.name:
+            name, fields = _handshake(body)
+            if name in {MessageCode.INIT.name, MessageCode.JOIN_INIT.name}:
                 connection.initiator = piece.source
             return _told(piece, name, size, fields)
         if side.opener is None and side.before == 0:
@@ -119,17 +122,23 @@ def _told(piece: Piece, what: str, size: int, fields: dict[str, Any]) -> Event:
     return Event(piece.time, piece.number, piece.source, piece.destination, what, size, fields)
 
 
-def _handshake(frame: bytes) -> tuple[str, dict[str, Any]]:
-    """The fields that a handshake frame has in the clear, by the tables of section 5."""
-    code = frame[8] if len(frame) > 8 else 0
-    if code == _INIT and len(frame) == 1269:
-        offered = int.from_bytes(frame[17:21], "big")
-        suites = [bit for bit in range(32) if offered >> bit & 1]
-        wall = str(int.from_bytes(frame[9:17], "big"))
-        return "INIT", {"wall_ms": wall, "suites": suites, "x": frame[21:53].hex()}
-    if code == _RESP and len(frame) == 1322:
-        return "RESP", {"suite": frame[9], "x": frame[10:42].hex()}
-    return ("FIN" if code == _FIN else "unreadable"), {}
+def _handshake(body: bytes) -> tuple[str, dict[str, Any]]:
+    """The message of a handshake frame, and the fields that it has in the clear."""
+    name = _HANDSHAKE.get(body[0], "") if body else ""
+    if not name or len(body) < layout(name).size:
+        return "unreadable", {}
+    (_, *kinds), (_, *values) = fields(FIELDS[name]), layout(name).unpack_from(body)
+    return name, {
+        field: _in_clear(field, value) for (field, _), value in zip(kinds, values, strict=True)
+    }
+
+
+def _in_clear(field: str, value: Any) -> Any:
+    if field == "suites":
+        return [bit for bit in range(32) if value >> bit & 1]
+    if isinstance(value, bytes):
+        return value.hex() if len(value) <= _SHOWN else f"{len(value)} bytes"
+    return str(value) if value >> 32 else value
 
 
 def _brief(fields: dict[str, Any]) -> dict[str, Any]:

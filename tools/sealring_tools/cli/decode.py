@@ -21,7 +21,8 @@ def decode(capture: Path, *, keys: Path | None = None, json: bool = False) -> No
     CAPTURE is pcap or pcapng, as tcpdump and Wireshark write them, from
     before the links came up. The keys come from a node that was started with
     keylog = "FILE" in its config; without them, only handshakes and sizes
-    show. Tensors stay sealed: their keys are not in that file.
+    show. Tensors stay sealed, and so does what a join says after its
+    handshake: their keys are not in that file.
 
         tcpdump -i any -w ring.pcap tcp port 7470
         sealring decode ring.pcap --keys desk.keys
