@@ -21,7 +21,7 @@ from sealring.joining.founding import MemberFiles, Settings, found
 from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation
 from sealring_trio.collective.loopback import free_ports
 
-from tests.io_trio.helpers import sealring
+from tests.io_trio.helpers import as_process, sealring
 from tests.io_trio.terminal import Terminal
 from tests.serving import PATIENCE
 
@@ -173,8 +173,7 @@ def test_a_machine_that_was_put_out_comes_back(folder: Path) -> None:
 
 def test_the_files_of_another_cluster_are_in_the_way(folder: Path) -> None:
     found(MemberFiles.at(folder / "den"), Settings("den", ("127.0.0.1", 7999), "off", "tiny"))
-    invitation = Invitation(("127.0.0.1:1",), bytes(32), bytes(INVITATION_SECRET), 1 << 31)
-    done = sealring("join", invitation.encode(), folder / "den")
+    done = sealring("join", invitation(), folder / "den")
     assert done.code == 2
     assert "this machine is in a cluster already" in done.err
     assert f"mv {folder / 'den'} {folder / 'den'}.before" in done.err
@@ -319,7 +318,18 @@ def test_mistakes_of_an_invitation(folder: Path) -> None:
         assert done.code == 2
         assert f"this is no invitation: {why}" in done.err
         assert "Copy the whole line" in done.err
+        code, out, err = as_process("join", "-", folder / "den", given=f"{wrong}\n".encode())
+        assert (code, out, err.decode()) == (2, b"", done.err)
+    assert "there is no such option" in sealring("join", "--yes").err
+    named = sealring("join", invitation(), folder / "den", "--name", "d\u0435n")
+    assert "--name d\u0435n has letters beyond ASCII" in named.err
     assert not (folder / "den").exists()
+
+
+def invitation() -> str:
+    """One of nobody."""
+    secret = bytes(INVITATION_SECRET)
+    return Invitation(("127.0.0.1:1",), bytes(32), secret, 1 << 31).encode()
 
 
 @pytest.mark.parametrize(

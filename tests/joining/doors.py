@@ -41,6 +41,10 @@ class Home:
         self.signed = newer(self.coordinator, self.signed.roster, roster, wall_ms())
         self.installed.append(self.signed.roster.serial)
 
+    async def accept(self, who: str = "", roster: bytes | None = None) -> None:
+        """Let in the newcomer that *who* means."""
+        await self.door.accept(self.door.find(who), roster)
+
     @property
     def names(self) -> list[str]:
         return [member.name for member in self.signed.roster.members]
@@ -81,6 +85,7 @@ class Machine(JoinProgress):
     addresses: tuple[str, ...] = ("127.0.0.1:7999",)
     signer: SoftwareSigner = attrs.field(factory=new_key)
     build: int = 0
+    system: str = "macOS 26"
     fault: UserError | None = None  # which keeps it from storing
     inviter: str = ""
     stored: Admitted | None = None
@@ -114,7 +119,7 @@ class Machine(JoinProgress):
     @property
     def newcomer(self) -> Newcomer:
         key = self.signer.public_key
-        return Newcomer(key, self.name, "macOS 26", 64 << 30, self.build, self.addresses)
+        return Newcomer(key, self.name, self.system, 64 << 30, self.build, self.addresses)
 
     @property
     def told(self) -> str:

@@ -13,10 +13,12 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from sealring.cli.doorway import describe_newcomer
 from sealring.files.cluster import sign_next
-from sealring.joining.door import Door, free_name
+from sealring.joining.door import Door
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
+from sealring.joining.names import free_name, look_alike
 from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_JOINS
@@ -42,7 +44,7 @@ async def test_a_machine_joins(tmp_path: Path) -> None:
         assert facts["source"] == "127.0.0.1"
         assert den.inviter == "desk"
         assert made.names == ["desk"]
-        await made.door.accept()
+        await made.accept()
         await den.over.wait()
         assert den.ended is True
         assert made.names == ["desk", "den"]
@@ -57,15 +59,15 @@ async def test_a_key_elsewhere_signs(tmp_path: Path) -> None:
     async with home(tmp_path, signs=False) as made, trio.open_nursery() as nursery:
         knock = await asked(made, den, nursery)
         with pytest.raises(UserError, match="not on this machine") as refused:
-            await made.door.accept("den")
+            await made.accept("den")
         assert f"sealring machines accept {knock.fingerprint} --key" in refused.value.advice
         signer = read_key(made.files.coordinator_key)
         members = made.signed.roster.members
         without = sign_next(made.signed, members, signer, wall_ms())
         with pytest.raises(UserError, match="does not hold"):
-            await made.door.accept("den", without.encode())
+            await made.accept("den", without.encode())
         signed = sign_next(made.signed, (*members, knock.member), signer, wall_ms())
-        await made.door.accept("den", signed.encode())
+        await made.accept("den", signed.encode())
         await den.over.wait()
     assert den.ended is True
     assert made.names == ["desk", "den"]
@@ -76,12 +78,12 @@ async def test_a_person_says_no(tmp_path: Path) -> None:
     async with home(tmp_path) as made:
         async with trio.open_nursery() as nursery:
             knock = await asked(made, den, nursery)
-            made.door.refuse("den")
+            made.door.refuse(made.door.find("den"))
         assert "desk does not let this machine join: a person there has said no" in den.told
         await other.join(knock.invitation)
         assert "a machine was refused that brought this invitation" in other.told
         with pytest.raises(UserError, match="nobody waits to join"):
-            await made.door.accept("den")
+            await made.accept("den")
     assert made.names == ["desk"]
 
 
@@ -90,7 +92,7 @@ async def test_an_invitation_is_used_once(tmp_path: Path, caplog: pytest.LogCapt
     async with home(tmp_path) as made:
         async with trio.open_nursery() as nursery:
             knock = await asked(made, den, nursery)
-            await made.door.accept()
+            await made.accept()
         with trio.fail_after(SECONDS):
             await other.join(knock.invitation)
     assert "this invitation was used" in other.told
@@ -194,7 +196,7 @@ async def test_the_first_address_that_answers_is_taken(tmp_path: Path) -> None:
             den.join, attrs.evolve(invitation, addresses=(other, *invitation.addresses))
         )
         await made.knocked()
-        await made.door.accept()
+        await made.accept()
         await den.over.wait()
         nursery.cancel_scope.cancel()
     assert den.ended is True
@@ -235,12 +237,12 @@ async def test_a_newcomer_that_cannot_store_is_no_member(tmp_path: Path) -> None
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, den, nursery)
         with pytest.raises(OperationError, match=r"has not joined: .*the disk is full"):
-            await made.door.accept()
+            await made.accept()
         await den.over.wait()
         assert den.told.startswith("the disk is full")
         assert made.names == ["desk"]
         await asked(made, attic, nursery)
-        await made.door.accept()
+        await made.accept()
         await attic.over.wait()
     assert made.names == ["desk", "attic"]
     assert made.installed == [3]
@@ -260,11 +262,11 @@ async def test_a_roster_that_a_key_elsewhere_signs_has_a_serial_that_nobody_was_
 
         knock = await asked(made, den, nursery)
         with pytest.raises(OperationError, match="the disk is full"):
-            await made.door.accept("den", signed(knock.member, made.door.spent))
+            await made.accept("den", signed(knock.member, made.door.spent))
         knock = await asked(made, attic, nursery)
         with pytest.raises(UserError, match="serial 2 was sent to a machine that left"):
-            await made.door.accept("attic", signed(knock.member, 0))
-        await made.door.accept("attic", signed(knock.member, made.door.spent))
+            await made.accept("attic", signed(knock.member, 0))
+        await made.accept("attic", signed(knock.member, made.door.spent))
         await attic.over.wait()
     assert made.names == ["desk", "attic"]
     assert made.installed == [3]
@@ -278,7 +280,7 @@ async def test_a_person_is_waited_for_until_the_machine_has_joined(
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, den, nursery)
         await den.is_waiting.wait()
-        await made.door.accept()
+        await made.accept()
         await den.over.wait()
     assert den.waited[0] == (0.0, False)
     assert not any(stored for _, stored in den.waited)
@@ -298,7 +300,7 @@ async def test_a_machine_that_is_called_as_the_id_of_another_is_not_meant_by_it(
         await den.over.wait()
         await knock.over.wait()
         with pytest.raises(UserError, match="waits to join"):
-            await made.door.accept(who)
+            await made.accept(who)
         nursery.cancel_scope.cancel()
 
 
@@ -308,8 +310,8 @@ async def test_two_that_are_accepted_at_once_follow_each_other(tmp_path: Path) -
         first = await asked(made, den, nursery)
         second = await asked(made, attic, nursery)
         async with trio.open_nursery() as people:
-            people.start_soon(made.door.accept, first.name)
-            people.start_soon(made.door.accept, second.name)
+            people.start_soon(made.accept, first.name)
+            people.start_soon(made.accept, second.name)
         await den.over.wait()
         await attic.over.wait()
     assert (den.ended, attic.ended) == (True, True)
@@ -336,13 +338,95 @@ async def test_who_signs_a_roster_waits_for_a_machine_that_is_being_admitted(
             members.extend(made.names)
 
         async with trio.open_nursery() as people:
-            people.start_soon(made.door.accept)
+            people.start_soon(made.accept)
             await sent.wait()
             people.start_soon(read_members)
             await trio.testing.wait_all_tasks_blocked()
             assert members == []
             say(silent[0])
     assert members == ["desk", "den"]
+
+
+@pytest.mark.parametrize("signs", [True, False])
+async def test_another_roster_comes_in_force_while_a_machine_stores_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signs: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is signed for again, so that nothing of that roster is undone."""
+    say, silent, sent = JoinLine.stored, list[JoinLine](), trio.Event()
+
+    def keep_silent(line: JoinLine) -> None:
+        silent.append(line)
+        sent.set()
+
+    den, attic = Machine(), Machine("attic", ("127.0.0.1:7998",))
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        await asked(made, attic, nursery)
+        await made.accept()
+        signer = read_key(made.files.coordinator_key)
+        if not signs:
+            made.files.coordinator_key.unlink()
+        monkeypatch.setattr(JoinLine, "stored", keep_silent)
+        knock = await asked(made, den, nursery)
+        members = (*made.signed.roster.members, knock.member)
+        own = None if signs else sign_next(made.signed, members, signer, wall_ms()).encode()
+        async with trio.open_nursery() as people:
+            people.start_soon(made.accept, "", own)
+            await sent.wait()
+            # On another member, which has the key too, a person renames a machine.
+            desk, other = made.signed.roster.members
+            renamed = (desk, attrs.evolve(other, name="loft"))
+            await made.install(sign_next(made.signed, renamed, signer, wall_ms(), 3).encode())
+            say(silent[0])
+    assert den.ended is True
+    if signs:
+        assert made.names == ["desk", "loft", "den"]
+        assert made.installed == [2, 4, 5]
+        assert knock.installed
+    else:
+        assert made.names == ["desk", "loft"]
+        assert not knock.installed
+        assert "den has stored roster 3, which could not be installed here" in caplog.text
+
+
+async def test_who_was_looked_at_is_let_in_and_no_later_machine(tmp_path: Path) -> None:
+    """The same machine knocks again: it is another visit."""
+    den = Machine()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, den, nursery)
+        assert den.request is not None
+        den.request.stop()
+        await knock.over.wait()
+        again = Machine(signer=den.signer)
+        later = await asked(made, again, nursery)
+        assert later.id != knock.id
+        with pytest.raises(UserError, match="den has left before it joined"):
+            made.door.refuse(knock)
+        with pytest.raises(UserError, match="den has left before it joined"):
+            await made.door.accept(knock)
+        assert made.door.waiting() == [later]
+        assert [each.state for each in made.door.shown()] == ["left", "waiting"]
+        made.door.refuse(later)
+        with pytest.raises(UserError, match="den was refused already"):
+            await made.door.accept(later)
+        await later.over.wait()
+    assert made.names == ["desk"]
+
+
+async def test_a_knock_is_not_lost_among_those_that_cannot_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the news late still hears of it."""
+    monkeypatch.setattr("sealring.joining.door._STRANGE_NEWS", 2)
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        invitation = await made.door.invite()
+        with made.door.news() as news:
+            for _ in range(4):
+                await Machine("d\u0435n").join(await made.door.invite())
+            nursery.start_soon(Machine().join, invitation)
+            await made.knocked()
+            kinds = [(await anext(news)).kind for _ in range(3)]
+        assert kinds == ["failed", "failed", "knock"]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_newcomer_that_is_called_as_another_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -352,10 +436,10 @@ async def test_a_newcomer_that_is_called_as_another_is_not_taken_for_it(tmp_path
         await asked(made, same, nursery)
         knock = await asked(made, den, nursery)
         with pytest.raises(UserError, match="several wait to join"):
-            await made.door.accept(knock.fingerprint)
+            await made.accept(knock.fingerprint)
         assert made.door.waiting(knock.newcomer.id.hex()[:8].upper()) == [knock]
         assert made.door.waiting(knock.newcomer.id.hex()[:7]) == []
-        await made.door.accept("den")
+        await made.accept("den")
         await den.over.wait()
         nursery.cancel_scope.cancel()
     assert made.names == ["desk", "den"]
@@ -367,7 +451,7 @@ async def test_names_keys_and_addresses_that_a_member_has(tmp_path: Path) -> Non
         twin = Machine("desk", (own, "127.0.0.1:7997"))
         knock = await asked(made, twin, nursery)
         assert (knock.name, knock.addresses) == ("desk-2", ("127.0.0.1:7997",))
-        await made.door.accept("desk-2")
+        await made.accept("desk-2")
         await twin.over.wait()
 
         same = Machine("den", (own,))
@@ -412,7 +496,7 @@ async def test_a_key_that_was_a_member_s_may_come_back(tmp_path: Path) -> None:
     den = Machine()
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, den, nursery)
-        await made.door.accept("den")
+        await made.accept("den")
         await den.over.wait()
         signer = read_key(made.files.coordinator_key)
         fewer = sign_next(made.signed, made.signed.roster.members[:1], signer, wall_ms())
@@ -420,7 +504,7 @@ async def test_a_key_that_was_a_member_s_may_come_back(tmp_path: Path) -> None:
         assert made.names == ["desk"]
         again = Machine(signer=den.signer)
         await asked(made, again, nursery)
-        await made.door.accept("den")
+        await made.accept("den")
         await again.over.wait()
         assert again.ended is True
     assert made.names == ["desk", "den"]
@@ -441,7 +525,7 @@ async def test_strangers_take_no_place_of_whoever_waits(
         with trio.fail_after(SECONDS):
             assert await loud.receive_some() == b""
         assert made.door.waiting() == [knock]
-        await made.door.accept()
+        await made.accept()
         await den.over.wait()
         for stream in (*silent, loud):
             await stream.aclose()
@@ -486,8 +570,69 @@ async def test_a_port_that_is_taken(tmp_path: Path) -> None:
 def test_a_free_name_has_a_number() -> None:
     assert free_name("den", set()) == "den"
     assert free_name("den", {"den", "den-2"}) == "den-3"
+    assert free_name("Den", {"den"}) == "Den-2"
     long = "\u00e9" * 32
     assert len(free_name(long, {long}).encode()) <= 64
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("Den", "den"),
+        ("den ", "den"),
+        ("my desk", "my_desk"),
+        ("macl", "mac1"),
+        ("mac|", "macI"),
+        ("n0de", "node"),
+        ("farm", "farrn"),
+        ("vveb", "web"),
+        ("Buro", "B\u00fcro"),
+        ("file", "\ufb01le"),
+        ("Ian", "ian"),
+    ],
+)
+def test_names_that_look_alike(name: str, other: str) -> None:
+    assert look_alike(name, other)
+    assert look_alike(other, name)
+
+
+@pytest.mark.parametrize(("name", "other"), [("den", "dan"), ("node-1", "node-2"), ("a1", "a-1")])
+def test_names_that_do_not(name: str, other: str) -> None:
+    assert not look_alike(name, other)
+
+
+async def test_a_name_that_looks_like_a_member_s(tmp_path: Path) -> None:
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, Machine("Desk"), nursery)
+        assert (knock.name, knock.like) == ("Desk-2", "desk")
+        told = describe_newcomer(knock.facts())
+        assert ": Desk-2 (it calls itself Desk, which looks like desk), macOS 26" in told
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_name_in_other_letters_is_no_newcomer_s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is refused on both sides, and may come again by another."""
+    den = Machine("d\u0435n")  # with a Cyrillic letter
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        invitation = await made.door.invite()
+        await den.join(invitation)
+        assert r"its name, d\u0435n, has letters beyond ASCII" in den.told
+        assert "sealring join INVITATION --name NAME" in den.told
+        assert r"d\u0435n (" in caplog.text
+        assert made.door.waiting() == []
+        nursery.start_soon(Machine("den", signer=den.signer).join, invitation)
+        assert [knock.name for knock in await made.knocked()] == ["den"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_machine_says_of_its_system_is_shown_as_ascii(tmp_path: Path) -> None:
+    """Letters of other scripts could show what follows them before them."""
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        knock = await asked(made, Machine(system="\u05d0" * 64), nursery)
+        assert knock.facts()["system"] == ("\\u05d0" * 64)[:128]
+        nursery.cancel_scope.cancel()
 
 
 def test_a_fingerprint_is_four_words() -> None:
@@ -504,12 +649,12 @@ async def test_a_machine_that_never_says_it_joined_holds_up_nobody(
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, den, nursery)
         with pytest.raises(OperationError, match="has not joined: it is too slow"):
-            await made.door.accept()
+            await made.accept()
         await den.over.wait()
         assert made.door.waiting() == []
         monkeypatch.undo()
         await asked(made, other, nursery)
-        await made.door.accept()
+        await made.accept()
         assert made.names == ["desk", "other"]
         # What the first one was sent is older than what is in force now.
         assert made.installed == [3]
@@ -537,7 +682,7 @@ async def test_an_inviter_that_never_ends_the_join(
 
 async def _accepted(made: Home) -> None:
     with contextlib.suppress(OperationError):
-        await made.door.accept()
+        await made.accept()
 
 
 async def test_strangers_take_neither_descriptors_nor_places(

@@ -43,12 +43,19 @@ def describe_newcomer(facts: Mapping[str, Any]) -> str:
     """A newcomer that waits, in words: *facts* is what `Knock.facts` gives. What it says of itself
     comes after the fingerprint, which it could imitate else."""
     memory = f"{facts['memory'] / (1 << 30):.0f} GB"
-    name, itself = facts["name"], facts["calls_itself"]
+    name, itself, like = facts["name"], facts["calls_itself"], facts["looks_like"]
     also = "" if name == itself else f" (it calls itself {itself})"
+    if like not in ("", itself):
+        also = f" (it calls itself {itself}, which looks like {like})"
     return visible(
         f"fingerprint {facts['fingerprint']} wants to join: {name}{also}, {facts['system']}, "
         f"{memory}, from {facts['source']}"
     )
+
+
+def decided_where(by: str) -> str:
+    """Where somebody else has decided about a newcomer: *by* is what `Knock.by` has."""
+    return f"by {by}" if by else "at another terminal"
 
 
 def say(text: str, *, json: bool) -> None:

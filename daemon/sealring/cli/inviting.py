@@ -17,7 +17,7 @@ import attrs
 import trio
 from sealring_trio.errors import OperationError, UserError
 
-from sealring.cli.doorway import QUESTION, describe_newcomer, say
+from sealring.cli.doorway import QUESTION, decided_where, describe_newcomer, say
 from sealring.cli.question import ask_person, late_answer
 
 
@@ -108,11 +108,11 @@ class Inviting:
                 newcomer = self._waiting[event["id"]] = _Newcomer(event)
                 nursery.start_soon(self._ask, newcomer)
             case "joined":
-                by = "" if self._decided(event) else ", let in at another terminal"
+                by = "" if self._decided(event) else f", let in {decided_where(event['by'])}"
                 await self._settle(event, f"{event['name']} is a member now{by}")
                 return True
             case "refused":
-                at = "" if self._decided(event) else " at another terminal"
+                at = "" if self._decided(event) else f" {decided_where(event['by'])}"
                 text = f"{event['name']} was refused{at}. For another invitation: {self._invite}"
                 await self._settle(event, text)
                 return True

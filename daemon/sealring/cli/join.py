@@ -5,17 +5,20 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from cyclopts import Parameter
 from sealring_protocol.codec.wire import is_plain
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.limits import MAX_INVITATION
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_model, is_hub_id
 
 from sealring.cli.doorway import say
+from sealring.cli.options import STDIN
 from sealring.cli.up import run_node
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
@@ -30,7 +33,8 @@ from sealring.joining.founding import (
     read_listen,
     settle,
 )
-from sealring.joining.machine import machine_name, plain_name
+from sealring.joining.machine import machine_name
+from sealring.joining.names import plain_name
 from sealring.logs import LogFormat, begin_log
 from sealring.output import print_json
 
@@ -38,8 +42,13 @@ if TYPE_CHECKING:
     from sealring.joining.asking import JoinRequest
 
 
+def _no_option(_: object, value: str) -> None:
+    if value.startswith("-") and value != STDIN:
+        raise ValueError("there is no such option")
+
+
 def join(
-    invitation: str,
+    invitation: Annotated[str, Parameter(allow_leading_hyphen=True, validator=_no_option)],
     folder: Path | None = None,
     *,
     model: str | None = None,
@@ -61,6 +70,11 @@ def join(
     whether this one may join. Then it fetches its part of the model, and
     serves until Ctrl-C.
 
+    On a machine that others use as well, every user can see what is typed.
+    There, have it read from standard input, or be asked for it:
+
+        sealring join -
+
     Next: sealring machines list. After a restart: sealring up
 
     A machine that was put out of the cluster comes back in the same way. It
@@ -69,7 +83,7 @@ def join(
     Parameters
     ----------
     invitation
-        What the other machine printed.
+        What the other machine printed, or '-' to read it from standard input.
     folder
         Where the files of this machine go; if left out the default folder,
         which is where this system keeps the configs of a user.
@@ -81,7 +95,7 @@ def join(
         Address of the API and the page, should this machine become the head,
         or 'off'.
     name
-        What to call this machine; its host name if left out.
+        What to call this machine, in ASCII; its host name if left out.
     log_format
         'json' has one JSON object a line: time, level, logger, text, and
         exception where there is one.
@@ -95,8 +109,7 @@ def join(
     if model is not None:
         find_model(model)
     own = Path(model).resolve() if model is not None and Path(model).is_dir() else model
-    called = plain_name(name) or (former and former.name) or machine_name()
-    settings = Settings(called, where, read_api(api), "" if own is None else str(own))
+    settings = Settings(_called(name, former), where, read_api(api), "" if own is None else str(own))
     check_listen(where)
     begin_log("info", log_format)
     if not _join(given, place, settings, former, json=json):
@@ -117,8 +130,25 @@ _ABSENT = "./model"
 """The folder, beside the config, of a model that no hub has."""
 
 
+def _called(name: str, former: FormerMember | None) -> str:
+    """What this machine is to be called: *name*, or as before, or as its host. Raises
+    `UserError`."""
+    if not name.isascii():
+        raise UserError(
+            f"--name {name} has letters beyond ASCII, which may look like those of another name",
+            "Give a name in ASCII. A member may have any: sealring machines rename.",
+        )
+    before = former.name if former is not None and former.name.isascii() else ""
+    return plain_name(name) or before or machine_name()
+
+
 def _read(text: str) -> Invitation:
-    """The invitation in *text*, which may have the command before it. Raises `UserError`."""
+    """The invitation in *text*, which may have the command before it, or on standard input. Raises
+    `UserError`."""
+    if text == STDIN:
+        if sys.stdin.isatty():
+            print("Invitation: ", end="", file=sys.stderr, flush=True)
+        text = sys.stdin.readline(2 * MAX_INVITATION).strip()
     try:
         return Invitation.decode(text.rpartition(" ")[2])
     except RemoteProtocolError as error:

@@ -6,6 +6,7 @@ What changes machines that are members already is in `members`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from sealring.cli.members import (
     AS_CONFIGURED,
     ClusterChange,
     OwnCluster,
+    put_in_force,
     read_cluster,
     read_signer,
 )
@@ -297,7 +299,14 @@ def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
     """Have the node let *who* in; what it answers. With a *key* the roster is signed here. Raises
     `UserError`."""
     fields = {"who": who} if key is None else _signed(settings, who, key)
-    return next(ask(settings.control_socket, "accept", fields, _JOIN_SECONDS))
+    done = next(ask(settings.control_socket, "accept", fields, _JOIN_SECONDS))
+    if key is not None and not done["installed"]:
+        # Another roster came in force while the newcomer stored this one.
+        cluster, member = read_cluster(settings.path), _member(done)
+        if cluster.roster.roster.member(member.id) is None:
+            members = (*cluster.members, member)
+            done["serial"] = put_in_force(cluster, members, read_signer(settings, key)).serial
+    return done
 
 
 def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
@@ -308,7 +317,12 @@ def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
         return {"who": who}  # the node says what is wrong
     (facts,) = meant
     cluster = read_cluster(settings.path)
-    public_key = bytes.fromhex(facts["public_key"])
-    member = Member(public_key, facts["name"], tuple(facts["addresses"]), TrustLevel.SOFTWARE)
-    signed = sign_next(cluster.roster, (*cluster.members, member), signer, wall_ms(), cluster.spent)
+    members = (*cluster.members, _member(facts))
+    signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
     return {"who": facts["id"], "roster": signed.encode().hex()}
+
+
+def _member(facts: Mapping[str, Any]) -> Member:
+    """The member that the newcomer of *facts* is to be."""
+    public_key = bytes.fromhex(facts["public_key"])
+    return Member(public_key, facts["name"], tuple(facts["addresses"]), TrustLevel.SOFTWARE)

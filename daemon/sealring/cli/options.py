@@ -35,7 +35,7 @@ Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65_535))]
 
 
 STDIN: Final = "-"
-"""The prompt that stands for standard input."""
+"""The argument that stands for standard input."""
 
 
 def _no_option(_: object, value: str | None) -> None:

@@ -17,6 +17,7 @@ from sealring_trio.units import format_address
 
 from sealring.cli.doorway import (
     QUESTION,
+    decided_where,
     describe_newcomer,
     join_command,
     print_invitation,
@@ -34,7 +35,8 @@ from sealring.joining.founding import (
     read_listen,
     undo,
 )
-from sealring.joining.machine import machine_name, plain_name
+from sealring.joining.machine import machine_name
+from sealring.joining.names import plain_name
 from sealring.logs import LogFormat, begin_log
 from sealring.output import print_facts, print_json, visible
 
@@ -183,7 +185,7 @@ class _Greeter:
 
     async def _decide(self, config: Config, door: Door, knock: Knock) -> None:
         """Have *knock* admitted or refused, as a person says here or elsewhere."""
-        text, who = describe_newcomer(knock.facts()), knock.newcomer.id.hex()
+        text = describe_newcomer(knock.facts())
         if self._yes:
             self._say(f"{text}: it may (--yes)")
         else:
@@ -200,7 +202,7 @@ class _Greeter:
                     self._refuse(door, knock)
                     return
         try:
-            await door.accept(who)
+            await door.accept(knock)
         except UserError as error:
             self._say(f"{error.what}. {error.advice}")
             return
@@ -208,7 +210,7 @@ class _Greeter:
 
     def _refuse(self, door: Door, knock: Knock) -> None:
         try:
-            door.refuse(knock.newcomer.id.hex())
+            door.refuse(knock)
         except UserError as error:  # it was accepted elsewhere a moment ago
             self._say(f"{error.what}. {error.advice}")
             return
@@ -217,9 +219,9 @@ class _Greeter:
     def _settled(self, knock: Knock) -> str:
         """What became of *knock* while its question stood here."""
         if knock.joined:
-            return f"{knock.name} was let in at another terminal"
+            return f"{knock.name} was let in {decided_where(knock.by)}"
         if knock.refused:
-            return f"{knock.name} was refused at another terminal"
+            return f"{knock.name} was refused {decided_where(knock.by)}"
         why = f": {knock.why}" if knock.why else ""
         return f"{knock.name} has left before it joined{why}"
 

@@ -6,9 +6,14 @@ join is not decided here: `Door.accept` and `Door.refuse` are what a person says
 
 One newcomer is admitted at a time, so that each roster follows the one before. The new roster is
 signed with the coordinator's key where that lies on this machine, or by whoever accepts. The
-newcomer is sent it, stores it, and says so; then it is installed at this node, and so in force. A
-newcomer that left in between is in no roster: the next one that is signed has a greater serial than
-what it was sent.
+newcomer is sent it, stores it, and says so; then it is installed at this node, and so in force.
+Whoever else signs on this machine waits for that (`Door.settled`). Another member may still bring a
+roster in between: then one is signed that follows that and holds the newcomer too. A newcomer that
+left in between is in no roster: the next one that is signed has a greater serial than what it was
+sent.
+
+What a newcomer says of itself is a stranger's: its name is ASCII and like nobody else's (`names`),
+and its system is shown as ASCII.
 
 The door stays open for `TOLD_SECONDS` beyond the time of the last invitation, so that whoever
 brings one that was used, or that is just over, is told.
@@ -18,10 +23,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import secrets
 import shlex
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,7 +41,7 @@ from sealring_protocol.errors import CloseCode, ConnectionLost, SealringError
 from sealring_protocol.joining.exchange import INVITER_ENTROPY, Host, Introduced, Newcomer
 from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation, Invitations
 from sealring_protocol.joining.session import JoinEvent, JoinRefused, JoinSession
-from sealring_protocol.limits import INVITATION_SECONDS, JOIN_PATIENCE, MAX_JOINS, MAX_NAME
+from sealring_protocol.limits import INVITATION_SECONDS, JOIN_PATIENCE, MAX_JOINS, MAX_SYSTEM
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import sha256
@@ -55,6 +62,7 @@ from sealring.files.config import Config
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
 from sealring.joining.machine import addresses_of
+from sealring.joining.names import alike, free_name
 
 log = logging.getLogger("sealring")
 newcomer_log = logging.getLogger("sealring.newcomers")
@@ -74,10 +82,19 @@ _WHOLE_ID: Final = re.compile("[0-9a-f]{64}")
 _STRANGERS: Final = 1.0
 """Seconds between two log lines about connections that came to nothing."""
 
-_NEWS: Final = 64
-"""DoorNews that wait for a slow reader; more are lost to him."""
+_STRANGE_NEWS: Final = 64
+"""News of strangers that wait for a slow reader; more are lost to him. Those of newcomers never
+are: an invitation has few tries."""
+
+PAST_SECONDS: Final = 60.0
+"""Seconds for which a newcomer is shown once it waits no more."""
+
+_PAST: Final = 8
+"""Such newcomers, at most."""
 
 NewsKind = Literal["knock", "left", "joined", "refused", "failed"]
+KnockState = Literal["waiting", "admitted", "joined", "refused", "left"]
+"""A newcomer waits for a person, and then for its new roster to be stored."""
 
 
 @attrs.frozen
@@ -91,8 +108,10 @@ class DoorNews:
 
 @attrs.define(eq=False)
 class Knock:
-    """A newcomer that has shown its invitation. *name* is what it would be called, and *addresses*
-    where the others would reach it; it came from the host *source* at *since* (monotonic)."""
+    """A newcomer that has shown its invitation. *name* is what it would be called, *like* a name
+    that its own is or looks like, and *addresses* are where the others would reach it; it came from
+    the host *source* at *since* (monotonic). *id* stands for this one visit: the same machine gets
+    another when it knocks again."""
 
     newcomer: Newcomer
     invitation: Invitation
@@ -101,11 +120,33 @@ class Knock:
     source: str
     since: float
     line: JoinLine
+    like: str = ""
+    id: str = attrs.field(factory=lambda: secrets.token_hex(8))
     admitted: SignedRoster | None = None  # what it was sent
+    follows: SignedRoster | None = None  # what was in force when that was signed
+    installed: bool = False
     joined: bool = False
     refused: bool = False
+    by: str = ""  # who decided, if that was not a person at a terminal
     why: str = ""  # why it is here no more
+    ended: float = math.inf  # monotonic
     over: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def state(self) -> KnockState:
+        """How far it is."""
+        if self.joined:
+            return "joined"
+        if self.refused:
+            return "refused"
+        if self.over.is_set():
+            return "left"
+        return "waiting" if self.admitted is None else "admitted"
+
+    @property
+    def system(self) -> str:
+        """What it says of its system, in ASCII."""
+        return self.newcomer.system.encode("ascii", "backslashreplace").decode()[:MAX_SYSTEM]
 
     @property
     def member(self) -> Member:
@@ -123,13 +164,15 @@ class Knock:
             "id": self.newcomer.id.hex(),
             "name": self.name,
             "calls_itself": self.newcomer.name,
+            "looks_like": self.like,
             "fingerprint": self.fingerprint,
-            "system": self.newcomer.system,
+            "system": self.system,
             "memory": self.newcomer.memory,
             "source": self.source,
             "addresses": list(self.addresses),
             "public_key": self.newcomer.public_key.hex(),
             "seconds": round(trio.current_time() - self.since),
+            "by": self.by,
         }
 
 
@@ -168,6 +211,9 @@ class Door:
         self._model = ""
         self._news: set[trio.MemorySendChannel[DoorNews]] = set()
         self._quiet_until = 0.0
+        self._past: deque[Knock] = deque(maxlen=_PAST)
+        self.changed = trio.Event()
+        """Set, and replaced, when a newcomer knocks or its state changes."""
 
     # ------------------------------------------------------------------ life
 
@@ -268,22 +314,27 @@ class Door:
             or knock.newcomer.id.hex().startswith(id_digits)
         ]
 
-    async def accept(self, who: str = "", roster: bytes | None = None) -> Knock:
-        """Admit the newcomer that *who* means, as in `waiting`; the only one that waits, if it is
-        empty. *roster* is one that holds it, signed by whoever accepts; without it the
-        coordinator's key must lie here. Returns once it has joined.
+    def shown(self) -> list[Knock]:
+        """Who waits, and who did within the last `PAST_SECONDS`; the first that came first."""
+        since = trio.current_time() - PAST_SECONDS
+        return [*(each for each in self._past if each.ended > since), *self.waiting()]
+
+    async def accept(self, knock: Knock, roster: bytes | None = None, by: str = "") -> None:
+        """Admit the newcomer of *knock*, as *by* says, or a person at a terminal. *roster* is one
+        that holds it, signed by whoever accepts; without it the coordinator's key must lie here.
+        Returns once it has joined.
 
         Raises `UserError` or `OperationError` if it does not.
         """
-        knock = self._find(who)
         await self.settled()
-        if knock.admitted is not None:
-            raise UserError(f"{knock.name} was accepted already", "See: sealring machines list")
-        signed = self._signed(knock) if roster is None else self._given(knock, roster)
-        knock.admitted = signed
-        self.spent = signed.roster.serial
+        self._check_waits(knock)
+        self._sign(knock, roster)
+        signed, knock.by = knock.admitted, by
+        if signed is None:
+            raise RuntimeError("nothing was signed")
         settings = {"cluster": signed.roster.name, "model": self._model or None}
         newcomer_log.info("%s may join: it is sent roster %d", knock.name, signed.roster.serial)
+        self._note_change()
         knock.line.admit(Admit(signed.encode(), json.dumps(settings)))
         if self._nursery is not None:
             self._nursery.start_soon(self._hurry, knock)
@@ -293,7 +344,6 @@ class Door:
                 f"{knock.name} was accepted, and has not joined: {knock.why or 'it has left'}",
                 _AGAIN,
             )
-        return knock
 
     async def settled(self) -> None:
         """Wait until no newcomer is being admitted. Whoever signs a roster waits for that: it would
@@ -310,28 +360,22 @@ class Door:
             knock.why = knock.why or "it is too slow"
             knock.line.close(CloseCode.TIMEOUT, "it did not say in time that it has stored this")
 
-    def refuse(self, who: str = "") -> Knock:
-        """Send the newcomer *who* away, as in `accept`; its invitation is over. Raises
+    def refuse(self, knock: Knock, by: str = "") -> None:
+        """Send the newcomer of *knock* away, as in `accept`; its invitation is over. Raises
         `UserError`."""
-        knock = self._find(who)
-        if knock.admitted is not None:
-            raise UserError(
-                f"{knock.name} has been accepted already",
-                f"Remove it once it has joined: sealring machines remove {shlex.quote(knock.name)}",
-            )
+        self._check_waits(knock)
         self._invitations.end(
             knock.invitation, "a machine was refused that brought this invitation"
         )
-        knock.refused = True
+        knock.refused, knock.by = True, by
         newcomer_log.info("%s was refused", knock.name)
         self._tell(DoorNews("refused", f"{knock.name} was refused", knock))
         knock.line.close(CloseCode.REFUSED, "a person there has said no")
-        return knock
 
     @contextmanager
     def news(self) -> Iterator[AsyncIterator[DoorNews]]:
         """What happens at the door from now on."""
-        send, receive = trio.open_memory_channel[DoorNews](_NEWS)
+        send, receive = trio.open_memory_channel[DoorNews](math.inf)
         self._news.add(send)
         try:
             with receive:
@@ -341,7 +385,9 @@ class Door:
 
     # ------------------------------------------------------------- accepting
 
-    def _find(self, who: str) -> Knock:
+    def find(self, who: str = "") -> Knock:
+        """The newcomer that *who* means, as in `waiting`; the only one that waits, if it is empty.
+        Raises `UserError`."""
         waiting = self.waiting()
         names = ", ".join(knock.name for knock in waiting)
         if not waiting:
@@ -356,6 +402,31 @@ class Door:
         if len(meant) > 1:
             raise UserError(f"several wait to join: {names}", "Say which, by its fingerprint.")
         return meant[0]
+
+    def _check_waits(self, knock: Knock) -> None:
+        """Raise `UserError` if a person has decided about *knock*, or it has left."""
+        match knock.state:
+            case "waiting":
+                return
+            case "admitted" | "joined":
+                raise UserError(
+                    f"{knock.name} was accepted already",
+                    "If it should not have been, remove it once it has joined: sealring machines "
+                    f"remove {shlex.quote(knock.name)}",
+                )
+            case "refused":
+                raise UserError(f"{knock.name} was refused already", _AGAIN)
+            case "left":
+                why = f": {knock.why}" if knock.why else ""
+                raise UserError(f"{knock.name} has left before it joined{why}", _AGAIN)
+
+    def _sign(self, knock: Knock, roster: bytes | None = None) -> None:
+        """Have *knock* be admitted with *roster*, or with one that is signed here. Raises
+        `UserError`."""
+        follows = self.roster
+        signed = self._signed(knock) if roster is None else self._given(knock, roster)
+        knock.admitted, knock.follows = signed, follows
+        self.spent = signed.roster.serial
 
     def _signed(self, knock: Knock) -> SignedRoster:
         """The roster in force and the newcomer of *knock*. Raises `UserError`."""
@@ -392,8 +463,10 @@ class Door:
     def _place(self, knock: Knock, roster: Roster) -> None:
         """Give *knock* a name and addresses that no member of *roster* has, nor another that waits.
         Raises `UserError` if there can be none."""
-        others = [other.name for other in self.waiting() if other is not knock]
-        knock.name = free_name(knock.newcomer.name, {*others, *(m.name for m in roster.members)})
+        taken = [member.name for member in roster.members]
+        taken += [other.name for other in self.waiting() if other is not knock]
+        knock.like = alike(knock.newcomer.name, taken)
+        knock.name = free_name(knock.newcomer.name, taken)
         knock.addresses = _free_addresses(knock, roster)
 
     # ------------------------------------------------------------- newcomers
@@ -498,6 +571,7 @@ class Door:
             line,
         )
         try:
+            _check_name(newcomer)
             self._check_key(newcomer)
             self._check_program(newcomer)
             self._place(knock, self.roster.roster)
@@ -510,10 +584,11 @@ class Door:
             "fingerprint %s wants to join: %s, %s, from %s",
             knock.fingerprint,
             knock.name,
-            newcomer.system,
+            knock.system,
             visit.source,
         )
         self._tell(DoorNews("knock", f"{knock.name} wants to join", knock))
+        self._note_change()
 
     def _check_key(self, newcomer: Newcomer) -> None:
         """Raise `UserError` if a member or another that waits has the key of *newcomer*."""
@@ -537,16 +612,13 @@ class Door:
         )
 
     async def _joined(self, knock: Knock) -> None:
-        """*knock* has stored its roster: have that be in force here, and let it go."""
-        signed, install = knock.admitted, self._install
-        if signed is None:
+        """*knock* has stored its roster: have it be a member here, and let it go."""
+        if knock.admitted is None:
             return
         knock.joined = True
-        serial = signed.roster.serial
+        serial = knock.admitted.roster.serial
         try:
-            if install is None:
-                raise OperationError("the node does not run just now", "")
-            await install(signed.encode())
+            await self._put_in_force(knock)
         except UserError as error:
             log.warning(
                 "%s has stored roster %d, which could not be installed here: %s. %s brings it when "
@@ -556,8 +628,21 @@ class Door:
                 error.what,
                 knock.name,
             )
-        newcomer_log.info("%s has joined: roster %d", knock.name, serial)
+        newcomer_log.info("%s has joined: roster %d", knock.name, knock.admitted.roster.serial)
         knock.line.close(CloseCode.SHUTDOWN, "it has joined")
+
+    async def _put_in_force(self, knock: Knock) -> None:
+        """Install what *knock* was sent; or, if another roster has come in force meanwhile, one
+        that follows that and holds *knock* too, which it then gets from the members. Raises
+        `UserError`."""
+        if self._install is None:
+            raise OperationError("the node does not run just now", "")
+        if self.roster.roster.member(knock.newcomer.id) is None:
+            if self.roster != knock.follows:
+                self._sign(knock)
+            if knock.admitted is not None:
+                await self._install(knock.admitted.encode())
+        knock.installed = True
 
     def _left(self, knock: Knock, why: str) -> None:
         """The connection of *knock* is over."""
@@ -570,7 +655,10 @@ class Door:
                 text += f": {knock.why}"
             newcomer_log.info("%s", text)
             self._tell(DoorNews("left", text, knock))
+        knock.ended = trio.current_time()
+        self._past.append(knock)
         knock.over.set()
+        self._note_change()
 
     def _failed(self, visit: _Visit, text: str) -> None:
         log.warning("%s (from %s)", text, visit.source)
@@ -584,10 +672,13 @@ class Door:
 
     def _tell(self, news: DoorNews) -> None:
         for channel in self._news:
-            try:
+            waiting = channel.statistics().current_buffer_used
+            if news.knock is not None or waiting < _STRANGE_NEWS:
                 channel.send_nowait(news)
-            except (trio.WouldBlock, trio.BrokenResourceError):
-                continue
+
+    def _note_change(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
 
 
 _AGAIN: Final = "Invite it again: sealring machines invite; then there: sealring join INVITATION"
@@ -599,21 +690,26 @@ _OWN_KEY: Final = (
 
 def _plain(newcomer: Newcomer) -> str:
     """Who *newcomer* is, in words."""
-    return f"{newcomer.name} ({fingerprint(newcomer.public_key)})"
+    return f"{_escaped(newcomer.name)} ({fingerprint(newcomer.public_key)})"
+
+
+def _escaped(name: str) -> str:
+    """*name* with what is not ASCII written as its code."""
+    return name.encode("ascii", "backslashreplace").decode()
+
+
+def _check_name(newcomer: Newcomer) -> None:
+    """Raise `UserError` if the name of *newcomer* could be taken for another, whoever has that."""
+    if not newcomer.name.isascii():
+        raise UserError(
+            f"its name, {_escaped(newcomer.name)}, has letters beyond ASCII, which may look like "
+            "those of another name",
+            "Give it another name: sealring join INVITATION --name NAME",
+        )
 
 
 def _listed(steps: range) -> str:
     return ", ".join(map(str, steps[:4])) + (", ..." if len(steps) > 4 else "") or "none"
-
-
-def free_name(name: str, taken: set[str]) -> str:
-    """*name*, or with a number after it if it is *taken*."""
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        end = f"-{number}"
-        free = name.encode()[: MAX_NAME - len(end)].decode(errors="ignore") + end
-    return free
 
 
 def _free_addresses(knock: Knock, roster: Roster) -> tuple[str, ...]:

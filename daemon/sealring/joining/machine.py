@@ -12,8 +12,10 @@ from typing import Final
 
 import psutil  # type: ignore[import-untyped]
 from sealring_protocol.codec.wire import is_plain
-from sealring_protocol.limits import MAX_INVITATION_ADDRESSES, MAX_NAME, MAX_SYSTEM
+from sealring_protocol.limits import MAX_INVITATION_ADDRESSES, MAX_SYSTEM
 from sealring_trio.units import format_address, is_loopback, is_unspecified
+
+from sealring.joining.names import ascii_name
 
 _INSIDE: Final = re.compile(r"docker|br-|veth|virbr|vmnet|lxc|cni|flannel|podman|bridge1\d\d")
 """How interfaces begin that containers and virtual machines of this machine use among themselves:
@@ -27,14 +29,7 @@ _NAMELESS: Final = "machine"
 
 def machine_name() -> str:
     """What to call this machine: the first part of its host name."""
-    return plain_name(socket.gethostname().partition(".")[0]) or _NAMELESS
-
-
-def plain_name(text: str) -> str:
-    """*text* as a machine's name: printable, and of `MAX_NAME` bytes at most; empty if nothing of
-    it can be."""
-    kept = "".join(char for char in text if is_plain(char)).strip()
-    return kept.encode()[:MAX_NAME].decode(errors="ignore").strip()
+    return ascii_name(socket.gethostname().partition(".")[0]) or _NAMELESS
 
 
 def system_name() -> str:

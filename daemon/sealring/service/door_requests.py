@@ -54,11 +54,13 @@ async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> No
         case "accept":
             asked = read_fields(AcceptFields, body, "machines accept")
             roster = None if asked.roster is None else bytes.fromhex(asked.roster)
-            knock = await door.accept(asked.who, roster)
-            serial = door.roster.roster.serial
-            await reply({"event": "done", **knock.facts(), "serial": serial})
+            knock = door.find(asked.who)
+            await door.accept(knock, roster)
+            done = {"serial": door.roster.roster.serial, "installed": knock.installed}
+            await reply({"event": "done", **knock.facts(), **done})
         case "refuse":
-            knock = door.refuse(read_fields(WhoFields, body, "machines refuse").who)
+            knock = door.find(read_fields(WhoFields, body, "machines refuse").who)
+            door.refuse(knock)
             await reply({"event": "done", **knock.facts()})
         case "members":  # of which a roster is signed
             await door.settled()
