@@ -58,11 +58,11 @@ class Home:
 
 
 @asynccontextmanager
-async def home(folder: Path, *, signs: bool = True) -> AsyncIterator[Home]:
+async def home(folder: Path, *, signs: bool = True, api: str = "off") -> AsyncIterator[Home]:
     """A cluster called home, with the machine desk, in *folder*, while the block lasts."""
     port, door_port = free_ports(2)
     files = MemberFiles.at(folder / "desk")
-    signed = found(files, Settings("desk", ("127.0.0.1", port), "off", "tiny"))
+    signed = found(files, Settings("desk", ("127.0.0.1", port), api, "tiny"))
     text = files.config.read_text() + f'door = "127.0.0.1:{door_port}"\n'
     if not signs:
         text = text.replace('coordinator_key = "coordinator.key"\n', "")

@@ -109,7 +109,8 @@ def join(
     if model is not None:
         find_model(model)
     own = Path(model).resolve() if model is not None and Path(model).is_dir() else model
-    settings = Settings(_called(name, former), where, read_api(api), "" if own is None else str(own))
+    called = _called(name, former)
+    settings = Settings(called, where, read_api(api), "" if own is None else str(own))
     check_listen(where)
     begin_log("info", log_format)
     if not _join(given, place, settings, former, json=json):

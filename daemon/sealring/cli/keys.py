@@ -84,13 +84,18 @@ app = cyclopts.App(
 
 
 @app.command(name="new")
-def new(name: str, *, config: Path, json: bool = False) -> None:
+def new(name: str, *, config: Path, admit: bool = False, json: bool = False) -> None:
     """Make a key, and show it this once.
 
     Only a hash of it is kept, so a key that is lost is replaced: revoke it
     and make another.
 
         sealring apikey new alice --config desk.toml
+
+    Whoever has a key may ask. Only with --admit may he also say, on the page
+    or by the API, which machines become members of the cluster:
+
+        sealring apikey new owner --admit --config desk.toml
 
     Next, on alice's machine: export OPENAI_API_KEY=sk-sealring-...
 
@@ -100,12 +105,14 @@ def new(name: str, *, config: Path, json: bool = False) -> None:
         Whose key it is; requests take turns by it, and the log names it.
     config
         The config of the head.
+    admit
+        Its holder may let in machines that wait to join, and refuse them.
     json
         Print one JSON object.
     """
-    key = new_key(_file(config), name)
+    key = new_key(_file(config), name, admit=admit)
     if json:
-        print_json({"name": name, "key": key})
+        print_json({"name": name, "key": key, "admit": admit})
     else:
         print(key)
         print("sealring: keep it safe; it is not shown again", file=sys.stderr)
@@ -124,10 +131,19 @@ def list_(*, config: Path, json: bool = False) -> None:
     """
     records = read_keys(_file(config)).keys
     if json:
-        print_json([{"name": r.name, "created_ms": r.created_ms} for r in records])
+        print_json(
+            [{"name": r.name, "created_ms": r.created_ms, "admit": r.admit} for r in records]
+        )
         return
-    rows = [(r.name, time.strftime("%Y-%m-%d", time.gmtime(r.created_ms / 1000))) for r in records]
-    print_table("API keys", ["name", "made"], rows)
+    rows = [
+        (
+            r.name,
+            time.strftime("%Y-%m-%d", time.gmtime(r.created_ms / 1000)),
+            "ask, admit" if r.admit else "ask",
+        )
+        for r in records
+    ]
+    print_table("API keys", ["name", "made", "may"], rows)
 
 
 @app.command(name="revoke")

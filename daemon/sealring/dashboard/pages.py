@@ -59,6 +59,9 @@ POLICY: Final = "; ".join(
 PERIOD: Final = 1.0
 """Seconds between two events."""
 
+SOON: Final = 0.1
+"""Seconds until an event, if a machine knocks or somebody decides about one."""
+
 MAX_LISTENERS: Final = 128
 """Most streams at once."""
 
@@ -125,7 +128,8 @@ def _read(path: Path) -> tuple[bytes, dict[str, str]]:
 
 
 class Events:
-    """The endpoint of ``/v1/cluster/events``: a stream with the state of the ring every second.
+    """The endpoint of ``/v1/cluster/events``: a stream with the state of the ring every second, and
+    as soon as a machine knocks or somebody has decided about one.
 
     Each server-sent event has the ring as ``/v1/cluster`` has it, the samples since the last event,
     and the requests that have ended since, latest first. The first event has the last minutes, and
@@ -167,11 +171,14 @@ class Events:
         has = Seen()
         await stream.open()
         while caller.may_stay(head):
+            changed = head.newcomers.changed()
             news, has = self._news.since(has, head)
             await stream.write(news)
             if head.generator.draining:
                 break
-            await trio.sleep(PERIOD)
+            with trio.move_on_after(PERIOD):
+                await changed.wait()
+                await trio.sleep(SOON)
         await stream.close()
 
 
@@ -190,6 +197,7 @@ class News:
     made of it: one for all who have seen the same."""
 
     _taken: float = -math.inf
+    _changed: trio.Event = attrs.field(factory=trio.Event)
     _cluster: dict[str, Any] = attrs.field(factory=dict)
     _samples: list[Sample] = attrs.field(factory=list)
     _over: list[Trace] = attrs.field(factory=list)
@@ -198,7 +206,8 @@ class News:
 
     def since(self, has: Seen, head: ApiHead) -> tuple[bytes, Seen]:
         """The event for a listener who *has* seen so much, and what he has seen with it."""
-        if trio.current_time() >= self._taken + PERIOD:
+        fresh = SOON if self._changed.is_set() else PERIOD
+        if trio.current_time() >= self._taken + fresh:
             self._take(head)
         if has not in self._events:
             samples = [each for each in self._samples if each.at_ms > has.sampled_ms]
@@ -215,6 +224,7 @@ class News:
     def _take(self, head: ApiHead) -> None:
         """Take down how the ring is now."""
         self._taken = trio.current_time()
+        self._changed = head.newcomers.changed()
         self._events.clear()
         self._cluster = state.describe(head)
         self._samples = list(head.history.samples)

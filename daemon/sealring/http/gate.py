@@ -153,6 +153,13 @@ class Caller:
         """Whether the request had a known key."""
         return not self.scope
 
+    def may_admit(self, head: ApiHead) -> bool:
+        """Whether the caller may say who becomes a member: with a key of *head* that has this
+        right, or as the node's owner. Raises `UserError` if the keys cannot be read."""
+        if self.owner == OWNER:
+            return True
+        return self.keyed and head.keys.may_admit(self.owner.removeprefix(_KNOWN))
+
     def may_stay(self, head: ApiHead) -> bool:
         """Whether *head* would still let the caller in: keys are made and revoked while a stream
         runs."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
@@ -40,6 +40,21 @@ what others hold."""
 
 _RECENT = 32
 _LONGEST_RETRY = 30
+
+
+@attrs.frozen
+class Newcomers:
+    """The machines that knock at this node's door: what everybody who may ask sees of them, and an
+    event that is set, and replaced, when that changes."""
+
+    describe: Callable[[], list[dict[str, Any]]]
+    changed: Callable[[], trio.Event]
+
+
+def no_newcomers() -> Newcomers:
+    """Those of a node without a door."""
+    never = trio.Event()
+    return Newcomers(list, lambda: never)
 
 
 @attrs.define
@@ -79,6 +94,7 @@ class ApiHead:
     model: str
     keys: ApiKeys
     tls: Tls | None = None
+    newcomers: Newcomers = attrs.field(factory=no_newcomers)
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
     responses: ResponseStore = attrs.field(factory=ResponseStore)

@@ -8,6 +8,9 @@ a revoked key is refused from the next request on.
 
 Once a key has been made, keys are asked for until the file is removed. That the last one is revoked
 does not open the API: it is closed to all.
+
+A key lets its holder ask. Who belongs to the cluster is another matter: only a key with the right
+to admit may let a machine in, or refuse it.
 """
 
 from __future__ import annotations
@@ -46,11 +49,13 @@ Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 
 
 class KeyRecord(pydantic.BaseModel, extra="forbid", frozen=True):
-    """One key: whose it is, when it was made, and the hash (hex) of it."""
+    """One key: whose it is, when it was made, the hash (hex) of it, and whether its holder may
+    *admit* machines that wait to join."""
 
     name: Name
     created_ms: int
     sha256: Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    admit: bool = False
 
 
 class KeyFile(pydantic.BaseModel, extra="forbid", frozen=True):
@@ -83,15 +88,16 @@ def _unreadable(path: Path, reason: str) -> UserError:
     )
 
 
-def new_key(path: Path, name: str) -> str:
-    """Make a key called *name* and add its hash to *path*; the key. Raises `UserError`."""
+def new_key(path: Path, name: str, *, admit: bool = False) -> str:
+    """Make a key called *name*, whose holder may *admit* machines or not, and add its hash to
+    *path*; the key. Raises `UserError`."""
     key = KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
-    add_key(path, name, key)
+    add_key(path, name, key, admit=admit)
     return key
 
 
-def add_key(path: Path, name: str, key: str) -> None:
-    """Add the hash of *key*, called *name*, to *path*. Raises `UserError`."""
+def add_key(path: Path, name: str, key: str, *, admit: bool = False) -> None:
+    """Add the hash of *key*, called *name*, to *path*, as `new_key`. Raises `UserError`."""
     if not _KEY.fullmatch(key):
         raise UserError(
             f"an API key has {SHORTEST_KEY} to 256 characters, of ASCII and without spaces, and "
@@ -105,7 +111,8 @@ def add_key(path: Path, name: str, key: str) -> None:
             "Choose another name, or revoke that one first: sealring apikey revoke",
         )
     try:
-        record = KeyRecord(name=name, created_ms=wall_ms(), sha256=_hash(key).hex())
+        hashed = _hash(key).hex()
+        record = KeyRecord(name=name, created_ms=wall_ms(), sha256=hashed, admit=admit)
     except pydantic.ValidationError:
         raise UserError(
             f"'{name}' cannot be a key's name",
@@ -125,7 +132,8 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 def _write(path: Path, records: list[KeyRecord]) -> None:
-    text = KeyFile(keys=records).model_dump_json(indent=2)
+    # Without what is as usual, which a release from before that would not know.
+    text = KeyFile(keys=records).model_dump_json(indent=2, exclude_defaults=True)
     try:
         make_private_folder(path.parent)
         replace_file(path, text.encode() + b"\n", 0o600)
@@ -150,7 +158,7 @@ class ApiKeys:
     """The keys in *path*, as they are now."""
 
     path: Path
-    _hashes: list[tuple[str, bytes]] = attrs.field(factory=list)
+    _records: list[KeyRecord] = attrs.field(factory=list)
     _seen: tuple[int, int, int] | None = None
 
     @property
@@ -162,17 +170,23 @@ class ApiKeys:
     def owner(self, presented: str) -> str | None:
         """The name of the key that was *presented*, or None if it is none. Raises `UserError`."""
         self._refresh()
-        digest = _hash(presented)
+        hashed = digest(presented)
         found: str | None = None
-        for name, known in self._hashes:
-            if hmac.compare_digest(known, digest):
-                found = name
+        for record in self._records:
+            if hmac.compare_digest(record.sha256, hashed):
+                found = record.name
         return found
 
     def has(self, hashed: str) -> bool:
         """Whether there is a key with this `digest`. Raises `UserError`."""
         self._refresh()
-        return any(known.hex() == hashed for _, known in self._hashes)
+        return any(record.sha256 == hashed for record in self._records)
+
+    def may_admit(self, hashed: str) -> bool:
+        """Whether there is a key with this `digest` whose holder may admit machines. Raises
+        `UserError`."""
+        self._refresh()
+        return any(record.sha256 == hashed and record.admit for record in self._records)
 
     def _refresh(self) -> None:
         try:
@@ -183,6 +197,5 @@ class ApiKeys:
         except OSError as error:
             raise _unreadable(self.path, error.strerror or "it cannot be looked at") from None
         if seen != self._seen:
-            records = read_keys(self.path).keys
-            self._hashes = [(record.name, bytes.fromhex(record.sha256)) for record in records]
+            self._records = read_keys(self.path).keys
             self._seen = seen

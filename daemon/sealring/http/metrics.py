@@ -173,6 +173,7 @@ _PATHS: Final = (
     "/detokenize",
     "/v1/cluster",
     "/v1/requests",
+    "/v1/newcomers",
     "/health",
     "/metrics",
 )

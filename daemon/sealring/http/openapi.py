@@ -373,6 +373,36 @@ class Cluster(pydantic.BaseModel):
     requests: list[dict[str, Any]]
 
 
+class NewcomerAnswer(_Answer):
+    """A machine that has knocked with an invitation. What it says of itself is ASCII here."""
+
+    id: str
+    state: Literal["waiting", "admitted", "joined", "refused", "left"]
+    name: str
+    calls_itself: str
+    looks_like: str
+    fingerprint: str
+    system: str
+    memory: int
+    source: str
+    addresses: list[str]
+    waited_s: int
+    invitation_s: int
+    by: str
+    why: str
+
+
+class NewcomersAnswer(_Answer):
+    """Those that wait, and those that did within the last minute; whether the caller may decide,
+    else why not, and what to type on the head's machine, before the fingerprint."""
+
+    object: Literal["list"]
+    data: list[NewcomerAnswer]
+    may_admit: bool
+    why_not: str
+    command: str
+
+
 class TraceAnswer(_Answer):
     """Where the time of one request went."""
 
@@ -625,6 +655,17 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
     ),
     "DELETE /v1/requests/{id}": Operation("Ends a request that is under way.", Cancelled),
     "GET /v1/requests/{id}/trace": Operation("Where the time of one request went.", TraceNow),
+    "GET /v1/newcomers": Operation(
+        "The machines that wait to join, and whether the caller may decide.", NewcomersAnswer
+    ),
+    "POST /v1/newcomers/{id}/accept": Operation(
+        "Lets a machine in; answered once it has joined. Takes a key that may admit.",
+        NewcomerAnswer,
+    ),
+    "POST /v1/newcomers/{id}/refuse": Operation(
+        "Sends a machine away, and ends its invitation. Takes a key that may admit.",
+        NewcomerAnswer,
+    ),
     "GET /health": Operation(
         "Whether the ring can answer now, and why not: 200 or 503.", Health, also="503"
     ),

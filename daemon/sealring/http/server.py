@@ -43,7 +43,7 @@ from sealring.http.connections import (
 )
 from sealring.http.gate import PREFIXES, Gate
 from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, Generate, Tokens
-from sealring.http.head import ApiHead
+from sealring.http.head import ApiHead, Newcomers
 from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Endpoints, Http1, HttpConnection, refusal
 from sealring.http.keys import KEY_FILE, ApiKeys
 from sealring.http.metrics import metrics
@@ -122,11 +122,18 @@ class ApiServer:
     _closed: trio.Event = attrs.field(factory=trio.Event)
 
     @classmethod
-    def of(cls, generator: Generator, config: Config, pages: Sequence[BaseRoute] = ()) -> ApiServer:
+    def of(
+        cls,
+        generator: Generator,
+        config: Config,
+        newcomers: Newcomers,
+        pages: Sequence[BaseRoute] = (),
+    ) -> ApiServer:
         """The server that *config* asks for. Raises `UserError`."""
         keys = ApiKeys(config.state / KEY_FILE)
         tls = None if config.tls is None else Tls.read(*config.tls)
-        return cls(ApiHead(generator, config, model_name(generator.model), keys, tls), pages)
+        model = model_name(generator.model)
+        return cls(ApiHead(generator, config, model, keys, tls, newcomers), pages)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until `close`. Raises `OperationError` when it cannot listen."""

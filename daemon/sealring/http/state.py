@@ -161,6 +161,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "key_updates": head.key_updates(),
         "ranks": _ranks(head),
         "requests": [trace.describe() for trace in _first(head.generator.tracer.live)],
+        "newcomers": head.newcomers.describe(),
     }
 
 

@@ -41,7 +41,13 @@ from sealring_protocol.errors import CloseCode, ConnectionLost, SealringError
 from sealring_protocol.joining.exchange import INVITER_ENTROPY, Host, Introduced, Newcomer
 from sealring_protocol.joining.invitation import INVITATION_SECRET, Invitation, Invitations
 from sealring_protocol.joining.session import JoinEvent, JoinRefused, JoinSession
-from sealring_protocol.limits import INVITATION_SECONDS, JOIN_PATIENCE, MAX_JOINS, MAX_SYSTEM
+from sealring_protocol.limits import (
+    INVITATION_SECONDS,
+    JOIN_PATIENCE,
+    MAX_JOINS,
+    MAX_NAME,
+    MAX_SYSTEM,
+)
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import sha256
@@ -62,7 +68,7 @@ from sealring.files.config import Config
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
 from sealring.joining.machine import addresses_of
-from sealring.joining.names import alike, free_name
+from sealring.joining.names import alike, ascii_text, free_name
 
 log = logging.getLogger("sealring")
 newcomer_log = logging.getLogger("sealring.newcomers")
@@ -146,7 +152,7 @@ class Knock:
     @property
     def system(self) -> str:
         """What it says of its system, in ASCII."""
-        return self.newcomer.system.encode("ascii", "backslashreplace").decode()[:MAX_SYSTEM]
+        return ascii_text(self.newcomer.system, MAX_SYSTEM)
 
     @property
     def member(self) -> Member:
@@ -690,20 +696,16 @@ _OWN_KEY: Final = (
 
 def _plain(newcomer: Newcomer) -> str:
     """Who *newcomer* is, in words."""
-    return f"{_escaped(newcomer.name)} ({fingerprint(newcomer.public_key)})"
-
-
-def _escaped(name: str) -> str:
-    """*name* with what is not ASCII written as its code."""
-    return name.encode("ascii", "backslashreplace").decode()
+    name = ascii_text(newcomer.name, MAX_NAME)
+    return f"{name} ({fingerprint(newcomer.public_key)})"
 
 
 def _check_name(newcomer: Newcomer) -> None:
     """Raise `UserError` if the name of *newcomer* could be taken for another, whoever has that."""
     if not newcomer.name.isascii():
         raise UserError(
-            f"its name, {_escaped(newcomer.name)}, has letters beyond ASCII, which may look like "
-            "those of another name",
+            f"its name, {ascii_text(newcomer.name, MAX_NAME)}, has letters beyond ASCII, which may "
+            "look like those of another name",
             "Give it another name: sealring join INVITATION --name NAME",
         )
 

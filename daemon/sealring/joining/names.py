@@ -35,6 +35,12 @@ def ascii_name(text: str) -> str:
     return plain_name(unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode())
 
 
+def ascii_text(text: str, limit: int) -> str:
+    """What a stranger wrote, for a screen: up to *limit* characters of ASCII. What is not ASCII is
+    written as its code, since letters of some scripts have those around them read the other way."""
+    return text.encode("ascii", "backslashreplace").decode()[:limit]
+
+
 def look_alike(name: str, other: str) -> bool:
     """Whether a person may take *name* for *other*: they differ in case, in accents, in what is
     between words, or in characters such as 1 and l."""

@@ -26,6 +26,7 @@ from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.tls_files import read_pair
 from sealring.generation.generation import Generator
 from sealring.http.keys import KEY_FILE, read_keys
+from sealring.joining.door import Door
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -86,12 +87,14 @@ def why_not_head(config: Config, model: Path) -> str:
 
 
 class HeadApi:
-    """Serves the API of *generator* as *config* says, while the node is rank 0."""
+    """Serves the API of *generator* as *config* says, while the node is rank 0; *door* is the
+    node's."""
 
-    def __init__(self, generator: Generator, config: Config) -> None:
+    def __init__(self, generator: Generator, config: Config, door: Door) -> None:
         self._generator = generator
         self._runtime = generator.runtime
         self._config = config
+        self._door = door
         self._made: ApiServer | None = None  # the last
         self._server: ApiServer | None = None  # while it serves
 
@@ -154,10 +157,16 @@ class HeadApi:
         # Imports that only a node which serves the API pays for.
         from sealring.dashboard.pages import routes  # noqa: PLC0415
         from sealring.http.server import ApiServer  # noqa: PLC0415
+        from sealring.service.newcomers import NewcomersApi, newcomers_at  # noqa: PLC0415
 
         check_api(self._config)
         if self._made is None:
-            self._made = ApiServer.of(self._generator, self._config, routes())
+            self._made = ApiServer.of(
+                self._generator,
+                self._config,
+                newcomers_at(self._door),
+                [*NewcomersApi(self._door, self._config).routes(), *routes()],
+            )
         else:
             self._made = ApiServer(self._made.head, self._made.pages)
         await nursery.start(self._made.run)

@@ -164,7 +164,7 @@ async def _live(
     runtime.head_fault = partial(why_not_head, config, setup.model)
     runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
-        api = HeadApi(generator, config)
+        api = HeadApi(generator, config, door)
         await nursery.start(api.run)
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
