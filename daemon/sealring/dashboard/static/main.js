@@ -7,11 +7,13 @@ import { listen } from "./head.js";
 import { decorate } from "./icons.js";
 import { askForKey } from "./key.js";
 import { Monitor } from "./monitor.js";
+import { Newcomers } from "./newcomers.js";
 
 const NEWS = 6000; // how long good news stays
 
 decorate(document);
 const monitor = new Monitor(announce);
+const newcomers = new Newcomers(announce);
 const chat = new Chat({ announce, askForKey: ask });
 
 let told = ""; // the state that was last announced
@@ -72,6 +74,7 @@ function heard(event) {
   showWhy(cluster);
   monitor.show(event);
   chat.serve(cluster);
+  newcomers.show(cluster.newcomers);
 }
 
 function lost(why) {
@@ -85,6 +88,7 @@ function lost(why) {
   notice(`${then}; what you have typed stays here.`);
   monitor.lost();
   chat.lost();
+  newcomers.lost();
 }
 
 function welcome() {
