@@ -490,6 +490,16 @@ class Node:
 
     # ----------------------------------------------------------- connections
 
+    def address_heard(self, node_id: bytes, host: str, port: int, now: float) -> None:
+        """The member *node_id* may be at *host*, an IP address, and *port*: nobody has to have
+        proved that. It is dialed beside the roster's addresses, and forgotten when the process
+        ends. Ignored are strangers, this node itself, and what is no address of another machine.
+
+        Of each member a few such addresses are kept. Each further one takes the place of another
+        that does not answer, at most once a minute.
+        """
+        self._links.address_heard(node_id, host, port, now)
+
     def accepted(self, source: str, entropy: bytes, now: float, wall_ms: int) -> int:
         """A connection came in from the address *source* (a host, without port). Returns its
         number.

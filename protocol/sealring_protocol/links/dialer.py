@@ -1,9 +1,9 @@
 """Which links a node wants, which are up, and which of two crossing links wins.
 
-A wanted link is dialed with a pause that doubles up to a bound, over a member's addresses in turn.
-Only a link that has stood for a while resets the pause. A link that is wanted again is dialed at
-once: an epoch begins when its ranks are present, and they may have been away for long. A greeting
-only exchanges rosters. It is dialed until the peer has received it, even beside a link that is up.
+A wanted link is dialed with a pause that doubles up to a bound. Only a link that has stood for a
+while resets the pause. A link that is wanted again is dialed at once: an epoch begins when its
+ranks are present, and they may have been away for long. A greeting only exchanges rosters. It is
+dialed until the peer has received it, even beside a link that is up.
 
 One end of a link may yield, so that two dials do not cross. It dials only if the other has not
 brought the link up within a moment, because something blocks connections in that direction.
@@ -74,7 +74,6 @@ class _Wanted:
     refusals: Backoff = attrs.field(
         factory=partial(Backoff, LONGEST_REFUSED_PAUSE, FIRST_REFUSED_PAUSE)
     )
-    turn: int = 0
     yields: float = 0.0
     dialing: bool = False
     greeting: bool = False  # exchange rosters even if a link is up
@@ -132,14 +131,13 @@ class Dialer:
         for key in [key for key in self._wishes if key[1] in purposes]:
             del self._wishes[key]
 
-    def due(self, now: float) -> list[tuple[Key, int]]:
-        """The links to dial now, each with the number of the try."""
+    def due(self, now: float) -> list[Key]:
+        """The links to dial now."""
         found = []
         for key, wish in self._wishes.items():
             if self._is_wanting(key, wish) and now >= self._next_try(key, wish):
                 wish.dialing = True
-                found.append((key, wish.turn))
-                wish.turn += 1
+                found.append(key)
         return found
 
     def next_timeout(self) -> float | None:

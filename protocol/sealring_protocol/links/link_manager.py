@@ -57,6 +57,7 @@ from sealring_protocol.link import (
     RosterReceived,
     SignatureRequested,
 )
+from sealring_protocol.links.addresses import AddressBook
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
 from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.peers import (
@@ -229,6 +230,9 @@ class Connection:
     up: bool = False
     lent: bool = False  # a tunnel that is up: its owner drives the link
     address: str = ""  # the address dialed
+    began: float = 0.0  # when it was dialed
+    took: float = 0.0  # the seconds until it was open
+    proved: bool = False  # the peer proved itself at the address dialed
 
     @property
     def driven(self) -> Link | None:
@@ -291,6 +295,7 @@ class LinkManager:
         self._held: dict[Key, int] = {}
         self.refusals = RefusalLog()
         self._book = PeerBook()
+        self._addresses = AddressBook()
         self._numbers = 0
         self.news: deque[News] = deque()
         """The news for the node, in order."""
@@ -417,6 +422,7 @@ class LinkManager:
         self._flush.discard(connection.number)
         self._release_admission(connection)
         key = connection.key
+        self._failed(connection, error, now)
         if key is not None and key[0] in self.config.roster.roster and not self.closed:
             contact = self._dialer.up.get(key) if connection.up else None
             since = None if contact is None else contact.since
@@ -443,6 +449,13 @@ class LinkManager:
             )
             known = code in NO_FAULT or self._book.again((*key, connection.dialed))
             self._say([Note(Level.DEBUG if known else Level.WARNING, text)], now)
+
+    def _failed(self, connection: Connection, error: SealringError, now: float) -> None:
+        """If it was dialed, nobody proved itself at the address, because of *error*."""
+        if connection.key is None or not connection.dialed or connection.proved:
+            return
+        if isinstance(error, RemoteProtocolError):  # else this end gave it up
+            self._addresses.failed(connection.key[0], connection.address, str(error), now)
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
         self.events.extend(self.notes.limited(note, now) for note in notes)
@@ -495,7 +508,8 @@ class LinkManager:
         link.keepalive.patience = patience.copy() if lent else patience
 
     def _expect_members(self) -> None:
-        """Tell the admission the other members' addresses."""
+        """Tell the admission, and the address book, the other members' addresses."""
+        self._addresses.renew(self.config.roster.roster, self.config.node_id)
         others = [m for m in self.config.roster.roster.members if m.id != self.config.node_id]
         hosts = [address.rpartition(":")[0] for m in others for address in m.addresses]
         self._admission.expect(host.strip("[]") for host in hosts)
@@ -517,19 +531,23 @@ class LinkManager:
 
     def _dial_due(self, now: float) -> None:
         self._due_is_known = False
-        for key, turn in [] if self.closed else self._dialer.due(now):
+        for key in [] if self.closed else self._dialer.due(now):
             member = self.config.roster.roster.member(key[0])
-            if member is None or not member.addresses:
-                self._dialer.dial_ended(key, now)  # a newer roster may bring an address
+            address = self._addresses.best(key[0])
+            if member is None or address is None:
+                self._dialer.dial_ended(key, now)  # one may be learnt
                 continue
             self._numbers += 1
-            address = member.addresses[turn % len(member.addresses)]
-            dialed = Connection(self._numbers, "", key, address=address)
+            dialed = Connection(self._numbers, "", key, address=address, began=now)
             self._connections[self._numbers] = dialed
             self._book.dialing(*key, address)
             self.events.append(Dial(self._numbers, address, member.name))
 
     # ---------------------------------------------------------------- orders
+
+    def address_heard(self, node_id: bytes, host: str, port: int, now: float) -> None:
+        """See `Node.address_heard`."""
+        self._addresses.heard(node_id, host, port, now)
 
     def want(self, rank: int, purpose: Purpose, now: float, *, yields: bool = False) -> None:
         """Keep a link up from now on. If this end *yields*, it dials a moment later than the
@@ -617,6 +635,7 @@ class LinkManager:
         if connection is None or connection.key is None:
             self.events.append(Hangup(number, b""))  # given up while it was being dialed
             return
+        connection.took = now - connection.began
         peer, purpose = connection.key
         connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
         connection.link.keepalive.progress = self._progress
@@ -627,6 +646,7 @@ class LinkManager:
         connection = self._connections.pop(number, None)
         if connection is not None and connection.key is not None:
             self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
+            self._addresses.failed(connection.key[0], connection.address, reason, now)
             name = self.member(self._rank(connection.key)).name
             self._say([Note(Level.DEBUG, f"cannot reach {name}: {reason}")], now)
             why = f"at {connection.address} ({reason})"
@@ -700,6 +720,7 @@ class LinkManager:
             case SignatureRequested():
                 if connection.dialed and connection.key is not None:
                     self._dialer.dial_answered(connection.key)
+                    self._proved(connection, connection.key[0], now)
                 self.events.append(Requested(number, event))
             case EncapsulationRequested():
                 self._admission.spoke(number)
@@ -719,6 +740,11 @@ class LinkManager:
                     self.news.append(MessageReceived(rank, purpose, event))
                 return
         self._due_is_known = False
+
+    def _proved(self, connection: Connection, peer: bytes, now: float) -> None:
+        """*peer* proved itself at the address dialed."""
+        connection.proved = True
+        self._addresses.answered(peer, connection.address, connection.took, now)
 
     def head_first(self, roster: Roster) -> bool:
         """True if *roster* makes another member the head, and the present one, which is linked and
