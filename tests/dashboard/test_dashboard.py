@@ -115,6 +115,40 @@ def test_links_that_carry_open_sums_have_no_lock(page: Page) -> None:
     assert page.evaluate(DRAWN_OPEN) == [[2, False], [0, True]]
 
 
+AWAY = "it is away (for 7 s)"
+DRAWN_SMALLER = """async (why) => {
+  const { Ring } = await import("/dashboard/ring.js");
+  const cluster = await (await fetch("/v1/cluster")).json();
+  const drawn = ["svg", "p", "ul"].map((name) => document.createElementNS(
+    name === "svg" ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml", name));
+  document.body.append(...drawn);
+  const ring = new Ring(...drawn);
+  const out = { ...cluster.ranks[1], rank: 2, name: "den", in_ring: false, ready: false,
+    present: false, layers: [], outside: why };
+  return [[out], []].map((more) => {
+    ring.show({ ...cluster, ranks: [...cluster.ranks, ...more] });
+    return [drawn[0].querySelectorAll(".hop").length,
+      [...drawn[0].querySelectorAll("[data-state=out] title")].map((each) => each.textContent),
+      drawn[1].textContent.split(". ")[0],
+      [...drawn[2].children].map((card) => [".is", ".trouble"].map(
+        (part) => card.querySelector(part).textContent)).at(-1)];
+  });
+}"""
+
+
+@pytest.mark.slow
+def test_who_is_left_out_is_drawn_beside_the_ring(page: Page) -> None:
+    assert page.evaluate(DRAWN_SMALLER, AWAY) == [
+        [
+            2,
+            ["den: left out"],
+            "A ring of 2, of 3, that serves",
+            ["left out", AWAY],
+        ],
+        [2, [], "A ring of 2 that serves", ["rank 1", ""]],
+    ]
+
+
 DRAWN_FETCHING = """async () => {
   const { Ring } = await import("/dashboard/ring.js");
   const cluster = await (await fetch("/v1/cluster")).json();

@@ -60,6 +60,10 @@ function setState(state, text) {
   told = text;
 }
 
+/** The names of who is left out, as one, if someone is. */
+const without = ({ degraded = [] }) =>
+  degraded.length ? [degraded.map((each) => each.name).join(", ")] : [];
+
 /** Show one event. */
 function heard(event) {
   const { cluster } = event;
@@ -69,7 +73,7 @@ function heard(event) {
   document.title = `${cluster.model} · sealring`;
   say(byId("rate-now"), cluster.tokens_per_s ? `${few(cluster.tokens_per_s)} tokens/s` : "");
   if (cluster.draining) setState("waiting", "shutting down");
-  else if (cluster.healthy) setState("good", "serving");
+  else if (cluster.healthy) setState("good", ["serving", ...without(cluster)].join(" without "));
   else setState("bad", "not serving");
   showWhy(cluster);
   monitor.show(event);

@@ -1,4 +1,5 @@
-// The ring: a drawing for the eye, a sentence for the ear, and a card for each rank.
+// The ring: a drawing for the eye, a sentence for the ear, and a card for each rank. Ranks that the
+// ring goes on without are drawn below it.
 
 import { draw, keep, make, say } from "./dom.js";
 import { few, size, time } from "./format.js";
@@ -7,6 +8,7 @@ const WIDTH = 480;
 const HEIGHT = 300;
 const CENTRE = { x: WIDTH / 2, y: HEIGHT / 2 };
 const NAMED = 6; // more ranks than this have their names on their cards alone
+const ROW = 44; // what the ranks that are left out take below the ring
 const LOCKED = 44; // a hop that is drawn shorter than this has no room for its lock
 
 /** How large the ring and its nodes are drawn: the more ranks, the smaller the nodes. */
@@ -26,27 +28,29 @@ export class Ring {
     this.nodes = [];
     this.hops = [];
     this.below = 0; // room for a name below the ring
+    this.row = 0; // and for who is left out
     this.narrow = matchMedia("(max-width: 480px)");
     this.narrow.addEventListener("change", () => this.fit());
   }
 
   /** Leave out what stands beside the ring where there is no room for it. */
   fit() {
-    const wide = `0 0 ${WIDTH} ${HEIGHT + this.below}`;
-    const narrow = `${CENTRE.x - 142} 8 284 284`;
+    const wide = `0 0 ${WIDTH} ${HEIGHT + this.below + this.row}`;
+    const narrow = `${CENTRE.x - 142} 8 284 ${284 + this.row}`;
     this.svg.setAttribute("viewBox", this.narrow.matches ? narrow : wide);
   }
 
   /** Show the ring as the head tells it. */
   show(cluster) {
     const { ranks } = cluster;
-    const shape = ranks.map((rank) => rank.name).join(" ");
+    const inside = ranks.filter(isInRing);
+    const shape = ranks.map((rank) => `${rank.name}${isInRing(rank) ? "" : "-"}`).join(" ");
     if (shape !== this.shape) {
       this.shape = shape;
-      this.build(ranks);
+      this.build(inside, ranks.filter((rank) => !isInRing(rank)));
     }
-    ranks.forEach((rank, index) => this.showRank(rank, cluster, this.nodes[index]));
-    this.hops.forEach((hop, index) => showHop(hop, cluster, index));
+    inside.forEach((rank, index) => this.showRank(rank, cluster, this.nodes[index]));
+    this.hops.forEach((hop, index) => showHop(hop, cluster, inside, index));
     say(this.rate, few(cluster.tokens_per_s));
     this.svg.classList.toggle("flowing", cluster.tokens_per_s > 0);
     say(this.summary, describe(cluster));
@@ -67,7 +71,7 @@ export class Ring {
     }
   }
 
-  build(ranks) {
+  build(ranks, outside) {
     const { radius, node } = scale(ranks.length);
     const circle = new Circle(radius, node, ranks.length);
     this.hops = ranks.length > 1 ? ranks.map((_, index) => hop(circle, index)) : [];
@@ -75,10 +79,13 @@ export class Ring {
     this.rate = draw("text", { class: "rate", x: CENTRE.x, y: CENTRE.y + 8 }, "0");
     const unit = draw("text", { class: "unit", x: CENTRE.x, y: CENTRE.y + 28 }, "tokens/s");
     this.below = ranks.length <= NAMED && ranks.length % 2 && ranks.length > 1 ? 20 : 0;
+    this.row = outside.length ? ROW : 0;
+    const bottom = HEIGHT + this.below + ROW / 2 - 4;
     this.svg.replaceChildren(
       ...(ranks.length > 1 ? [] : [draw("circle", { class: "alone", cx: CENTRE.x, cy: CENTRE.y, r: radius })]),
       ...this.hops.map((each) => each.group),
       ...this.nodes.map((each) => each.group),
+      ...outside.map((rank, index) => drawOutside(rank, outside.length, index, bottom)),
       this.rate,
       unit,
     );
@@ -134,6 +141,22 @@ function drawNode(rank, circle, index) {
   return { group, layers, memory, inside };
 }
 
+/** A rank that the ring goes on without: below the ring, and no hop leads there. */
+function drawOutside(rank, count, index, y) {
+  const named = count <= 2;
+  const apart = named ? 150 : Math.min(34, 270 / count);
+  const x = round(CENTRE.x + apart * (index - (count - 1) / 2) - (named ? 30 : 0));
+  const group = draw(
+    "g",
+    { class: "node tiny", "data-state": "out" },
+    draw("title", {}, `${rank.name}: left out`),
+    draw("circle", { cx: x, cy: y, r: 13 }),
+    draw("text", { class: "number", x, y: y + 5 }, String(rank.rank)),
+  );
+  if (named) group.append(draw("text", { class: "label", "text-anchor": "start", x: x + 20, y: y + 5 }, rank.name));
+  return group;
+}
+
 /** A rank's name, layers and memory: in three lines beside its node, or in one below it. */
 function label(rank, circle, angle, layers, memory) {
   const { x, y } = circle.point(angle);
@@ -181,8 +204,7 @@ function hop(circle, index) {
 const move = ({ x, y }, turn) => `translate(${x} ${y})${turn === undefined ? "" : `rotate(${turn})`}`;
 
 /** A hop works when both its ends are ready, and no end knows the link to be down. */
-function showHop({ group }, cluster, index) {
-  const { ranks } = cluster;
+function showHop({ group }, cluster, ranks, index) {
   const from = ranks[index];
   const to = ranks[(index + 1) % ranks.length];
   const cut = (rank) => rank.links.step === false || rank.tunnel === false;
@@ -197,8 +219,12 @@ export const isOpen = ({ collective }) => Boolean(collective) && !collective.sea
 const span = ({ layers: [first, end] }) =>
   end - first === 1 ? `layer ${first}` : `layers ${first}–${end - 1}`;
 
+/** Whether the ring goes on with a rank. */
+export const isInRing = (rank) => rank.in_ring !== false; // an older head does not say
+
 /** What a rank does that is not ready. */
 function state(rank, cluster) {
+  if (!isInRing(rank)) return "left out";
   if (rank.fetch_bytes) return "fetching";
   if (!rank.present) return "missing";
   return cluster.state === "gathering" ? "waiting" : "loading";
@@ -212,11 +238,14 @@ const bare = (rank) => span(rank).replace(/^layers? /, "");
 function describe(cluster) {
   const parts = cluster.ranks.map((rank) => {
     const what = rank.ready ? span(rank) : state(rank, cluster);
-    return `rank ${rank.rank}, ${rank.name}: ${what}`;
+    const why = isInRing(rank) ? "" : `, ${rank.outside}`;
+    return `rank ${rank.rank}, ${rank.name}: ${what}${why}`;
   });
   const does = cluster.healthy ? "serves" : "does not serve";
   const open = isOpen(cluster) ? " The sums between its ranks are not sealed." : "";
-  return `A ring of ${cluster.ranks.length} that ${does}. ${parts.join("; ")}.${open}`;
+  const { length } = cluster.ranks.filter(isInRing);
+  const whole = length < cluster.ranks.length ? `${length}, of ${cluster.ranks.length},` : length;
+  return `A ring of ${whole} that ${does}. ${parts.join("; ")}.${open}`;
 }
 
 /** What is wrong with the link to a rank, if something is. */
@@ -245,11 +274,11 @@ function card(rank) {
 }
 
 function showCard(element, rank, cluster) {
-  element.dataset.state = rank.ready ? "good" : rank.present ? "waiting" : "bad";
+  element.dataset.state = rank.ready ? "good" : rank.present || !isInRing(rank) ? "waiting" : "bad";
   say(element.querySelector(".who"), rank.name);
   const part = rank.rank === 0 ? "head" : `rank ${rank.rank}`;
   say(element.querySelector(".is"), rank.ready ? part : state(rank, cluster));
-  say(element.querySelector(".trouble"), rank.ready ? trouble(rank) : "");
+  say(element.querySelector(".trouble"), isInRing(rank) ? (rank.ready ? trouble(rank) : "") : rank.outside);
   const bar = element.querySelector("progress");
   bar.hidden = !rank.fetch_bytes;
   if (rank.fetch_bytes) bar.value = rank.fetched_bytes / rank.fetch_bytes;
