@@ -73,11 +73,10 @@ def test_a_monitor_learns_of_lives_and_a_drain_has_its_limit() -> None:
         desk.wait_for_health()
         version = desk.status()["version"]
         assert re.fullmatch(r"\d+\.\d+.*", version)
+        line = rf"^version +{re.escape(version)} \(steps 1\)$"
         for machine in (desk, shelf):
             out = machine.run("status", "--config", machine.config).out
-            assert re.search(rf"^version +{re.escape(version)} \(steps 1\)$", out, re.MULTILINE), (
-                out
-            )
+            assert re.search(line, out, re.MULTILINE), out
 
         before = metrics(desk)
         build = next(name for name in before if name.startswith("sealring_build_info"))
