@@ -23,6 +23,8 @@ from sealring.http import bodies, connections, gate, head, http1, kept, server, 
 from sealring.http.head import ApiHead
 from sealring.http.openapi import OPERATIONS
 from sealring.http.server import build_app
+from sealring.joining.door import Door
+from sealring.service.newcomers import NewcomersApi
 from sealring.text import workers
 from starlette.routing import Route
 
@@ -30,7 +32,9 @@ from docs import words, words_shapes
 from docs.schemas import table, told_type
 
 _SOURCE: Final = Path(sealring.__file__).parent
-_ROOMS: Final = ("dashboard", "dialects", "http", "structured", "text", "text_worker.py")
+_ROOMS: Final = (
+    *("dashboard", "dialects", "http", "service", "structured", "text", "text_worker.py"),
+)
 """The parts of the daemon that make errors of the API."""
 
 
@@ -42,7 +46,8 @@ def _same(found: set[str], told: set[str], what: str) -> None:
 
 def _endpoints() -> str:
     # The app asks its head for nothing before a request comes.
-    app = build_app(cast(ApiHead, None), pages.routes())
+    newcomers = NewcomersApi(cast(Door, None), cast(config.Config, None))
+    app = build_app(cast(ApiHead, None), [*newcomers.routes(), *pages.routes()])
     rows, found = [], set()
     for route in app.routes:
         if isinstance(route, Route) and route.path not in server.UNSERVED:

@@ -192,6 +192,8 @@ ERRORS: Final = {
     "wrong_origin": ("403", "The request comes from a page of another origin, which the config's "
                      "`allowed_origins` does not name. The message has the line to add."),
     "wrong_site": ("403", "The request comes from a page of another site."),
+    "may_not_admit": ("403", "Who asks may not say which machines become members; the message says "
+                      "who may."),
     "not_in_background": ("400", "A response that is to be cancelled is not made in the "
                           "background."),
     "response_not_found": ("404", "There is no such response of this caller's, or no longer."),
@@ -203,6 +205,9 @@ ERRORS: Final = {
     "endpoint_not_supported": ("404", "Other servers have this endpoint; here there is none."),
     "method_not_allowed": ("405", "The path does not take this method."),
     "request_timeout": ("408", "The header or the body did not arrive in time."),
+    "newcomer_not_found": ("404", "No machine waits whose visit has this id."),
+    "newcomer_not_decided": ("409", "The machine has left, somebody has decided already, or it did "
+                             "not join; the message says which."),
     "request_ambiguous": ("409", "Several requests under way are called so by their clients."),
     "request_over": ("409", "The request that is to be cancelled is over."),
     "request_too_large": ("413", "The body is too large."),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sealring.files.config import load_config
-from sealring.http.keys import KEY_FILE, KEY_PREFIX, ApiKeys, new_key, revoke_key
+from sealring.http.keys import KEY_FILE, KEY_PREFIX, ApiKeys, digest, new_key, revoke_key
 from sealring.local.ring import write_cluster
 from sealring_model import tiny
 from sealring_trio.errors import UserError
@@ -45,6 +45,21 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(config: Path) -> None:
     revoke_key(file, "alice")
     assert keys.owner(key) is None
     assert keys.owner(other) == "bob"
+
+
+def test_a_key_may_admit_only_if_it_was_made_so(config: Path) -> None:
+    file = load_config(config).state / KEY_FILE
+    made = [
+        sealring("apikey", "new", *words, "--config", config).out.strip()
+        for words in (("alice",), ("owner", "--admit"))
+    ]
+    keys = ApiKeys(file)
+    assert [keys.may_admit(digest(key)) for key in made] == [False, True]
+    listed = sealring("apikey", "list", "--config", config, "--json").json()
+    assert [(each["name"], each["admit"]) for each in listed] == [("alice", False), ("owner", True)]
+    assert file.read_text().count("admit") == 1  # a release from before knows the other key
+    revoke_key(file, "owner")
+    assert not keys.may_admit(digest(made[1]))
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,15 @@ async def test_another_terminal_decides(
         await den.over.wait()
 
 
+async def test_a_key_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    den = Machine()
+    async with home(tmp_path) as made, invited(made, monkeypatch) as (at, terminal):
+        await at.asked(den)
+        await made.door.accept(made.door.find("den"), by="the API key 'alice'")
+        await terminal.until("den is a member now, let in by the API key 'alice'")
+        await den.over.wait()
+
+
 async def test_the_node_stops_while_a_machine_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -645,7 +645,8 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         Cluster,
     ),
     "GET /v1/cluster/events": Operation(
-        "The same as a stream of server-sent events, one each second; the page listens to it.",
+        "The same as a stream of server-sent events, one each second, and at once when a machine "
+        "knocks or somebody decides about it; the page listens to it.",
         None,
         kind=EVENTS,
     ),
