@@ -94,4 +94,4 @@ def test_a_machine_waits_and_whoever_may_decides(browser: Browser) -> None:
                 )
                 expect(other.get_by_role("status")).to_contain_text(done)
             assert machine.ended is True
-            began.until("the API key 'owner' has let in")
+            began.until("the API key 'owner' lets in")

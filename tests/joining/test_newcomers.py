@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,9 +24,13 @@ from sealring.generation.generation import Generator
 from sealring.http.keys import KEY_FILE, new_key, revoke_key
 from sealring.http.openapi import NewcomerAnswer, NewcomersAnswer
 from sealring.http.server import ApiServer
+from sealring.local.node_socket import listening
 from sealring.service.newcomers import NewcomersApi, newcomers_at
+from sealring.service.owner_api import OwnerApi, serve_owner
+from sealring.service.verification import Reply
 from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports
+from starlette.types import ASGIApp
 
 from tests.attacks.test_floods import at_work
 from tests.joining.doors import Home, Machine, asked, home
@@ -41,6 +46,7 @@ class Page:
     http: httpx2.AsyncClient
     keys: dict[str, str]
     key_file: Path
+    app: ASGIApp | None
 
     def headers(self, name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys[name]}"} if name else {}
@@ -75,7 +81,7 @@ async def page_of(folder: Path, *, keyed: bool = True, signs: bool = True) -> As
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run)
             async with httpx2.AsyncClient(base_url=f"http://{api}", timeout=30) as http:
-                yield Page(made, http, keys, file)
+                yield Page(made, http, keys, file, server.app)
             await server.close()
             nursery.cancel_scope.cancel()
 
@@ -108,7 +114,7 @@ async def test_a_key_that_may_admit_lets_a_machine_in(
         assert (about["state"], about["by"]) == ("joined", "the API key 'alice'")
         status, again = await page.decide(about["id"], "refuse", "alice")
         assert (status, again["error"]["code"]) == (409, "newcomer_not_decided")
-    assert f"the API key 'alice' has let in den (fingerprint {knock.fingerprint}" in caplog.text
+    assert f"the API key 'alice' lets in den (fingerprint {knock.fingerprint}" in caplog.text
 
 
 async def test_a_key_that_may_admit_refuses_one(tmp_path: Path) -> None:
@@ -122,9 +128,9 @@ async def test_a_key_that_may_admit_refuses_one(tmp_path: Path) -> None:
         assert page.made.names == ["desk"]
 
 
-@pytest.mark.parametrize("decision", ["accept", "refuse"])
+@pytest.mark.parametrize(("decision", "verb"), [("accept", "let in"), ("refuse", "refuse")])
 async def test_nobody_else_decides(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, decision: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, decision: str, verb: str
 ) -> None:
     async with page_of(tmp_path) as page, trio.open_nursery() as nursery:
         knock = await asked(page.made, Machine(), nursery)
@@ -134,7 +140,7 @@ async def test_nobody_else_decides(
         assert (status, told["error"]["code"]) == (403, "may_not_admit")
         assert "may ask, and may not say which machines" in told["error"]["message"]
         assert told["error"]["message"] == seen["why_not"]
-        assert "the API key 'bob' would have " in caplog.text
+        assert f"the API key 'bob' would {verb} den (" in caplog.text
         page.keys["eve"] = "sk-sealring-wrong"
         cookie = f"key={page.keys['alice']}; authorization=Bearer {page.keys['alice']}"
         foreign = {"origin": "https://evil.example"}
@@ -165,13 +171,31 @@ async def test_without_keys_nobody_decides_on_the_page(tmp_path: Path) -> None:
         knock = await asked(page.made, Machine(), nursery)
         seen = await page.see()
         assert not seen["may_admit"]
-        assert "Decide in a terminal of this machine" in seen["why_not"]
+        assert "Decide in a terminal of the head's machine" in seen["why_not"]
         assert [each["name"] for each in seen["data"]] == ["den"]
         for decision in ("accept", "refuse"):
             status, told = await page.decide(knock.id, decision)
             assert (status, told["error"]["code"]) == (403, "may_not_admit")
         assert page.made.door.waiting() == [knock]
         nursery.cancel_scope.cancel()
+
+
+async def test_the_owner_decides_at_the_node_s_socket(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sealring-") as short:
+        place = Path(short) / "control.sock"
+        async with page_of(tmp_path) as page, trio.open_nursery() as nursery:
+            knock = await asked(page.made, Machine(), nursery)
+            with listening(place) as listener:
+                nursery.start_soon(serve_owner, listener, OwnerApi(nothing, lambda: page.app))
+                uds = httpx2.AsyncHTTPTransport(uds=str(place))
+                async with httpx2.AsyncClient(transport=uds, base_url="http://localhost") as own:
+                    answer = await own.post(f"{WAITING}/{knock.id}/refuse")
+                assert (answer.status_code, answer.json()["by"]) == (200, "the owner")
+            nursery.cancel_scope.cancel()
+
+
+async def nothing(name: str, body: bytes, reply: Reply) -> None:
+    """The answers of a node that is asked nothing."""
 
 
 async def test_a_key_elsewhere_signs_in_a_terminal(tmp_path: Path) -> None:

@@ -38,7 +38,10 @@ Decision = Literal["accept", "refuse"]
 _LONGEST_WHY: Final = 300
 """Characters of why a newcomer is here no more, which may be its own words."""
 
-_WORDS: Final[dict[Decision, str]] = {"accept": "let in", "refuse": "refused"}
+_VERBS: Final[dict[Decision, tuple[str, str]]] = {
+    "accept": ("let in", "lets in"),
+    "refuse": ("refuse", "refuses"),
+}
 
 
 def newcomers_at(door: Door) -> Newcomers:
@@ -102,26 +105,26 @@ class NewcomersApi:
 
     async def _decided(self, request: Request, decision: Decision) -> JSONResponse:
         caller: Caller = request.scope["state"]["visitor"]
-        id_, done = request.path_params["id"], _WORDS[decision]
+        id_, (verb, does) = request.path_params["id"], _VERBS[decision]
         by = f"the API key '{caller.name}'" if caller.keyed else "the owner"
         knock = next((each for each in self._door.shown() if each.id == id_), None)
         about = "a machine that is not here" if knock is None else _named(knock)
         if why := self._why_not(request):
             if caller.keyed:
-                log.warning("%s: %s would have %s %s, and may not", caller.id, by, done, about)
+                log.warning("%s: %s would %s %s, and may not", caller.id, by, verb, about)
             raise ApiError(403, why, "may_not_admit")
         if knock is None:
             raise ApiError(
                 404, "This machine waits no longer, or never did.", "newcomer_not_found", param="id"
             )
-        log.info("%s: %s has %s %s", caller.id, by, done, about)
+        log.info("%s: %s %s %s", caller.id, by, does, about)
         try:
             if decision == "accept":
                 await self._door.accept(knock, by=by)
             else:
                 self._door.refuse(knock, by)
         except UserError as error:
-            log.warning("%s: %s was not %s: %s", caller.id, about, done, error.what)
+            log.warning("%s: nothing came of it: %s", caller.id, error.what)
             text = f"{error.what[:1].upper()}{error.what[1:]}. {error.advice}"
             raise ApiError(409, text, "newcomer_not_decided", param="id") from None
         return JSONResponse(describe(knock))
@@ -150,8 +153,8 @@ class NewcomersApi:
 
 
 _NO_KEY: Final = (
-    "Who presents no API key decides nothing here. Decide in a terminal of this machine, or make a "
-    "key that may admit: sealring apikey new NAME --admit"
+    "Who presents no API key decides nothing here. Decide in a terminal of the head's machine, or "
+    "make a key that may admit: sealring apikey new NAME --admit"
 )
 _NOT_ADMIT: Final = (
     "This API key may ask, and may not say which machines become members. Decide in a terminal of "
