@@ -13,6 +13,7 @@ import pytest
 import trio
 from sealring.cli.inviting import Inviting
 from sealring.joining.fingerprint import fingerprint
+from sealring.service import door_requests
 from sealring.service.door_requests import answer_at_door
 from sealring_protocol.joining.invitation import Invitation
 from sealring_trio.errors import OperationError
@@ -186,3 +187,26 @@ async def test_a_node_that_cannot_sign_leaves_the_machine_waiting(
         await terminal.until("den still waits: sealring machines accept [a-z-]+ --key FILE")
         assert [knock.name for knock in made.door.waiting()] == ["den"]
         await made.door.close("over")
+
+
+async def test_a_reader_of_the_news_may_be_slow(tmp_path: Path) -> None:
+    """The node looks again and again at whether the invitation is over. A report that this
+    would cut off is lost."""
+    events: list[dict[str, Any]] = []
+    patience: list[float] = []
+
+    async def reply(line: dict[str, Any]) -> None:
+        events.append(line)
+        patience.append(trio.current_effective_deadline() - trio.current_time())
+
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        nursery.start_soon(answer_at_door, made.door, "invite", b"{}", reply)
+        while not events:
+            await trio.lowlevel.checkpoint()
+        nursery.start_soon(Machine().join, Invitation.decode(events[0]["invitation"]))
+        await made.knocked()
+        made.door.refuse(made.door.find())
+        while len(events) < 4:
+            await trio.lowlevel.checkpoint()
+    assert [event["event"] for event in events] == ["invitation", "knock", "refused", "over"]
+    assert min(patience) > 10 * door_requests._LOOK_SECONDS

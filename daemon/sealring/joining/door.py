@@ -80,6 +80,9 @@ TOLD_SECONDS: Final = 120.0
 JOINED_SECONDS: Final = JOIN_PATIENCE + 5.0
 """Seconds that a newcomer that was accepted may take to store its roster."""
 
+_LONGEST_WHY: Final = 300
+"""Characters of why a newcomer left, in its own words."""
+
 _ID_DIGITS: Final = 8
 """Hex digits of an id that may stand for it, at least."""
 
@@ -559,7 +562,7 @@ class Door:
             case Joined() if visit.knock is not None and self._nursery is not None:
                 self._nursery.start_soon(self._joined, visit.knock)
             case LinkClosed(_, reason) if visit.knock is not None:
-                visit.knock.why = reason
+                visit.knock.why = ascii_text(reason, _LONGEST_WHY)
 
     def _introduced(self, visit: _Visit, event: Introduced) -> None:
         """A newcomer has shown its invitation: it waits for a person, unless it cannot be a
@@ -726,7 +729,9 @@ def _free_addresses(knock: Knock, roster: Roster) -> tuple[str, ...]:
             host, _ = parse_address(address)
         except ValueError:
             continue
-        if is_unspecified(host) or (is_loopback(host) and not here):
+        if not host.isascii():
+            why = "its address has letters beyond ASCII"
+        elif is_unspecified(host) or (is_loopback(host) and not here):
             why = f"no other machine reaches it at {address}"
         elif address.lower() in taken:
             why = f"'{taken[address.lower()]}' has the address {address}"

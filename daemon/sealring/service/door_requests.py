@@ -5,6 +5,7 @@ follows, and the serial that this has to exceed.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Final
 
 import pydantic
@@ -85,13 +86,22 @@ async def _invite(door: Door, asked: InviteFields, reply: Reply) -> None:
         if not asked.watch:
             return
         while not (why := door.fault(invitation)):
-            with trio.move_on_after(_LOOK_SECONDS):
-                await _report(await anext(news), invitation, reply)
+            each = await _next_of(news, trio.current_time() + _LOOK_SECONDS)
+            if each is not None:
+                await _report(each, invitation, reply)
         # What has just happened is why it is over.
-        with trio.move_on_after(_LOOK_SECONDS):
-            while True:
-                await _report(await anext(news), invitation, reply)
+        end = trio.current_time() + _LOOK_SECONDS
+        while (each := await _next_of(news, end)) is not None:
+            await _report(each, invitation, reply)
         await reply({"event": "over", "why": why})
+
+
+async def _next_of(news: AsyncIterator[DoorNews], deadline: float) -> DoorNews | None:
+    """The next of *news*; None if there is none before *deadline*. A slow reader, to whom it is
+    reported then, has no such limit: what was taken would be lost."""
+    with trio.move_on_at(deadline):
+        return await anext(news)
+    return None
 
 
 async def _report(news: DoorNews, invitation: Invitation, reply: Reply) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, Literal
 
 import trio
-from sealring_protocol.limits import MAX_ADDRESS
 from sealring_trio.errors import UserError
 from sealring_trio.units import wall_ms
 from starlette.requests import Request
@@ -29,14 +28,10 @@ from sealring.files.config import Config, config_path
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead, Newcomers
 from sealring.joining.door import Door, Knock
-from sealring.joining.names import ascii_text
 
 log = logging.getLogger("sealring")
 
 Decision = Literal["accept", "refuse"]
-
-_LONGEST_WHY: Final = 300
-"""Characters of why a newcomer is here no more, which may be its own words."""
 
 _VERBS: Final[dict[Decision, tuple[str, str]]] = {
     "accept": ("let in", "lets in"),
@@ -62,11 +57,11 @@ def describe(knock: Knock) -> dict[str, Any]:
         "system": knock.system,
         "memory": knock.newcomer.memory,
         "source": knock.source,
-        "addresses": [ascii_text(each, MAX_ADDRESS) for each in knock.addresses],
+        "addresses": list(knock.addresses),
         "waited_s": round(min(trio.current_time(), knock.ended) - knock.since),
         "invitation_s": max(0, round(left)),
         "by": knock.by,
-        "why": ascii_text(knock.why, _LONGEST_WHY),
+        "why": knock.why,
     }
 
 
