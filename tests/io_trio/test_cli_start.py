@@ -384,15 +384,40 @@ def test_a_start_that_fails_leaves_no_files(folder: Path) -> None:
     assert not (folder / "desk").exists()
 
 
-def test_without_a_cluster_up_says_how_to_get_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def user(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a user of this machine."""
     monkeypatch.setenv("HOME", str(folder))
     for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    done = sealring("up")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", [("up",), ("model", "use", "tiny"), ("apikey", "list")], ids=" ".join
+)
+def test_without_a_cluster_commands_say_how_to_get_one(
+    user: Path, command: tuple[str, ...]
+) -> None:
+    done = sealring(*command)
     assert done.code == 2
     assert "this machine is in no cluster" in done.err
     assert "sealring start" in done.err
     with contextlib.suppress(FileNotFoundError):
-        assert not list(folder.iterdir())
+        assert not list(user.iterdir())
+
+
+def test_commands_find_the_config_of_the_default_folder(user: Path) -> None:
+    """Those that ask its node say that none runs, and start no ring of their own."""
+    files = MemberFiles.at(None)
+    found(files, Settings("desk", ("127.0.0.1", two_in_a_row()), "off", "tiny"))
+    for command in (
+        ("model", "use", "tiny"),
+        ("verify",),
+        ("profile", "--seconds", "1"),
+        ("roster", "install", files.roster),
+    ):
+        done = sealring(*command)
+        assert (done.code, "no node is running here" in done.err) == (1, True), done.err
+    assert sealring("apikey", "new", "alice").code == 0
+    assert "alice" in sealring("apikey", "list").out

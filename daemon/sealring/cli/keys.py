@@ -11,7 +11,7 @@ from sealring_protocol.security.identity import node_id
 from sealring_trio.files.key_files import public_path
 
 from sealring.files.cluster import create_key
-from sealring.files.config import load_config
+from sealring.files.config import own_config
 from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
 from sealring.output import print_facts, print_json, print_table
 
@@ -84,7 +84,9 @@ app = cyclopts.App(
 
 
 @app.command(name="new")
-def new(name: str, *, config: Path, admit: bool = False, json: bool = False) -> None:
+def new(
+    name: str, *, config: Path | None = None, admit: bool = False, json: bool = False
+) -> None:
     """Make a key, and show it this once.
 
     Only a hash of it is kept, so a key that is lost is replaced: revoke it
@@ -104,7 +106,7 @@ def new(name: str, *, config: Path, admit: bool = False, json: bool = False) -> 
     name
         Whose key it is; requests take turns by it, and the log names it.
     config
-        The config of the head.
+        The config of the head; that of the default folder if left out.
     admit
         Its holder may let in machines that wait to join, and refuse them.
     json
@@ -119,13 +121,13 @@ def new(name: str, *, config: Path, admit: bool = False, json: bool = False) -> 
 
 
 @app.command(name="list")
-def list_(*, config: Path, json: bool = False) -> None:
+def list_(*, config: Path | None = None, json: bool = False) -> None:
     """Show who has a key.
 
     Parameters
     ----------
     config
-        The config of the head.
+        The config of the head; that of the default folder if left out.
     json
         Print one JSON list.
     """
@@ -147,7 +149,7 @@ def list_(*, config: Path, json: bool = False) -> None:
 
 
 @app.command(name="revoke")
-def revoke(name: str, *, config: Path) -> None:
+def revoke(name: str, *, config: Path | None = None) -> None:
     """Take a key back; requests with it are refused from now on.
 
     Without the last one the API is closed to all, until there is a new one.
@@ -157,7 +159,7 @@ def revoke(name: str, *, config: Path) -> None:
     name
         Whose key it is, as 'sealring apikey list' shows.
     config
-        The config of the head.
+        The config of the head; that of the default folder if left out.
     """
     file = _file(config)
     revoke_key(file, name)
@@ -169,5 +171,5 @@ def revoke(name: str, *, config: Path) -> None:
         )
 
 
-def _file(config: Path) -> Path:
-    return load_config(config).state / KEY_FILE
+def _file(config: Path | None) -> Path:
+    return own_config(config).state / KEY_FILE

@@ -28,7 +28,7 @@ from sealring_trio.files.models import (
 )
 from sealring_trio.units import format_size
 
-from sealring.files.config import load_config
+from sealring.files.config import own_config
 from sealring.files.models import find_for_command, newest_hub_model, structure
 from sealring.local.node_socket import ask
 from sealring.output import print_facts, print_json, print_table, reporter, visible
@@ -341,7 +341,9 @@ Seconds = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Numb
 
 
 @app.command
-def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) -> int:
+def use(
+    model: str, *, config: Path | None = None, wait: Seconds = 600.0, json: bool = False
+) -> int:
     """Have a running node serve MODEL in place of the one it has.
 
     The model is described first; one that cannot be served is refused, and
@@ -365,14 +367,15 @@ def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) 
     model
         Folder of the model, its hub id, or 'tiny'.
     config
-        The config of the node, as given to 'sealring up'.
+        The config of this machine's node; that of the default folder if left
+        out.
     wait
         Seconds that it may take until it serves. After that a ring of one
         returns to the old model.
     json
         Print one JSON object.
     """
-    settings = load_config(config)
+    settings = own_config(config)
     named = str(Path(model).resolve()) if Path(model).is_dir() else model
     if settings.fetch == "hub":
         structure(describe_model(find_for_command(settings, named)))
@@ -386,7 +389,7 @@ def use(model: str, *, config: Path, wait: Seconds = 600.0, json: bool = False) 
     if json:
         print_json(done)
     elif done["serving"]:
-        print(f"{visible(done['model'])} is served; write it into {config} too")
+        print(f"{visible(done['model'])} is served; write it into {settings.path} too")
     else:
         print(f"this node has {visible(done['model'])} now; the ring does not serve yet:")
         for text in done["why"]:

@@ -14,7 +14,6 @@ import attrs
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import is_there
 from sealring_trio.units import format_address, is_unspecified
 
 if TYPE_CHECKING:
@@ -115,14 +114,13 @@ class Access:
 def usual_url() -> str:
     """Where the head's API is if nobody says: as the config of the default folder has it, or else
     the default."""
-    from sealring.files.config import config_path, load_config  # noqa: PLC0415 - as above
+    from sealring.files.config import has_own_config, own_config  # noqa: PLC0415 - as above
     from sealring.local.client import DEFAULT_URL  # noqa: PLC0415 - as above
 
-    path = config_path(None)
-    if not is_there(path):
+    if not has_own_config():
         return DEFAULT_URL
     try:
-        config = load_config(path)
+        config = own_config(None)
     except UserError:  # which is for 'sealring up' to say
         return DEFAULT_URL
     if config.api is None:

@@ -18,11 +18,10 @@ from sealring_protocol.control.plan import (
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
-from sealring_trio.files.key_files import is_there
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.units import format_size, parse_size
 
-from sealring.files.config import config_path, own_config
+from sealring.files.config import has_own_config, own_config
 from sealring.files.models import engine_info, find_for_command, load_text, structure
 from sealring.forecast import PROMPT, Forecast, Workload, recommend, ways
 from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
@@ -75,7 +74,8 @@ def plan(
     Parameters
     ----------
     config
-        The config of this machine's node, as given to 'sealring up'.
+        The config of this machine's node; that of the default folder if left
+        out and there is one.
     model
         Folder of the model, a hub id, or 'tiny'; that of the config if left out.
     adapter
@@ -167,7 +167,7 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
     rooms = tuple(_size(part) for part in memory.split(",")) if memory else ()
     if config is None and model is not None:
         return _Ring(find_model(model), None, rooms or (_own_room(0),))
-    if config is None and not is_there(config_path(None)):
+    if config is None and not has_own_config():
         raise UserError(
             "nothing says what to plan for",
             "Name a model (--model, and --memory), or this machine's node (--config).",

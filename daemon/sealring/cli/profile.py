@@ -15,7 +15,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
 from sealring.cli.options import Positive
-from sealring.files.config import load_config
+from sealring.files.config import has_own_config, own_config
 from sealring.local.node_socket import ask
 from sealring.local.ring import local_ring
 from sealring.output import print_json, reporter
@@ -36,8 +36,8 @@ def profile(
     tokens: Positive = 128,
     rows: Positive = 1,
     prompt: str = PROMPT,
-    ranks: Positive = 2,
-    model: str = TINY,
+    ranks: Positive | None = None,
+    model: str | None = None,
     trace: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -62,7 +62,8 @@ def profile(
     ----------
     config
         The config of a node that runs on this machine; repeat the option for
-        several. Without any, a ring is started.
+        several. That of the default folder if left out, if there is one and
+        no --ranks or --model is given; or else a ring is started.
     seconds
         Watch what runs for so long, in place of asking.
     tokens
@@ -72,7 +73,7 @@ def profile(
     prompt
         What to ask.
     ranks
-        Ranks of the ring that is started.
+        Ranks of the ring that is started; 2 if left out.
     model
         Its model; the one that ships with sealring if left out.
     trace
@@ -91,9 +92,12 @@ def profile(
             _ask(_head(sockets, recordings), prompt, rows, tokens)
         took = time.perf_counter() - began
 
-    if seconds is not None and not config:
+    configs: tuple[Path | None, ...] = config
+    if not config and ranks is None and model is None and has_own_config():
+        configs = (None,)
+    if seconds is not None and not configs:
         raise UserError("nothing runs in a ring that is just started", "Give --config or --tokens.")
-    with _nodes(config, ranks, model) as sockets:
+    with _nodes(configs, ranks or 2, model or TINY) as sockets:
         recordings = gather(sockets, work)
     if not any(each.stays for each in recordings):
         what = "no step passed meanwhile"
@@ -108,10 +112,10 @@ def profile(
 
 
 @contextlib.contextmanager
-def _nodes(config: Sequence[Path], ranks: int, model: str) -> Iterator[list[Path]]:
+def _nodes(configs: Sequence[Path | None], ranks: int, model: str) -> Iterator[list[Path]]:
     """The sockets of the nodes to profile."""
-    if config:
-        yield [load_config(each).control_socket for each in config]
+    if configs:
+        yield [own_config(each).control_socket for each in configs]
         return
     reporter()(f"starting {ranks} nodes")
     with local_ring(ranks, find_whole_model(model)) as nodes:

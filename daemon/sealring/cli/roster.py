@@ -26,7 +26,7 @@ from sealring.files.cluster import (
     verify_roster,
     write_draft,
 )
-from sealring.files.config import load_config
+from sealring.files.config import own_config
 from sealring.local.node_socket import ANSWER_SECONDS, ask
 from sealring.output import print_facts, print_json, print_table, progress
 
@@ -350,7 +350,7 @@ def renew(
 
 
 @app.command
-def install(roster: Path, *, config: Path, json: bool = False) -> None:
+def install(roster: Path, *, config: Path | None = None, json: bool = False) -> None:
     """Give a newer signed roster to the node that runs here.
 
     It is in force at once, and the node hands it on to all members: one node
@@ -368,12 +368,13 @@ def install(roster: Path, *, config: Path, json: bool = False) -> None:
     roster
         The signed roster's file.
     config
-        The config of the node, as given to 'sealring up'.
+        The config of this machine's node; that of the default folder if left
+        out.
     json
         Print one JSON object.
     """
     data = read_roster(roster).encode()
-    socket = load_config(config).control_socket
+    socket = own_config(config).control_socket
     done: dict[str, Any] = {}
     with progress() as report:
         for done in ask(socket, "roster", {"roster": data.hex()}, ANSWER_SECONDS):

@@ -9,11 +9,10 @@ from typing import Any
 from sealring_protocol.codec.messages import Build
 from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import is_there
 from sealring_trio.units import format_size
 
 from sealring.cli.options import NO_KEY, Access, head_at
-from sealring.files.config import config_path, own_config
+from sealring.files.config import has_own_config, own_config
 from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
 from sealring.output import guesses_text, print_facts, print_json, print_table, visible
 
@@ -46,7 +45,7 @@ def status(
     json
         Print one JSON object.
     """
-    if config is None and (url is not None or not is_there(config_path(None))):
+    if config is None and (url is not None or not has_own_config()):
         _show_ring(url, access, json=json)
         return
     if url is not None:

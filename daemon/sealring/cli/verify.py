@@ -12,7 +12,7 @@ from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, find_whole_model
 
 from sealring.cli.options import Count, Positive
-from sealring.files.config import load_config
+from sealring.files.config import has_own_config, own_config
 from sealring.files.models import find_whole_for_command
 from sealring.local.node_socket import ask
 from sealring.local.ring import local_ring
@@ -57,11 +57,13 @@ def verify(
     and names the first rank, layers, step, row and position that differ. Exit
     code 0 if the ring is right, 1 if not.
 
+        sealring verify
         sealring verify --config desk.toml
         sealring verify --model models/llama-8b --ranks 3
 
-    The first is for a running ring whose head is on this machine: other
-    requests wait a moment, and go on. The second starts a ring here first.
+    The first two are for a running ring whose head is on this machine: other
+    requests wait a moment, and go on. The third starts a ring here first, as
+    the first does on a machine that is in no cluster.
 
     Allowed differences, relative to the root mean square of a position: 0.001
     in f32, 0.02 in f16, 0.05 in bf16; in tensor parallelism 0.004, 0.04 and
@@ -77,10 +79,11 @@ def verify(
     Parameters
     ----------
     config
-        The config of the head of a running ring.
+        The config of the head of a running ring; that of the default folder,
+        if there is one and nothing is said of a ring on this machine.
     model
         Folder of a model, or its hub id, for a ring on this machine; the one
-        that ships with sealring if neither this nor a config is given.
+        that ships with sealring if left out.
     ranks
         Node processes of that ring; 2 if left out.
     layers
@@ -118,14 +121,16 @@ def _ring(
     layers: str,
     options: tuple[str, str],
 ) -> Iterator[tuple[Ask, Path, Path | None]]:
-    """The running ring of *config*, or one that runs within the block; its model, and adapter."""
-    if config is not None:
-        if model is not None or ranks is not None or layers:
-            raise UserError(
-                "a config names a ring that runs, and has its own model and ranks",
-                "Leave --model, --ranks and --layers out, or --config.",
-            )
-        loaded = load_config(config)
+    """The running ring of *config* or the default folder, or one that runs within the block; its
+    model, and adapter."""
+    here = model is not None or ranks is not None or bool(layers)
+    if config is not None and here:
+        raise UserError(
+            "a config names a ring that runs, and has its own model and ranks",
+            "Leave --model, --ranks and --layers out, or --config.",
+        )
+    if config is not None or (has_own_config() and not here):
+        loaded = own_config(config)
         asks = partial(ask, loaded.control_socket, notice=reporter())
         yield asks, find_whole_for_command(loaded), loaded.adapter
         return

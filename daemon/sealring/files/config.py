@@ -221,10 +221,15 @@ def config_path(given: Path | None) -> Path:
     return place / CONFIG_NAME if given is None or place.is_dir() else place
 
 
+def has_own_config() -> bool:
+    """Whether this machine is in a cluster: the default folder has a config."""
+    return is_there(config_path(None))
+
+
 def own_config(given: Path | None, strategy: StrategyName | None = None) -> Config:
     """The config at `config_path`; *strategy* as in `load_config`. Raises `UserError`."""
     path = config_path(given)
-    if given is None and not is_there(path):
+    if given is None and not has_own_config():
         raise UserError(
             f"this machine is in no cluster: there is no {path}",
             "Make one: sealring start. Or join one: sealring join INVITATION. Or give the config "

@@ -30,9 +30,9 @@ import httpcore2
 import httpx2
 from sealring_protocol.limits import MAX_TOKENS
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import check_secret, decoded, is_there, read_file
+from sealring_trio.files.key_files import check_secret, decoded, read_file
 
-from sealring.files.config import DEFAULT_API, config_path
+from sealring.files.config import DEFAULT_API, has_own_config
 
 DEFAULT_URL: Final = f"http://{DEFAULT_API}"
 KEY_VARIABLES: Final = ("SEALRING_API_KEY", "OPENAI_API_KEY")
@@ -493,7 +493,7 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
 
 def _how_to_reach() -> str:
     """What to do where no head answers."""
-    if not is_there(config_path(None)):
+    if not has_own_config():
         return "Start one: sealring serve. Or give its address: --url URL."
     return (
         "This machine is in a cluster, of which the head alone has the API: 'sealring status' "
