@@ -166,8 +166,8 @@ ROOMS = {
     ),
     "daemon/sealring": (
         *("output", "logs", "files", "forecast", "text", "generation", "dialects", "structured"),
-        *("text_worker", "http", "dashboard", "local", "joining", "service", "verify"),
-        *("profiling", "cli", "__main__"),
+        *("text_worker", "http", "dashboard", "local", "joining", "discovery"),
+        *("service", "verify", "profiling", "cli", "__main__"),
     ),
 }
 """The rooms of each package, in order. A room imports what stands before it."""

@@ -58,6 +58,7 @@ def test_targets_are_these() -> None:
         "bodies",
         "configs",
         "listing",
+        "neighbours",
         "tensor",
     }
 

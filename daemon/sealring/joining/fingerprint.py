@@ -30,3 +30,9 @@ def fingerprint(public_key: bytes) -> str:
     number = int.from_bytes(sha256(public_key)) >> (256 - WORDS * _BITS)
     places = (number >> (_BITS * place) & ((1 << _BITS) - 1) for place in reversed(range(WORDS)))
     return "-".join(_words()[place] for place in places)
+
+
+def is_fingerprint(text: str) -> bool:
+    """Whether *text* is words that `fingerprint` may give."""
+    words = text.split("-")
+    return len(words) == WORDS and all(word in _words() for word in words)

@@ -71,6 +71,14 @@ def addresses_of(listen: tuple[str, int], first: str = "") -> tuple[str, ...]:
 
 def _interfaces(family: socket.AddressFamily) -> Iterator[str]:
     """The addresses at which other machines may reach the interfaces that are up."""
+    for _, address in interface_addresses(family):
+        if not ipaddress.ip_address(address).is_link_local:
+            yield address
+
+
+def interface_addresses(family: socket.AddressFamily) -> Iterator[tuple[str, str]]:
+    """The name and the address, without a zone, of each interface that leads to other machines and
+    is up; one that has several addresses comes several times."""
     up = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():
         if name not in up or not up[name].isup or _INSIDE.match(name):
@@ -78,8 +86,8 @@ def _interfaces(family: socket.AddressFamily) -> Iterator[str]:
         for each in addresses:
             if each.family == family:
                 address = ipaddress.ip_address(each.address.partition("%")[0])
-                if not address.is_loopback and not address.is_link_local:
-                    yield str(address)
+                if not address.is_loopback:
+                    yield name, str(address)
 
 
 def _outward(family: socket.AddressFamily) -> str:

@@ -1,0 +1,266 @@
+"""The thread that speaks multicast DNS: zeroconf, on an asyncio loop of its own.
+
+Importing this takes a tenth of a second of a processor, which is why `discovery` has it done in the
+thread. zeroconf answers, asks, and remembers what it hears. Strangers decide how much comes in, so
+all of that passes a gate before zeroconf reads it (`DatagramGate`):
+
+- What comes from no private address is dropped: the socket listens at every interface, and a public
+  one is to give no answer.
+- What does not have this service's name in it is dropped: printers and speakers cost nothing, and
+  nothing of them is remembered.
+- Announcements of ours are short. A longer datagram is dropped.
+- Once this thread has used its share of a second (`SHARE`), it sleeps until the next one begins,
+  and the system drops what does not fit into the sockets' buffers.
+
+zeroconf remembers 10,000 records. What it keeps beside them for each service is not bounded, so it
+is ended and begun again after `FLOOD` new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import zeroconf
+from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
+
+from sealring.discovery.announcement import SERVICE
+from sealring.discovery.neighbours import Nearby, Neighbours, is_private
+from sealring.discovery.orders import Announced, Near, Orders
+
+log = logging.getLogger("sealring")
+
+LOOK_SECONDS: Final = 5.0
+"""Seconds between two looks at the interfaces: a machine moves to another network."""
+
+TTL_SECONDS: Final = 120
+"""Seconds for which others remember an announcement of a machine that is gone."""
+
+SHARE: Final = 0.05
+"""Seconds of a processor in each second that what comes in may take."""
+
+FLOOD: Final = 4096
+"""New services after which zeroconf is begun again."""
+
+REST_SECONDS: Final = 10.0
+"""Seconds without multicast DNS after that, or after it has failed."""
+
+MAX_DATAGRAM: Final = 1472
+"""Bytes of a datagram that is read: what one Ethernet frame carries. zeroconf sends no longer
+ones."""
+
+_NAME: Final = SERVICE.partition(".")[0].encode()
+
+
+def present(orders: Orders) -> None:
+    """Announce and listen as *orders* says, until it says stop. Call from a thread of its own."""
+    with asyncio.Runner(loop_factory=_GatedLoop) as runner:
+        runner.run(_Presence(orders).run())
+
+
+class Budget:
+    """A share of each second of this thread's processor time."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._used = time.thread_time()
+
+    def spend(self) -> None:
+        """Sleep if the share of this second is used up."""
+        now, used = time.monotonic(), time.thread_time()
+        left = self._since + 1 - now
+        if 0 < left <= 1 and used - self._used > SHARE:
+            time.sleep(left)
+            now = time.monotonic()
+        elif 0 < left <= 1:
+            return
+        self._since, self._used = now, used
+
+
+class DatagramGate(asyncio.DatagramProtocol):
+    """Passes to *inner*, zeroconf's own, what it is to read."""
+
+    def __init__(self, inner: Any, budget: Budget) -> None:
+        self._inner = inner
+        self._budget = budget
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As of `asyncio.DatagramProtocol`."""
+        self._inner.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As of `asyncio.DatagramProtocol`."""
+        self._inner.connection_lost(exc)
+
+    def error_received(self, exc: Exception) -> None:
+        """As of `asyncio.DatagramProtocol`."""
+        log.debug("multicast DNS: %s", exc)  # zeroconf would warn of each
+
+    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+        """As of `asyncio.DatagramProtocol`."""
+        if len(data) <= MAX_DATAGRAM and _NAME in data and is_private(str(addr[0])):
+            self._inner.datagram_received(data, addr)
+        self._budget.spend()
+
+
+class _GatedLoop(asyncio.SelectorEventLoop):
+    """An event loop in which all datagrams pass a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._budget = Budget()
+        self.set_exception_handler(_broken)
+
+    async def create_datagram_endpoint(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], **options: Any
+    ) -> tuple[asyncio.DatagramTransport, Any]:
+        """As that of asyncio."""
+        inner = protocol_factory()
+        gate = DatagramGate(inner, self._budget)
+        transport, _ = await super().create_datagram_endpoint(lambda: gate, **options)
+        return transport, inner
+
+
+def _broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a stranger sends may trip zeroconf, which is no concern of whoever runs the node."""
+    log.debug("multicast DNS: %s", context.get("exception") or context["message"])
+
+
+class _Presence:
+    """Announces and listens as *orders* says."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._woken = asyncio.Event()
+        self._neighbours = Neighbours(None)
+        self._additions = 0
+        self._said = ""
+
+    async def run(self) -> None:
+        """Until *orders* says stop."""
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, for it was told to stop
+                loop.call_soon_threadsafe(self._woken.set)
+
+        with self._orders.watched(wake):
+            while not self._orders.stopped:
+                pause = LOOK_SECONDS
+                if near := self._orders.near():
+                    try:
+                        await self._within(near)
+                        pause = REST_SECONDS if self._additions >= FLOOD else 0.0
+                    except (OSError, RuntimeError, zeroconf.Error) as error:
+                        self._say(f"multicast DNS cannot be used here: {error}")
+                        pause = REST_SECONDS
+                await self._wait(pause)
+
+    async def _within(self, near: tuple[Near, ...]) -> None:
+        """Be present at *near* for as long as this machine has these addresses."""
+        orders = self._orders
+        circle = orders.circle
+        self._neighbours, self._additions = Neighbours(circle), 0
+        multicast = AsyncZeroconf(interfaces=[each.zeroconf for each in near])
+        told: dict[Announced, AsyncServiceInfo] = {}
+        browser = None
+        try:
+            browser = AsyncServiceBrowser(multicast.zeroconf, SERVICE, handlers=[self._changed])
+            while not orders.stopped and self._additions < FLOOD and orders.near() == near:
+                if orders.circle != circle:
+                    circle = orders.circle
+                    self._look_again(multicast.zeroconf)
+                await self._tell(multicast, told, near)
+                await self._wait(LOOK_SECONDS)
+        finally:
+            if browser is not None:
+                await browser.async_cancel()
+            await multicast.async_close()
+            self._orders.report(Nearby())
+        if self._additions >= FLOOD:
+            self._say(
+                f"over {FLOOD} machines announce themselves as sealring's in this network: that "
+                f"is somebody's mischief. Multicast DNS rests for {REST_SECONDS:.0f} s each time"
+            )
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for *seconds*, or until there is another order."""
+        if seconds and not self._orders.stopped:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), seconds)
+        self._woken.clear()
+
+    async def _tell(
+        self,
+        multicast: AsyncZeroconf,
+        told: dict[Announced, AsyncServiceInfo],
+        near: tuple[Near, ...],
+    ) -> None:
+        """Announce what is ordered, and take back of *told* what is so no more."""
+        wanted = self._orders.announced
+        for each in [each for each in told if each not in wanted]:
+            await multicast.async_unregister_service(told.pop(each))
+        for each in wanted - told.keys():
+            own = f"{each.instance}.local."
+            info = told[each] = AsyncServiceInfo(
+                SERVICE,
+                f"{each.instance}.{SERVICE}",
+                port=each.port,
+                properties=each.text,
+                server=own,
+                host_ttl=TTL_SECONDS,
+                other_ttl=TTL_SECONDS,
+                parsed_addresses=[each.address for each in near],
+            )
+            # Its name is random: there is nobody to ask whether it is taken.
+            await multicast.async_register_service(info, cooperating_responders=True)
+
+    # ------------------------------------------------------------- listening
+
+    def _changed(
+        self,
+        zeroconf: zeroconf.Zeroconf,
+        service_type: str,
+        name: str,
+        state_change: zeroconf.ServiceStateChange,
+    ) -> None:
+        """zeroconf has heard of *name*."""
+        if state_change.name == "Added":
+            self._additions += 1
+            if self._additions == FLOOD:
+                self._woken.set()
+        if state_change.name == "Removed":
+            changed = self._neighbours.gone(name)
+        else:
+            changed = self._heard(zeroconf, name)
+        if changed:
+            self._orders.report(self._neighbours.found)
+
+    def _heard(self, multicast: zeroconf.Zeroconf, name: str) -> bool:
+        own = name.removesuffix(f".{SERVICE}")
+        if any(each.instance == own for each in self._orders.announced):
+            return False
+        try:
+            info = AsyncServiceInfo(SERVICE, name)
+            info.load_from_cache(multicast)
+            hosts = info.parsed_scoped_addresses()
+        except (zeroconf.Error, ValueError):  # whoever announces it may call it what he likes
+            return False
+        return self._neighbours.heard(name, info.text or b"", hosts, info.port or 0)
+
+    def _look_again(self, multicast: zeroconf.Zeroconf) -> None:
+        """Others are to be recognised from now on."""
+        self._neighbours = Neighbours(self._orders.circle)
+        for record in multicast.cache.entries_with_name(SERVICE):
+            self._heard(multicast, str(getattr(record, "alias", "")))
+        self._orders.report(self._neighbours.found)
+
+    def _say(self, text: str) -> None:
+        """Log *text*, if it is not what was logged last."""
+        if text != self._said:
+            log.warning("%s", text)
+        self._said = text

@@ -1,0 +1,107 @@
+"""What a program and its thread for multicast DNS say to each other.
+
+Each value is replaced as a whole and never changed, so either side may read it at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+
+import attrs
+from sealring_trio.units import is_unspecified
+
+from sealring.discovery.neighbours import Circle, Nearby, is_private
+from sealring.joining.machine import interface_addresses
+
+
+@attrs.frozen
+class Announced:
+    """An announcement: its TXT record *text* and the *port* where what it stands for listens. Its
+    *instance* name is random."""
+
+    text: bytes
+    port: int
+    instance: str = attrs.field(factory=lambda: secrets.token_hex(8))
+
+
+@attrs.frozen
+class Near:
+    """A private *address* of this machine, and the index of the *interface* that has it."""
+
+    interface: int
+    address: str
+
+    @property
+    def zeroconf(self) -> str | int:
+        """What zeroconf calls it: IPv6 interfaces by index, for all have the same prefix."""
+        return self.interface if ":" in self.address else self.address
+
+
+def near_addresses(host: str) -> tuple[Near, ...]:
+    """The private addresses at which other machines reach what listens at *host*. Empty for a
+    name, and where there is none."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = []
+    for name, address in interface_addresses(family):
+        if is_private(address) and (is_unspecified(host) or address == host.partition("%")[0]):
+            with contextlib.suppress(OSError):  # the interface has gone meanwhile
+                found.append(Near(socket.if_nametoindex(name), address))
+    return tuple(sorted(found, key=lambda near: (near.interface, near.address)))
+
+
+class Orders:
+    """For a program that listens at *host*: what it announces, whom it looks for, and the end.
+    *heard* is called in the thread whenever there is another `found`."""
+
+    def __init__(self, host: str, heard: Callable[[], None]) -> None:
+        self._host = host
+        self._heard = heard
+        self._wake: Callable[[], object] = bool
+        self.announced: frozenset[Announced] = frozenset()
+        self.circle: Circle | None = None
+        self.stopped = False
+        self.found = Nearby()
+        """What the thread has found."""
+
+    # ----------------------------------------------------------- the program
+
+    def look_for(self, circle: Circle | None) -> None:
+        """Recognise the announcements of *circle* from now on."""
+        if circle != self.circle:
+            self.circle = circle
+            self._wake()
+
+    def announce(self, announced: frozenset[Announced]) -> None:
+        """Announce these from now on, and no others."""
+        if announced != self.announced:
+            self.announced = announced
+            self._wake()
+
+    def stop(self) -> None:
+        """End the thread. It takes back what it has announced."""
+        self.stopped = True
+        self._wake()
+
+    # ------------------------------------------------------------ the thread
+
+    @contextlib.contextmanager
+    def watched(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Have *wake* called, in the program's thread, after each order within the block."""
+        self._wake = wake
+        try:
+            yield
+        finally:
+            self._wake = bool
+
+    def near(self) -> tuple[Near, ...]:
+        """Where this machine can be reached just now."""
+        return near_addresses(self._host)
+
+    def report(self, found: Nearby) -> None:
+        """There is *found* in this network."""
+        if found != self.found:
+            self.found = found
+            self._heard()
