@@ -72,6 +72,12 @@ class Config(NodeFile):
         "invitation is; if left out, that of 'listen' with the next port",
         examples=['"0.0.0.0:7471"'],
     )
+    discover: bool = pydantic.Field(
+        default=True,
+        description="if false, this node neither announces itself in its private networks by "
+        "multicast DNS nor looks there for other members and for machines that wait to be invited",
+        examples=["false"],
+    )
     health: Annotated[Address | None, pydantic.BeforeValidator(_none_if_off)] = pydantic.Field(
         default=NO_API,
         validate_default=True,

@@ -268,6 +268,11 @@ class Door:
         return self._config.door or (host, port + 1)
 
     @property
+    def invites(self) -> bool:
+        """Whether somebody may join by an invitation just now."""
+        return self._listening and any(not self.fault(each) for each in self._invitations)
+
+    @property
     def roster(self) -> SignedRoster:
         """The roster in force. Raises `OperationError` while the node does not run."""
         if self._roster is None:

@@ -3,7 +3,7 @@ which answers them.
 
 `generate` and `verify` are for the head, `status`, `profile` and `roster` for every rank, `end` for
 a head that people watch. `use` outlives the node that it is asked of, so `service.ModelSwitch`
-answers that; `verify` is in `verification`.
+answers that; `verify` is in `verification`, and `nearby` is for `presence`.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class Requests:
             case _:
                 raise UserError(
                     f"the node does not know '{name}'",
-                    "It knows: accept, end, generate, invite, members, profile, refuse, roster, "
-                    "status, use, verify, waiting.",
+                    "It knows: accept, end, generate, invite, members, nearby, profile, refuse, "
+                    "roster, status, use, verify, waiting.",
                 )
 
     async def _profile(self, reply: Reply) -> None:

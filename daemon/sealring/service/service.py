@@ -39,6 +39,7 @@ from sealring.local.node_socket import listening
 from sealring.service.door_requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.head_api import HeadApi, prepare, why_not_head
 from sealring.service.notify import Supervision
+from sealring.service.presence import Presence
 from sealring.service.renewal import renew_rosters
 from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
 from sealring.service.verification import Reply
@@ -78,6 +79,7 @@ async def serve(
     switch = ModelSwitch(partial(prepare, pause=None))
     identity = setup.identity
     door = Door(setup.config, identity.signer, identity.coordinator)
+    presence = Presence(setup.config, identity, door)
     with (
         listening(setup.config.control_socket) as listener,
         # Before the node says that it is up: whoever hears that may end it at once.
@@ -89,8 +91,9 @@ async def serve(
             nursery.start_soon(held.hold)
             nursery.start_soon(_reread_at, hangups, switch)
             nursery.start_soon(supervision.watch, held.up)
-            nursery.start_soon(_serve_owner, listener, switch, door, held.up)
+            nursery.start_soon(_serve_owner, listener, switch, door, presence, held.up)
             await nursery.start(door.run)
+            nursery.start_soon(presence.run, held.up)
             if beside is not None:
                 nursery.start_soon(_begin, beside, door, held.up)
             if (address := setup.config.health) is not None:
@@ -98,17 +101,17 @@ async def serve(
                 from sealring.http.health import serve_health  # noqa: PLC0415
 
                 await nursery.start(serve_health, address, switch.present)
-            await _live(setup, switch, door, signals, held)
+            await _live(setup, switch, door, presence, signals, held)
             while (following := switch.next) is not None:
                 began = switch.lives
                 try:
-                    await _live(renewed(following), switch, door, signals, held)
+                    await _live(renewed(following), switch, door, presence, signals, held)
                 except* UserError as errors:
                     if switch.lives > began:
                         raise
                     switch.failed(errors)
                 if switch.lives == began:
-                    await _live(renewed(setup), switch, door, signals, held)
+                    await _live(renewed(setup), switch, door, presence, signals, held)
                 else:
                     setup = following
             nursery.cancel_scope.cancel()
@@ -127,7 +130,11 @@ async def _begin(beside: Callable[[Door], Awaitable[None]], door: Door, up: trio
 
 
 async def _serve_owner(
-    listener: socket.socket, switch: ModelSwitch, door: Door, up: trio.Event
+    listener: socket.socket,
+    switch: ModelSwitch,
+    door: Door,
+    presence: Presence,
+    up: trio.Event,
 ) -> None:
     """Answer the owner at *listener* once the node is *up*. Until then its clients wait."""
     await up.wait()
@@ -137,6 +144,8 @@ async def _serve_owner(
     async def answer(name: str, body: bytes, reply: Reply) -> None:
         if name in DOOR_REQUESTS:
             await answer_at_door(door, name, body, reply)
+        elif name == "nearby":
+            await reply({"waiting": presence.waiting()})
         else:
             if name == "roster":
                 await door.settled()
@@ -149,6 +158,7 @@ async def _live(
     setup: NodeSetup[Config],
     switch: ModelSwitch,
     door: Door,
+    presence: Presence,
     signals: AsyncIterator[int],
     lifeline: _Lifeline,
 ) -> None:
@@ -172,8 +182,10 @@ async def _live(
             nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator, door)
             switch.begin(setup, generator, api)
             door.begin(lambda: runtime.node.roster, runtime.install, config.model)
+            presence.begin(runtime)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)
             door.pause()
+            presence.pause()
             if switch.next is None:
                 await door.close("sealring is stopped there")
         switch.over()
