@@ -10,7 +10,7 @@ import attrs
 import trio
 from sealring.files.cluster import new_key
 from sealring.files.config import load_config
-from sealring.joining.asking import JoinProgress, JoinRequest
+from sealring.joining.asking import JoinProgress, JoinRequest, Search
 from sealring.joining.door import Door, Knock
 from sealring.joining.founding import MemberFiles, Settings, found
 from sealring_protocol.joining.exchange import Admitted, InviterProved, Newcomer
@@ -86,6 +86,7 @@ class Machine(JoinProgress):
     signer: SoftwareSigner = attrs.field(factory=new_key)
     build: int = 0
     system: str = "macOS 26"
+    search: Search | None = None
     fault: UserError | None = None  # which keeps it from storing
     inviter: str = ""
     stored: Admitted | None = None
@@ -109,7 +110,9 @@ class Machine(JoinProgress):
 
     async def join(self, invitation: Invitation) -> None:
         """Ask to join, to the end."""
-        self.request = JoinRequest(invitation, self.signer, lambda _: self.newcomer, self)
+        self.request = JoinRequest(
+            invitation, self.signer, lambda _: self.newcomer, self, self.search
+        )
         try:
             self.ended = await self.request.run()
         except UserError as error:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -15,6 +16,7 @@ import trio
 import trio.testing
 from sealring.cli.doorway import describe_newcomer
 from sealring.files.cluster import sign_next
+from sealring.joining.asking import MAX_SEARCHED
 from sealring.joining.door import Door
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
@@ -201,6 +203,61 @@ async def test_the_first_address_that_answers_is_taken(tmp_path: Path) -> None:
         await den.over.wait()
         nursery.cancel_scope.cancel()
     assert den.ended is True
+
+
+async def test_an_inviter_whose_address_has_changed_is_found(tmp_path: Path) -> None:
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        invitation = await made.door.invite()
+
+        async def search(found: Callable[[str], None]) -> None:
+            for address in (*elsewhere.addresses, *invitation.addresses, *invitation.addresses):
+                found(address)
+            await trio.sleep_forever()
+
+        closed = tuple(f"127.0.0.1:{port}" for port in free_ports(2))
+        elsewhere = attrs.evolve(invitation, addresses=closed)
+        den = Machine(search=search)
+        nursery.start_soon(den.join, elsewhere)
+        await made.knocked()
+        await made.accept()
+        await den.over.wait()
+    assert den.ended is True
+
+
+async def test_a_search_that_finds_strangers_or_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is over in time, and few of what it finds are dialed, each of which is told."""
+    monkeypatch.setattr("sealring.joining.asking.SEARCH_SECONDS", 0.5)
+    async with home(tmp_path) as made:
+        invitation = await made.door.invite()
+    ports = free_ports(MAX_SEARCHED + 3)
+    first, *others = (f"127.0.0.1:{port}" for port in ports)
+    for finds in (others, []):
+
+        async def search(found: Callable[[str], None], finds: list[str] = finds) -> None:
+            for address in finds:
+                found(address)
+            await trio.sleep_forever()
+
+        den = Machine(search=search)
+        with trio.fail_after(SECONDS):
+            await den.join(attrs.evolve(invitation, addresses=(first,)))
+        assert "at any of its addresses or by multicast DNS" in den.told
+        assert den.told.count("Connection refused") == 1 + len(finds[:MAX_SEARCHED])
+
+
+async def test_a_door_says_whether_somebody_may_come(tmp_path: Path) -> None:
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        assert not made.door.invites
+        await made.door.invite(seconds=0)
+        assert not made.door.invites  # it is open, for those that are to be told
+        den = Machine()
+        await asked(made, den, nursery)
+        assert made.door.invites
+        await made.accept()
+        await den.over.wait()
+        assert not made.door.invites
 
 
 async def test_the_inviter_stops(tmp_path: Path) -> None:

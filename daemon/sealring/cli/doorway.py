@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.words import lasting
+from sealring_trio.errors import UserError
 from sealring_trio.units import wall_ms
 
 from sealring.output import visible
@@ -17,6 +20,18 @@ from sealring.output import visible
 def join_command(invitation: str) -> str:
     """What to type on the machine that joins."""
     return f"sealring join {invitation}"
+
+
+def read_invitation(text: str) -> Invitation:
+    """The invitation in *text*, which may have the command before it. Raises `UserError`."""
+    try:
+        return Invitation.decode(text.rpartition(" ")[2])
+    except RemoteProtocolError as error:
+        raise UserError(
+            f"this is no invitation: {error}",
+            "Copy the whole line that 'sealring start' or 'sealring machines invite' printed; it "
+            "begins with sr1-.",
+        ) from None
 
 
 def print_invitation(invitation: str, expires_s: int) -> None:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from sealring_protocol.codec.wire import is_plain
-from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_INVITATION
-from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.identity import SoftwareSigner, node_id
 from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_model, is_hub_id
 
-from sealring.cli.doorway import say
+from sealring.cli.doorway import read_invitation, say
 from sealring.cli.options import STDIN
 from sealring.cli.up import run_node
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
+from sealring.joining.fingerprint import fingerprint
 from sealring.joining.founding import (
     DEFAULT_PORT,
     FormerMember,
@@ -48,13 +49,14 @@ def _no_option(_: object, value: str) -> None:
 
 
 def join(
-    invitation: Annotated[str, Parameter(allow_leading_hyphen=True, validator=_no_option)],
+    invitation: Annotated[str, Parameter(allow_leading_hyphen=True, validator=_no_option)] = STDIN,
     folder: Path | None = None,
     *,
     model: str | None = None,
     listen: str = f"0.0.0.0:{DEFAULT_PORT}",
     api: str = DEFAULT_API,
     name: str = "",
+    no_discover: bool = False,
     log_format: LogFormat = "text",
     json: bool = False,
 ) -> int:
@@ -73,7 +75,10 @@ def join(
     On a machine that others use as well, every user can see what is typed.
     There, have it read from standard input, or be asked for it:
 
-        sealring join -
+        sealring join
+
+    While it asks, it shows this machine's four words, and announces them in
+    private networks: 'sealring machines' lists them on each member there.
 
     Next: sealring machines list. After a restart: sealring up
 
@@ -83,7 +88,8 @@ def join(
     Parameters
     ----------
     invitation
-        What the other machine printed, or '-' to read it from standard input.
+        What the other machine printed. It is read from standard input if it
+        is '-' or left out.
     folder
         Where the files of this machine go; if left out the default folder,
         which is where this system keeps the configs of a user.
@@ -96,24 +102,33 @@ def join(
         or 'off'.
     name
         What to call this machine, in ASCII; its host name if left out.
+    no_discover
+        Neither announce this machine in its private networks, by multicast
+        DNS, nor look there for the machine that invites, should its addresses
+        have changed. The config has it so.
     log_format
         'json' has one JSON object a line: time, level, logger, text, and
         exception where there is one.
     json
         Print one JSON object once it has joined.
     """
-    given = _read(invitation)
-    place = MemberFiles.at(folder)
-    former = former_member(place, given.coordinator)
-    where = read_listen(listen, DEFAULT_PORT) if former is None else former.config.listen
+    place, where, signer = MemberFiles.at(folder), read_listen(listen, DEFAULT_PORT), new_key()
+    discover = not no_discover
+    served = read_api(api)
     if model is not None:
         find_model(model)
-    own = Path(model).resolve() if model is not None and Path(model).is_dir() else model
-    called = _called(name, former)
-    settings = Settings(called, where, read_api(api), "" if own is None else str(own))
+    own = Path(model).resolve() if model is not None and Path(model).is_dir() else model or ""
+    words = fingerprint(signer.public_key)
+    given = _given(invitation, place, where, words, discover=discover, json=json)
+    if given is None:
+        return 130
+    former = former_member(place, given.coordinator)
+    if former is not None:
+        where, signer, discover = former.config.listen, former.signer, former.config.discover
+    settings = Settings(_called(name, former), where, served, str(own), discover=discover)
     check_listen(where)
     begin_log("info", log_format)
-    if not _join(given, place, settings, former, json=json):
+    if not _join(given, place, settings, signer, former, json=json):
         return 130
     config = load_config(place.config)
     if config.model == _ABSENT:
@@ -143,33 +158,36 @@ def _called(name: str, former: FormerMember | None) -> str:
     return plain_name(name) or before or machine_name()
 
 
-def _read(text: str) -> Invitation:
-    """The invitation in *text*, which may have the command before it, or on standard input. Raises
-    `UserError`."""
+def _given(
+    text: str, place: MemberFiles, where: tuple[str, int], words: str, *, discover: bool, json: bool
+) -> Invitation | None:
+    """The invitation in *text* or, for `STDIN`, on standard input. A person at a terminal may take
+    his time: the machine, which has these *words*, waits there to be invited. None if he gives
+    up. Raises `UserError`."""
+    if text == STDIN and sys.stdin.isatty() and place.is_free and not json:
+        import trio  # noqa: PLC0415 - as below
+
+        from sealring.cli.uninvited import ask_invitation  # noqa: PLC0415 - as below
+
+        return trio.run(partial(ask_invitation, words, where, discover=discover))
     if text == STDIN:
         if sys.stdin.isatty():
             print("Invitation: ", end="", file=sys.stderr, flush=True)
         text = sys.stdin.readline(2 * MAX_INVITATION).strip()
-    try:
-        return Invitation.decode(text.rpartition(" ")[2])
-    except RemoteProtocolError as error:
-        raise UserError(
-            f"this is no invitation: {error}",
-            "Copy the whole line that 'sealring start' or 'sealring machines invite' printed; it "
-            "begins with sr1-.",
-        ) from None
+    return read_invitation(text)
 
 
 def _join(
     invitation: Invitation,
     place: MemberFiles,
     settings: Settings,
+    signer: SoftwareSigner,
     former: FormerMember | None,
     *,
     json: bool,
 ) -> bool:
-    """Join, and keep what the cluster gives at *place*; False if it was interrupted. A *former*
-    member keeps its key and its config. Raises `UserError`."""
+    """Join with the key of *signer*, and keep what the cluster gives at *place*; False if it was
+    interrupted. A *former* member keeps its key and its config. Raises `UserError`."""
     # These take half a second to import, which a mistake need not wait for.
     import trio  # noqa: PLC0415
     from sealring_protocol.codec.messages import Build  # noqa: PLC0415
@@ -180,15 +198,14 @@ def _join(
         build_of,
     )
 
+    from sealring.discovery.discovery import find_doors, may_discover  # noqa: PLC0415
     from sealring.joining.asking import JoinProgress, JoinRequest  # noqa: PLC0415
-    from sealring.joining.fingerprint import fingerprint  # noqa: PLC0415
     from sealring.joining.machine import (  # noqa: PLC0415
         addresses_of,
         machine_memory,
         system_name,
     )
 
-    signer = new_key() if former is None else former.signer
     words = fingerprint(signer.public_key)
 
     def newcomer(host: str) -> Newcomer:
@@ -237,7 +254,10 @@ def _join(
                 )
                 sys.stdout.flush()
 
-    return trio.run(_asked, JoinRequest(invitation, signer, newcomer, Told()))
+    host, search = settings.listen[0], None
+    if settings.discover and may_discover(host):
+        search = partial(find_doors, host, invitation.coordinator)
+    return trio.run(_asked, JoinRequest(invitation, signer, newcomer, Told(), search))
 
 
 async def _asked(asking: JoinRequest) -> bool:

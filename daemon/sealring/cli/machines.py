@@ -70,7 +70,8 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
     """Show the machines of the cluster, in rank order: the first is the head.
 
     If this machine's node runs, it says which of them are up, and those that
-    wait to be let in follow.
+    wait to be let in follow; then those of this private network that wait to
+    be invited ('sealring join' without an invitation).
 
     Parameters
     ----------
@@ -83,6 +84,7 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
     cluster = read_cluster(config)
     roster, own = cluster.roster.roster, cluster.own
     waiting = _waiting(cluster.config) if cluster.running else []
+    uninvited = _uninvited(cluster.config, waiting) if cluster.running else []
     states = _states(cluster)
     out = [name for name, state in states.items() if state == _PUT_OUT]
     if json:
@@ -97,7 +99,8 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
             }
             for rank, member in enumerate(roster.members)
         ]
-        print_json({"cluster": roster.name, "machines": machines, "waiting": waiting})
+        lists = {"machines": machines, "waiting": waiting, "uninvited": uninvited}
+        print_json({"cluster": roster.name, **lists})
         return
     print_table(
         f"machines of {roster.name}",
@@ -122,6 +125,12 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
         )
     for each in waiting:
         print(f"\n{describe_newcomer(each)}: sealring machines accept {each['fingerprint']}")
+    for each in uninvited:
+        at = " or ".join(each["hosts"])
+        print(
+            f"\nfingerprint {each['fingerprint']} announces at {at} that it waits to be invited: "
+            "sealring machines invite"
+        )
 
 
 @app.command
@@ -293,6 +302,17 @@ def _waiting(settings: Config, who: str = "") -> list[dict[str, Any]]:
     """Those that wait, or of them those that *who* means. Raises `UserError`."""
     answer = next(ask(settings.control_socket, "waiting", {"who": who}, ANSWER_SECONDS))
     return list(answer["waiting"])
+
+
+def _uninvited(settings: Config, waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The machines of this network that have no invitation, and want one; without those that are
+    *waiting* already."""
+    try:
+        answer = next(ask(settings.control_socket, "nearby", seconds=ANSWER_SECONDS))
+    except UserError:  # the node runs an earlier release
+        return []
+    knocked = {each["fingerprint"] for each in waiting}
+    return [each for each in answer["waiting"] if each["fingerprint"] not in knocked]
 
 
 def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:

@@ -58,6 +58,7 @@ def start(
     api: str = DEFAULT_API,
     name: str = "",
     yes: bool = False,
+    no_discover: bool = False,
     log_format: LogFormat = "text",
     json: bool = False,
 ) -> None:
@@ -92,6 +93,9 @@ def start(
         What to call this machine; its host name if left out.
     yes
         Let in whoever brings the invitation, without asking.
+    no_discover
+        Neither announce this machine in its private networks, by multicast
+        DNS, nor look there for others. The config has it so.
     log_format
         'json' has one JSON object a line: time, level, logger, text, and
         exception where there is one.
@@ -101,7 +105,8 @@ def start(
     place = MemberFiles.at(folder)
     place.check_free()
     where = read_listen(listen, DEFAULT_PORT)
-    settings = Settings(plain_name(name) or machine_name(), where, read_api(api), _model(model))
+    called = plain_name(name) or machine_name()
+    settings = Settings(called, where, read_api(api), _model(model), discover=not no_discover)
     check_start(where, settings.api)
     begin_log("info", log_format)
     kept = is_there(place.kept)

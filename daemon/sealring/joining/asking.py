@@ -1,15 +1,16 @@
 """The newcomer's side: find the inviter, show it the invitation, and wait for a person's word.
 
-All addresses of the invitation are dialed, the best a moment before the next. The first at which a
-machine proves that it belongs to the invitation's cluster is taken. Whoever answers at another
-address learns nothing but that somebody dialed.
+All addresses of the invitation are dialed, the best a moment before the next. If nobody has proved
+anything soon, a search (multicast DNS, say) may give more: the inviter's address may have changed
+since. The first address at which a machine proves that it belongs to the invitation's cluster is
+taken. Whoever answers at another learns nothing but that somebody dialed.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -35,11 +36,23 @@ STAGGER: Final = 0.2
 ANSWER_SECONDS: Final = 4.0
 """Seconds that an address has for a connection to come up."""
 
+SEARCH_AFTER: Final = 0.5
+"""Seconds after which addresses are searched for that the invitation does not have."""
+
+SEARCH_SECONDS: Final = 4.0
+"""Seconds that the search may take."""
+
+MAX_SEARCHED: Final = 8
+"""Addresses that are dialed besides those of the invitation."""
+
 REFUSED_SECONDS: Final = 0.5
 """Seconds within which an inviter refuses an invitation that is good no more, unless it is far."""
 
 SAY_SECONDS: Final = 10.0
 """Seconds between two lines while a person is waited for."""
+
+Search = Callable[[Callable[[str], None]], Awaitable[None]]
+"""Calls what it is given with each address that it finds, until cancelled."""
 
 _ANOTHER: Final = "Ask for another invitation there: sealring machines invite"
 
@@ -78,7 +91,8 @@ class _Attempt:
 
 class JoinRequest:
     """Joins by *invitation*: a node that signs with *signer* and is what *newcomer* gives for the
-    host from which it reaches the inviter. *progress* hears of it."""
+    host from which it reaches the inviter. *progress* hears of it. *search*, if there is one, finds
+    addresses of the inviter that the invitation does not have."""
 
     def __init__(
         self,
@@ -86,11 +100,14 @@ class JoinRequest:
         signer: Signer,
         newcomer: Callable[[str], Newcomer],
         progress: JoinProgress,
+        search: Search | None = None,
     ) -> None:
         self._invitation = invitation
         self._signer = signer
         self._newcomer = newcomer
         self._progress = progress
+        self._search = search
+        self._tried = list(invitation.addresses)
         self._faults: dict[str, str] = {}
         self._dials = trio.CancelScope()
         self._stopped = False
@@ -100,7 +117,7 @@ class JoinRequest:
         """Join; whether this machine did, or was stopped by `stop`. Raises `UserError` or
         `OperationError` that says why it did not."""
         send, receive = trio.open_memory_channel[tuple[str, socket.socket]](
-            len(self._invitation.addresses)
+            len(self._invitation.addresses) + MAX_SEARCHED
         )
         found: _Attempt | None = None
         async with trio.open_nursery() as nursery:
@@ -134,9 +151,27 @@ class JoinRequest:
     async def _dial_all(self, send: trio.MemorySendChannel[tuple[str, socket.socket]]) -> None:
         with self._dials:
             async with send, trio.open_nursery() as nursery:
+                nursery.start_soon(self._look_further, nursery, send)
                 for address in self._invitation.addresses:
                     nursery.start_soon(self._dial, address, send)
                     await trio.sleep(STAGGER)
+
+    async def _look_further(
+        self, nursery: trio.Nursery, send: trio.MemorySendChannel[tuple[str, socket.socket]]
+    ) -> None:
+        """Dial what the search finds."""
+        if self._search is None:
+            return
+        most = len(self._tried) + MAX_SEARCHED
+
+        def found(address: str) -> None:
+            if address not in self._tried and len(self._tried) < most:
+                self._tried.append(address)
+                nursery.start_soon(self._dial, address, send)
+
+        await trio.sleep(SEARCH_AFTER)
+        with trio.move_on_after(SEARCH_SECONDS):
+            await self._search(found)
 
     async def _dial(
         self, address: str, send: trio.MemorySendChannel[tuple[str, socket.socket]]
@@ -239,9 +274,9 @@ class JoinRequest:
     def _nobody(self) -> UserError:
         """Nobody has proved to be the inviter."""
         tried = "\n".join(
-            f"  {address}: {self._faults.get(address, 'not tried')}"
-            for address in self._invitation.addresses
+            f"  {address}: {self._faults.get(address, 'not tried')}" for address in self._tried
         )
+        searched = " or by multicast DNS" if self._search is not None else ""
         late = wall_ms() / 1000 - self._invitation.expires_s
         if late >= 0:
             return OperationError(
@@ -251,7 +286,8 @@ class JoinRequest:
                 "clock.",
             )
         return OperationError(
-            f"no machine that gave this invitation was found, at any of its addresses:\n{tried}",
+            f"no machine that gave this invitation was found, at any of its addresses{searched}:"
+            f"\n{tried}",
             "Is sealring still running there, are both machines in one network, and does no "
             "firewall there close that port (macOS asks once whether a program may be reached)? An "
             f"invitation is good for {lasting(self._invitation_left())} more, and not once it was "

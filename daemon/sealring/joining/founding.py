@@ -119,13 +119,14 @@ class MemberFiles:
 
 @attrs.frozen
 class Settings:
-    """What a machine is to be called, *listen* and *api* as its config has them, and the *model*:
-    a folder, a hub id or the name of one that ships with sealring."""
+    """What a machine is to be called, *listen*, *api* and *discover* as its config has them, and
+    the *model*: a folder, a hub id or the name of one that ships with sealring."""
 
     name: str
     listen: tuple[str, int]
     api: str
     model: str
+    discover: bool = attrs.field(default=True, kw_only=True)
 
 
 def read_listen(text: str, port: int) -> tuple[str, int]:
@@ -315,6 +316,7 @@ def _config(place: MemberFiles, settings: Settings, *, signs: bool) -> bytes:
         "listen": format_address(*settings.listen),
         "model": settings.model,
         "api": settings.api,
+        **({} if settings.discover else {"discover": False}),
         **({"state": str(place.state)} if place.state is not None else {}),
     }
     lines = ["# The node of this machine: sealring up. docs/config.md has all keys."]
