@@ -84,9 +84,7 @@ app = cyclopts.App(
 
 
 @app.command(name="new")
-def new(
-    name: str, *, config: Path | None = None, admit: bool = False, json: bool = False
-) -> None:
+def new(name: str, *, config: Path | None = None, admit: bool = False, json: bool = False) -> None:
     """Make a key, and show it this once.
 
     Only a hash of it is kept, so a key that is lost is replaced: revoke it
