@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Progress
-from sealring_protocol.control.effects import INSIDE, Standing, StepTiming
+from sealring_protocol.control.effects import INSIDE, Standing
 from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
 from sealring_protocol.security.roles import Purpose
@@ -85,7 +85,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "engine_restarts": runtime.engine.restarts,
         "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
-        "paces": describe_paces(_of_whole_ring(runtime)),
+        "paces": describe_paces(runtime.timings if len(ring) == node.world else ()),
         "rooms": dict(standing.rooms),
         "sum_us": _sum_us(standing),
         "guesses": describe_guesses(runtime),
@@ -109,14 +109,6 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
             if rank != node.rank
         ],
     }
-
-
-def _of_whole_ring(runtime: Runtime) -> list[StepTiming]:
-    """The timings of a ring of all members, as the present one is; none if it is not."""
-    node = runtime.node
-    if len(node.ring) < node.world:
-        return []
-    return [timing for timing in runtime.timings if len(timing.spent) == node.world]
 
 
 def describe_roster(roster: Roster) -> dict[str, Any]:
@@ -270,12 +262,13 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     A step's time as the head sees it, less what the ranks computed, waited and sealed, shared among
     its hops.
     """
+    world = len(runtime.node.ring)
     hops = sorted(
-        timing.away_us / len(timing.spent)
+        timing.away_us / world
         for timing in runtime.timings
-        if isinstance(timing.work, Decode) and not timing.parallel and len(timing.spent) > 1
+        if isinstance(timing.work, Decode) and not timing.parallel
     )
-    if not hops or len(runtime.node.ring) == 1:
+    if not hops or world == 1:
         return None
     return {
         "p50": round(hops[len(hops) // 2], 1),
