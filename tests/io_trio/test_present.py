@@ -18,6 +18,8 @@ from sealring.cli.members import put_in_force, read_cluster, read_signer
 from sealring.local.ring import LocalNode, free_ports, running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 
+from tests.io_trio.helpers import sealring
+
 PATIENCE = 60.0
 TOKENS = 300
 PROMPTS = [f"Once upon a time there were {n} bears." for n in range(8)]
@@ -126,6 +128,9 @@ def test_streams_go_on_without_a_rank_that_was_killed_and_with_it_again(tmp_path
             assert answer.result(PATIENCE) == alone
         assert without(home) == {"rank1": "it is away", "rank3": "it has not come yet"}
         assert list(home.up().values()) == [1, 0, 1, 0, 1, 0, 1, 0]
+        told = sealring("status", "--config", nodes[0].config).out
+        assert re.search(r"^ring +rank0, rank2: 2 of 4 machines$", told, re.MULTILINE)
+        assert re.search(r"^without rank1: it is away \(for \d+ s\)$", told, re.MULTILINE)
         asked = Asked(home, PROMPTS[:1])
         with running_node(home.configs[1]), asked.running():
             home.until("rank0 rank1 rank2")

@@ -230,6 +230,13 @@ def test_what_is_no_number_is_no_stray() -> None:
     assert "inf" in difference_text(found, attrs.evolve(ring, rows=many.rows))
 
 
+def test_a_ring_that_leaves_ranks_out_is_told_by_the_ranks_of_the_roster() -> None:
+    found = first(judged(spoilt(9.0, rank=2, given=True, closing=False)))
+    ring = RingAnswers(("ann", "ben", "cat"), "pp", bounds=(0, 2, 4, 6), ranks=(0, 3, 7))
+    ring.rows = answers().rows
+    assert "rank 7 (cat), layers 4 to 5" in difference_text(found, ring)
+
+
 def test_a_model_whose_numbers_are_none_has_no_wider_tolerance() -> None:
     wrong = spoilt(0.1, rank=2, given=True, closing=False)
     wrong.claims = [claim for claim in wrong.claims if not (claim.closing and not claim.given)]

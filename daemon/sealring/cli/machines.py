@@ -291,7 +291,7 @@ def _states(cluster: OwnCluster) -> dict[str, str]:
         if peer["put_out"]:
             state = _PUT_OUT
         elif any(peer[link] for link in ("control", "step", "tunnel")):
-            state = "up"
+            state = "up, left out" if peer.get("outside") else "up"
         else:
             state = "away" if facts["role"] == "head" else ""
         states[peer["name"]] = state

@@ -71,6 +71,9 @@ def status(
         ],
         numbers_from=9,
     )
+    for peer in facts["peers"]:
+        if peer.get("outside"):  # a node may be older
+            print(f"\nwithout {visible(peer['name'])}: {visible(peer['outside'])}")
     shown = {obstacle["what"] for obstacle in facts["why"]}
     for peer in facts["peers"]:
         for trouble in peer["trouble"]:
@@ -215,6 +218,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("put out by", _outs(facts["peers"])),
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
+        ("ring", _ring(facts)),
         ("epoch", str(facts["epoch"])),
         ("layers", f"{layers[0]} to {layers[1] - 1}" if layers else "none yet"),
         ("fetching", _fetching(facts)),
@@ -236,6 +240,16 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
             if peer["collective"]
         ),
     ]
+
+
+def _ring(facts: dict[str, Any]) -> str:
+    """Who is in the ring, where that is not everybody; a rank that is not has no part in it."""
+    ranks = sorted([facts, *facts["peers"]], key=lambda rank: int(rank["rank"]))
+    inside = facts.get("ring", [])
+    if len(inside) in (0, len(ranks)):
+        return ""
+    names = ", ".join(str(ranks[rank]["name"]) for rank in inside)
+    return f"{names}: {len(inside)} of {len(ranks)} machines"
 
 
 def _head(facts: dict[str, Any]) -> str:

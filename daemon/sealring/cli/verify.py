@@ -171,8 +171,8 @@ def _show(verified: Verified) -> None:
         rounding = f", {verdict.ties} of them ties" if verdict.ties else ""
         print(f"right: {verdict.tokens} tokens and all numbers{rounding}")
         return
-    for rank, steps in verdict.silent.items():
-        print(f"\nrank {rank} ({answers.names[rank]}) sent no numbers of {steps} steps")
+    for place, steps in verdict.silent.items():
+        print(f"\n{answers.called(place)} sent no numbers of {steps} steps")
     if verdict.first is not None:
         print(f"\nWRONG, first at {difference_text(verdict.first, answers)}")
     elif verified.served is not None:

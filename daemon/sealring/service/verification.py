@@ -239,6 +239,7 @@ class Verification:
         costs = [ready.cost for ready in standing.ready.values()]
         return {
             "event": "ring",
+            "ranks": list(node.ring),
             "names": [members[rank].name for rank in node.ring],
             "strategy": plan.strategy.value,
             "bounds": list(plan.split.bounds),

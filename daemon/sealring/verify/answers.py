@@ -137,7 +137,8 @@ class Claim:
 class RingAnswers:
     """Everything that came of one run: the ring's *names*, *strategy*, *bounds*, digest of its
     *model* and sliding *windows*, its rows, and claims in the order of steps. Ranks that were
-    *silent* sent nothing of what they gave in so many steps."""
+    *silent* sent nothing of what they gave in so many steps. All of them are places of the ring;
+    *ranks* are the roster's, where they are others."""
 
     names: tuple[str, ...] = ()
     strategy: str = ""
@@ -148,6 +149,15 @@ class RingAnswers:
     claims: list[Claim] = attrs.field(factory=list)
     batches: int = 0
     silent: dict[int, int] = attrs.field(factory=dict)
+    ranks: tuple[int, ...] = ()
+
+    def rank(self, place: int) -> int:
+        """The roster's rank of *place*."""
+        return self.ranks[place] if self.ranks else place
+
+    def called(self, place: int) -> str:
+        """The rank at *place*, for people."""
+        return f"rank {self.rank(place)} ({self.names[place]})"
 
 
 @attrs.define
@@ -190,6 +200,7 @@ def run_rows(
                 waiting(event["text"])
             case "ring":
                 answers.names = tuple(event["names"])
+                answers.ranks = tuple(event.get("ranks", ()))  # an earlier release has all
                 answers.strategy, answers.bounds = event["strategy"], tuple(event["bounds"])
                 answers.windows, answers.model = tuple(event["windows"]), event["model"]
             case "row":

@@ -175,16 +175,15 @@ def verify(ask: Ask, model: Path, options: Options, report: Callable[[str], None
 
 def place_text(place: RowPlace, answers: RingAnswers) -> str:
     """*place* for people."""
-    names, bounds = answers.names, answers.bounds
-    rank = f"rank {place.rank} ({names[place.rank]})"
+    bounds, rank = answers.bounds, answers.called(place.rank)
     if place.what == "layers" and len(bounds) > 2:
         first, last = bounds[place.rank], bounds[place.rank + 1] - 1
         return f"{rank}, layers {first} to {last}" if first < last else f"{rank}, layer {first}"
-    after = (place.rank + 1) % len(names)
+    after = answers.called((place.rank + 1) % len(answers.names))
     return {
         "layers": f"{rank}, all layers and the output head",
         "share": f"{rank}, its share of every layer",
-        "hop": f"the hop from {rank} to rank {after} ({names[after]})",
+        "hop": f"the hop from {rank} to {after}",
         "head": f"{rank}, the output head",
         "draw": f"{rank}, the draw of tokens",
         "scores": f"{rank}, the log probabilities",
@@ -212,6 +211,7 @@ def as_json(verified: Verified) -> dict[str, Any]:
         "strategy": answers.strategy,
         "bounds": list(answers.bounds),
         "names": list(answers.names),
+        "ranks": [answers.rank(place) for place in range(len(answers.names))],
         "rows": len(answers.rows),
         "largest_batch": answers.batches,
         "cached_tokens": sum(row.cached for row in answers.rows),
@@ -220,7 +220,7 @@ def as_json(verified: Verified) -> dict[str, Any]:
         "ties": verdict.ties,
         "seed": verified.seed,
         "by_stage": verified.by_stage,
-        "silent": {str(rank): steps for rank, steps in verdict.silent.items()},
+        "silent": {str(answers.rank(place)): steps for place, steps in verdict.silent.items()},
         "first": _difference_json(verdict.first, answers),
         "served": _difference_json(verified.served, answers),
         "places": [_station_json(station, answers) for station in verdict.stations],
@@ -232,7 +232,7 @@ def _difference_json(found: Difference | None, answers: RingAnswers) -> dict[str
         return None
     about = attrs.asdict(found, filter=lambda field, _: field.name != "place")
     about["size"] = _finite(found.size)
-    named = {"what": found.place.what, "rank": found.place.rank}
+    named = {"what": found.place.what, "rank": answers.rank(found.place.rank)}
     return {**named, **about, "text": difference_text(found, answers)}
 
 
@@ -245,7 +245,7 @@ def _station_json(station: Station, answers: RingAnswers) -> dict[str, Any]:
     return {
         "place": place_text(station.place, answers),
         "what": station.place.what,
-        "rank": station.place.rank,
+        "rank": answers.rank(station.place.rank),
         "drawn": station.drawn,
         "numbers": len(station.found),
         "largest": _finite(station.largest),
