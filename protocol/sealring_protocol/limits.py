@@ -147,6 +147,13 @@ PRESENTATIONS_PER_SECOND: Final = 8
 WAITINGS_PER_SECOND: Final = 4
 """WAITINGs that a head may send to a rank per second (token bucket, burst of the same size)."""
 
+MAX_LEARNT_ADDRESSES: Final = 4
+"""Addresses in one ADDRESSES. A node keeps as many of each member, and as many more that its owner
+heard of elsewhere. Memory: about 500 bytes each."""
+
+ADDRESSES_PER_SECOND: Final = 32
+"""ADDRESSES that a peer may send per second on one link (token bucket, burst of the same size)."""
+
 FIRST_KEY_UPDATE: Final = 64
 """Frames sealed under a direction's first key. It is small, so that every session exercises the
 update."""

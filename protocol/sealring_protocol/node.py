@@ -263,7 +263,7 @@ class Node:
     def __init__(self, config: NodeConfig, now: float) -> None:
         """Raises `LocalProtocolError` if the key is not in the roster, and `AuthenticationFailed`
         if the roster is not signed by the coordinator."""
-        self._links = LinkManager(handshake_config(config), now, config.patience)
+        self._links = LinkManager(handshake_config(config), now, config.patience, config.listens)
         self._events: deque[NodeEvent] = self._links.events
         self._build = config.build
         self._ring_due: float | None = None  # when to look at who is in the ring

@@ -60,6 +60,8 @@ class NodeConfig:
     """Least seconds of silence after which a peer is lost. What exceeds the default is also added
     to the deadlines of tensor parallelism's steps."""
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    listens: tuple[str, int] | None = None
+    """Host and port at which peers can dial this node, which it tells them."""
     key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
     """See `HandshakeConfig.key_log`."""
 

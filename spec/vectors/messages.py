@@ -9,6 +9,7 @@ import attrs
 from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import (
     Accept,
+    Addresses,
     Admit,
     Build,
     CacheCost,
@@ -202,6 +203,7 @@ def _collectives() -> Iterator[Case]:
     yield "tunnel-cut", "CV-01", "TUNNEL without its event", opening[:18]
     yield from _fingerprints()
     yield from _waitings()
+    yield from _addresses()
     yield from _weights()
     yield from _rows()
 
@@ -249,6 +251,14 @@ def _waitings() -> Iterator[Case]:
     yield "cannot-escape", "MS-13 MS-02", "CANNOT_SERVE with ESC", put(cannot, -1, b"\x1b")
     yield "cannot-cut", "CV-01", "CANNOT_SERVE without its last byte", cannot[:-1]
     yield "waiting-cut", "CV-01", "one reason fewer than it says", put(one, 1, b"\2")
+
+
+def _addresses() -> Iterator[Case]:
+    one = flat(Addresses(2, ((bytes(16), 1),)))
+    yield "addresses-port-0", "MS-21 CV-01", "ADDRESSES with port 0", put(one, -2, u16(0))
+    yield "addresses-cut", "CV-01", "one address fewer than it says", put(one, 3, b"\2")
+    yield "addresses-half", "CV-01", "half an address", one[:-9]
+    yield "addresses-more", "CV-01", "a byte after the last address", one + b"\0"
 
 
 def _weights() -> Iterator[Case]:
@@ -406,6 +416,9 @@ def _beyond_limits() -> Iterator[Case]:
     short = flat(Waiting((Reason(Hindrance.ABSENT, 1, "a"),)))
     many = put(short, 1, b"\x11") + short[2:] * 16
     yield "waiting-17", "MS-10 CV-02", "17 reasons", many
+    four = flat(Addresses(2, ((bytes(16), 1),) * 4))
+    five = put(four, 3, b"\5") + four[-18:]
+    yield "addresses-5", "MS-21 CV-02", "5 addresses", five
     cannot = flat(CannotServe(EPOCH, FailureKind.LOAD, "a" * 256))
     yield "cannot-long", "MS-13 CV-02", "257 bytes of words", put(cannot, 26, u16(257)) + b"a"
     get, piece = flat(Get("a", 0, 1 << 20)), flat(Piece(1 << 20))

@@ -12,9 +12,10 @@ from spec.vectors.model import Json, Vector, refused, valid
 GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
 ALIVE: Final = ("PING", "PONG", "CLOSE")
-FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING")
-TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE", "CHECKED")
-ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *FROM_HEAD, "GET", "PIECE", "ADMIT", "JOINED")
+FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES")
+TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE", "CHECKED", "ADDRESSES")
+ONLY_HEAD: Final = tuple(message for message in FROM_HEAD if message not in TO_HEAD)
+ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *ONLY_HEAD, "GET", "PIECE", "ADMIT", "JOINED")
 PLACES: Final = (
     ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),
     ("rank-to-head", CONTROL, 3, 0, 4, TO_HEAD),

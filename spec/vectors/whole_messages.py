@@ -19,6 +19,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
     Accept,
+    Addresses,
     Admit,
     Backend,
     Bootstrap,
@@ -103,6 +104,10 @@ WAITING: Final = Waiting(
         Reason(Hindrance.ABSENT, 2, "rank 2 (den) cannot be reached at den:9000: refused"),
         Reason(Hindrance.PLAN, NO_RANK, "the ranks have room for 1 MiB"),
     )
+)
+_IPV4: Final = bytes(10) + b"\xff\xff"
+ADDRESSES: Final = Addresses(
+    2, ((bytes(16), 7470), (bytes.fromhex("20010db8" + "00" * 11 + "05"), 65535))
 )
 GET: Final = Get("model-00001-of-00002.safetensors", 1 << 33, 1 << 18)
 PIECE: Final = Piece(1 << 34, bytes(range(16)))
@@ -316,6 +321,12 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "waiting-16": (
         "16 reasons, the first of 256 bytes, with every hindrance",
         Waiting(tuple(Reason(Hindrance(1 + i % 9), i, "é" * (8 if i else 128)) for i in range(16))),
+    ),
+    "addresses": ("ADDRESSES with that of the connection, and one of IPv6", ADDRESSES),
+    "addresses-none": ("a member listens nowhere any more", Addresses(65535)),
+    "addresses-4": (
+        "as many addresses as there may be, of IPv4",
+        Addresses(1, tuple((_IPV4 + bytes([10, 0, 0, i]), 1 + i) for i in range(4))),
     ),
     "get": ("a piece of a file is asked for", GET),
     "get-listing": ("the listing is asked for", Get("", 0, 1 << 20)),

@@ -84,6 +84,9 @@ class Liar:
             wire.Get: lambda: wire.Get(self._pick("", "config.json", "é"), self._any(), 1 << 20),
             wire.Piece: lambda: wire.Piece(self._any(100), self._pick(b"", b"x"), ""),
             Waiting: lambda: Waiting(self._some(self._reason)),
+            wire.Addresses: lambda: wire.Addresses(
+                self._pick(0, 1, 2, 3, U16), self._some(self._address)[:4]
+            ),
         }
         if kind in (wire.Pong, wire.Close) and self._dice.random() > 0.1:
             return None  # which ends its link, mostly
@@ -111,6 +114,10 @@ class Liar:
         other = self._pick(wire.NO_EPOCH, after, Epoch(now.instance, U64), Epoch(U64, U64))
         epoch: Epoch = self._pick(now, now, now, before, before, before, other)
         return epoch
+
+    def _address(self) -> tuple[bytes, int]:
+        mapped = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, self._pick(0, 1, 255)])
+        return self._pick(bytes(16), bytes([255] * 16), mapped), self._pick(1, U16)
 
     def _n(self) -> int:
         brain = self._cluster.head.node._brain

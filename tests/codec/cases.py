@@ -16,6 +16,7 @@ from sealring_protocol.codec.local_messages import (
 )
 from sealring_protocol.codec.messages import (
     Accept,
+    Addresses,
     Admit,
     Backend,
     Bootstrap,
@@ -71,6 +72,8 @@ MESSAGES: dict[str, Message] = {
     "waiting-why": Waiting(
         (Reason(Hindrance.ABSENT, 1, "naïve"), Reason(Hindrance.PLAN, 65535, "x"))
     ),
+    "addresses": Addresses(1, ((bytes(16), 7470), (bytes(range(16)), 65535))),
+    "addresses-none": Addresses(63),
     "close": Close(0, ""),
     "close-reason": Close(6, "another model — naïve"),
     "close-unknown-code": Close(65535, "from the future"),

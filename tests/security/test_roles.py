@@ -14,11 +14,12 @@ from sealring_protocol.security.roles import (
 )
 
 ALIVE = {"Ping", "Pong", "Close"}
-TO_HEAD = {"Hello", "Prepared", "Ready", "StepDone", "CannotServe", "Checked"}
+FROM_HEAD = {"Bootstrap", "Row", "Step", "Waiting", "Addresses"}
+TO_HEAD = {"Hello", "Prepared", "Ready", "StepDone", "CannotServe", "Checked", "Addresses"}
 
 CASES = [
-    (Purpose.CONTROL, 0, 1, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
-    (Purpose.CONTROL, 0, 2, 3, {"Bootstrap", "Row", "Step", "Waiting"}),
+    (Purpose.CONTROL, 0, 1, 3, FROM_HEAD),
+    (Purpose.CONTROL, 0, 2, 3, FROM_HEAD),
     (Purpose.CONTROL, 1, 0, 3, TO_HEAD),
     (Purpose.CONTROL, 2, 0, 3, TO_HEAD),
     (Purpose.CONTROL, 1, 2, 3, set()),

@@ -85,6 +85,7 @@ class Cluster:
         least: int = 0,
         cannot_load: dict[int, str] | None = None,
         memory: int = 1 << 30,
+        at: dict[int, tuple[str, ...]] | None = None,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
@@ -93,7 +94,8 @@ class Cluster:
         models without their manifests, *pins* those of their weights, for a head that does not
         *trust_weights*. Unless *trimmable*, no cache can be cut. *least* is `NodeConfig.least`.
         The engines of *cannot_load* can load no layers, and say why, by rank; each rank has
-        *memory* bytes for weights and caches."""
+        *memory* bytes for weights and caches. Hosts are *at* these addresses, and say so; or
+        else at their names, and say nothing."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -111,6 +113,7 @@ class Cluster:
         self.least = least
         self.cannot_load = cannot_load or {}
         self.memory = memory
+        self.at_addresses = at or {}
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -145,8 +148,10 @@ class Cluster:
             strategy=self.strategy,
             scheduler=self.scheduler,
             least=self.least,
+            listens=("0.0.0.0", 1) if index in self.at_addresses else None,
         )
         host = Host(f"host{index}", Node(config, self.now), None)
+        host.at = dict.fromkeys(self.at_addresses.get(index, (host.name,)), 0.0)
         self.hosts[host.name] = host
         self.after(0 if self.at_once else self.random.random() * 0.05, lambda: self._start(host))
         self.after(self.random.random() * 0.2, lambda: self.start_engine(host))
@@ -299,7 +304,8 @@ class Cluster:
         node = host.node
         match event:
             case Dial(link, address):
-                self.after(self.network.delay, lambda: self.network.connect(host, link, address))
+                delay = self.network.seconds_to(address)
+                self.after(delay, lambda: self.network.connect(host, link, address))
             case Hangup(link, last, code, reason):
                 if (session := host.tunnels.pop(link, None)) is not None:
                     with contextlib.suppress(SealringError):

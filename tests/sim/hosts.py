@@ -52,6 +52,7 @@ class Host:
     collective: Collective | None = None
     answers_at: float = 0.0  # when the last answer of a collective's step is there
     planned: int = 0  # engines that were replaced though nothing was wrong with them
+    at: dict[str, float] = attrs.field(factory=dict)  # its addresses, and seconds to connect there
 
     def next_timeout(self) -> float | None:
         """Of its node and of the tunnels that it has been lent."""

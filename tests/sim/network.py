@@ -22,11 +22,21 @@ class Network:
         self.tap: Callable[[str, str, bytes], None] | None = None  # sees what each host sends
         self._cluster = cluster
 
+    def seconds_to(self, address: str) -> float:
+        """What a connection to *address* takes to open."""
+        at = address.rpartition(":")[0]
+        more = (each.at[at] for each in self._cluster.hosts.values() if at in each.at)
+        return self.delay + next(more, 0.0)
+
     def connect(self, host: Host, link: int, address: str) -> None:
         """*host* dials *address*, for its connection *link*."""
         cluster = self._cluster
-        other = cluster.hosts.get(address.partition(":")[0])
+        at = address.rpartition(":")[0]
+        other = next((each for each in cluster.hosts.values() if at in each.at), None)
         if not host.alive:
+            return
+        if other is None and cluster.at_addresses:
+            cluster.after(5.0, lambda: self._unanswered(host, link))
             return
         if other is not None and (host.name, other.name) in self.closed:
             cluster.after(5.0, lambda: self._unanswered(host, link))
@@ -36,7 +46,9 @@ class Network:
             cluster.settle(host)
             return
         wall = WALL + int(cluster.now * 1000)
-        number = other.node.accepted(host.name, cluster.random.randbytes(32), cluster.now, wall)
+        number = other.node.accepted(
+            next(iter(host.at)), cluster.random.randbytes(32), cluster.now, wall
+        )
         wire = Wire([(host.name, link), (other.name, number)])
         host.wires[link] = wire
         other.wires[number] = wire
@@ -104,6 +116,12 @@ class Network:
             host.wires.pop(number, None)
             at = max(self._cluster.now, wire.last[side]) + self.delay
             self._cluster.at(at, lambda host=host, number=number: self._eof(host, number))
+
+    def move(self, host: Host, *at: str) -> None:
+        """*host* has these addresses from now on, and what it had open falls silent."""
+        host.at = dict.fromkeys(at, 0.0)
+        for wire in host.wires.values():
+            wire.alive = False
 
     def _eof(self, host: Host, number: int) -> None:
         if host.alive and not host.frozen:

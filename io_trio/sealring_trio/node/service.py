@@ -98,6 +98,7 @@ def _build_node(setup: NodeSetup[AnyFile]) -> Node:
             group_seconds=config.group_timeout,
             least=config.min_ranks,
             patience=config.patience,
+            listens=config.listen,
             key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
                 groups=config.groups,

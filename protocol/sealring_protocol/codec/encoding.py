@@ -66,6 +66,7 @@ from sealring_protocol.codec.local_messages import (
 from sealring_protocol.codec.messages import (
     NO_WORK,
     Accept,
+    Addresses,
     Admit,
     Backend,
     Bootstrap,
@@ -116,6 +117,7 @@ from sealring_protocol.limits import (
     MAX_GRAMMAR,
     MAX_IDS,
     MAX_LAYERS,
+    MAX_LEARNT_ADDRESSES,
     MAX_LOGPROBS,
     MAX_PIECE,
     MAX_REASON,
@@ -356,6 +358,20 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
                 Reason,
                 _of(Reason),
                 words="text",
+            ),
+        ),
+    ),
+    Addresses: (
+        ("member", U16),
+        (
+            "addresses",
+            Records(
+                "u8",
+                {"ip": Bytes(16), "port": U16},
+                MAX_LEARNT_ADDRESSES,
+                "addresses",
+                _pair,
+                tuple,
             ),
         ),
     ),

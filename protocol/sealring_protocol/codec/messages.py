@@ -58,6 +58,7 @@ class MessageCode(enum.IntEnum):
     JOIN_FIN = 0x17
     ADMIT = 0x18
     JOINED = 0x19
+    ADDRESSES = 0x1A
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84
@@ -110,6 +111,28 @@ class Waiting:
 
     CODE: ClassVar = MessageCode.WAITING
     reasons: tuple[Reason, ...] = ()
+
+
+# ---------------------------------------------------------------------- addresses
+# ADDRESSES: where a member can be reached, beside what the roster says.
+
+
+@attrs.frozen
+class Addresses:
+    """The member with rank *member* listens at *addresses*, which take the place of those that were
+    sent of it before. Each has the 16 bytes of an IP address, IPv4 written as IPv6 (RFC 4291,
+    2.5.5.2), and a port.
+
+    A rank sends its own, and the head those of any other. An address of 16 zeros, which only the
+    sender has of itself, stands for the one that its connection comes from.
+    """
+
+    CODE: ClassVar = MessageCode.ADDRESSES
+    member: int
+    addresses: tuple[tuple[bytes, int], ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        rule(all(port > 0 for _, port in self.addresses), "an address has a port")
 
 
 # ---------------------------------------------------------------------- epochs
@@ -816,6 +839,7 @@ __all__ = [
     "NO_WORK",
     "OLDEST_STEPS",
     "Accept",
+    "Addresses",
     "Admit",
     "Backend",
     "Bootstrap",
@@ -873,6 +897,7 @@ Message = (
     | Row
     | Tunnel
     | Waiting
+    | Addresses
     | Get
     | Piece
     | Admit

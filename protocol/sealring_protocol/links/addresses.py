@@ -4,15 +4,16 @@ A member has the addresses of the roster, and learnt ones beside them: those tha
 itself or the head passes on, and those that the caller heard of on the network, perhaps from a
 stranger. An address decides nothing about trust. Whoever answers there proves to be the member in
 the handshake, or the address has failed. So a lie costs dials that fail, and this module bounds
-them: a member has few learnt addresses of either kind, and what nobody answers is dialed less and
-less often.
+them: a member has few learnt addresses of either kind, and one that fails is dialed less and less
+often.
 
 The best address is the one that answered fastest. A time is what a connection took to open, the
-least of the latest few, and one is better than another only if it took half as long. Addresses that
-were not tried come next, in the roster's order, and then those that failed, the longest ago first.
+least of the latest few, and one is better than another only if it took about half as long.
+Addresses that were not tried come next, in the roster's order, and then those that failed, the
+longest ago first.
 
-While a member is linked, its other addresses are dialed now and then, so that the best is known
-before it is needed, and a dead one is told while nobody misses it.
+While a member is linked, its addresses are probed now and then: dialed beside the link. So the best
+is known before it is needed, and a dead one is told while nobody misses it.
 """
 
 from __future__ import annotations
@@ -26,18 +27,40 @@ from typing import Final
 
 import attrs
 
+from sealring_protocol.codec.messages import Addresses
+from sealring_protocol.control.effects import Level, Note
+from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
+from sealring_protocol.limits import ADDRESSES_PER_SECOND, MAX_LEARNT_ADDRESSES
+from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roster import Roster
-
-MAX_LEARNT: Final = 4
-"""Learnt addresses of each kind that a member may have. Memory: about 500 bytes each."""
 
 REFILL_SECONDS: Final = 60.0
 """Seconds between two addresses heard of a member that each take the place of another."""
+
+SETTLE_SECONDS: Final = 2.0
+"""Seconds from a link with a member to the first probe of its addresses."""
+
+PROBE_PAUSE: Final = 1.0
+"""Least seconds between two probes of a member."""
+
+FAILED_PAUSE: Final = 60.0
+"""Seconds until an address that failed is probed again. They double up to `ANSWERED_PAUSE`."""
+
+ANSWERED_PAUSE: Final = 600.0
+"""Seconds until an address that answered is probed again."""
 
 TIMES: Final = 3
 """Times of an address that are remembered."""
 
 _FINEST: Final = 0.0005  # seconds: times below it are the same
+_DOUBLINGS: Final = 4  # of the pause, which then is the longest
+_MAPPED: Final = bytes(10) + b"\xff\xff"  # before an IPv4 address that is written as IPv6
+
+AS_SEEN: Final = bytes(16)
+"""What stands in ADDRESSES for the host from which the sender's connection comes."""
+
+Pairs = tuple[tuple[bytes, int], ...]
+"""Addresses as ADDRESSES has them."""
 
 
 class KnownFrom(enum.Enum):
@@ -50,12 +73,31 @@ class KnownFrom(enum.Enum):
     """The caller heard so, perhaps from a stranger."""
 
 
+@attrs.frozen
+class Route:
+    """One *address* of a member. *seconds* is what a connection to it took to open; None if the
+    member never proved itself there. *trouble* is why the last dial failed; empty if it did not."""
+
+    address: str
+    known_from: KnownFrom
+    seconds: float | None
+    trouble: str
+
+    @property
+    def answers(self) -> bool:
+        """True if the member proved itself there when it was last dialed."""
+        return self.seconds is not None and not self.trouble
+
+
 @attrs.define
 class _Address:
     known_from: KnownFrom
+    due: float = math.inf  # for a probe
     times: deque[float] = attrs.field(factory=partial(deque, maxlen=TIMES))
     trouble: str = ""
     tried: float = -math.inf
+    failures: int = 0  # in a row
+    warned: bool = False  # that it is dead
 
     @property
     def answers(self) -> bool:
@@ -83,60 +125,223 @@ def address_of(host: str, port: int) -> str | None:
     return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
 
 
+def packed(address: str) -> tuple[bytes, int] | None:
+    """*address* as ADDRESSES has it; None for one that only its own network knows."""
+    host, _, port = address.rpartition(":")
+    ip = ipaddress.ip_address(host.strip("[]"))
+    if isinstance(ip, ipaddress.IPv6Address):
+        return None if ip.is_link_local else (ip.packed, int(port))
+    return _MAPPED + ip.packed, int(port)
+
+
+def unpacked(ip: bytes, port: int, seen: str = "") -> str | None:
+    """The inverse of `packed`. `AS_SEEN` stands for the host *seen*. None as of `address_of`."""
+    return address_of(seen if ip == AS_SEEN else str(ipaddress.IPv6Address(ip)), port)
+
+
+def _own(host: str, port: int) -> Pairs:
+    """What a node says of itself that listens at *host* and *port*."""
+    try:
+        everywhere = ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name, which others may not know
+        everywhere = True
+    if everywhere:
+        return ((AS_SEEN, port),)
+    address = address_of(host, port)
+    pair = None if address is None else packed(address)
+    return () if pair is None else (pair,)
+
+
 class AddressBook:
-    """The addresses of every member but this node itself. Times are monotonic seconds."""
+    """The addresses of every member but this node itself, which *listens* at a host and a port and
+    tells them so. Times are monotonic seconds."""
 
-    __slots__ = ("_known", "_refilled")
+    __slots__ = (
+        "_budgets",
+        "_known",
+        "_listens",
+        "_passed_on",
+        "_probed",
+        "_rank",
+        "_refilled",
+        "_roster",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, roster: Roster, own: bytes, listens: tuple[str, int] | None) -> None:
+        self._listens = () if listens is None else _own(*listens)
         self._known: dict[bytes, dict[str, _Address]] = {}
         self._refilled: dict[bytes, float] = {}
+        self._probed: dict[bytes, float] = {}
+        self._passed_on: dict[bytes, Pairs] = {}
+        self._budgets: dict[bytes, TokenBucket] = {}
+        self.renew(roster, own)
 
     def renew(self, roster: Roster, own: bytes) -> None:
         """*roster* is in force: it has other addresses, perhaps. What was learnt of its members
         stays."""
+        self._roster, self._rank = roster, roster.rank(own)
         before, self._known = self._known, {}
         for member in roster.members:
-            if member.id != own:
-                learnt = before.get(member.id, {})
-                known = {at: learnt.get(at, _Address(KnownFrom.ROSTER)) for at in member.addresses}
-                for each in known.values():
-                    each.known_from = KnownFrom.ROSTER
-                known |= {
-                    at: each
-                    for at, each in learnt.items()
-                    if at not in known and each.known_from is not KnownFrom.ROSTER
-                }
-                self._known[member.id] = known
+            if member.id == own:
+                continue
+            learnt = before.get(member.id, {})
+            known = {at: learnt.get(at, _Address(KnownFrom.ROSTER)) for at in member.addresses}
+            for each in known.values():
+                each.known_from = KnownFrom.ROSTER
+            for at, each in learnt.items():
+                if each.known_from is not KnownFrom.ROSTER:
+                    known.setdefault(at, each)
+            self._known[member.id] = known
+
+    def routes(self, member: bytes) -> tuple[Route, ...]:
+        """The addresses of *member*, the roster's first."""
+        return tuple(
+            Route(at, each.known_from, min(each.times, default=None), each.trouble)
+            for at, each in self._known.get(member, {}).items()
+        )
+
+    # -------------------------------------------------------------- learning
 
     def heard(self, member: bytes, host: str, port: int, now: float) -> None:
         """Somebody said that *member* is at *host*, an IP address, and *port*. What is no address
-        of another machine, or one of nobody known, is ignored. Beyond `MAX_LEARNT` one takes the
-        place of another that does not answer, once in `REFILL_SECONDS`."""
+        of another machine, or one of nobody known, is ignored. Beyond `MAX_LEARNT_ADDRESSES` one
+        takes the place of another that does not answer, once in `REFILL_SECONDS`."""
         known, address = self._known.get(member), address_of(host, port)
         if known is None or address is None or address in known:
             return
         heard = [at for at, each in known.items() if each.known_from is KnownFrom.HEARD]
-        if len(heard) >= MAX_LEARNT:
+        if len(heard) >= MAX_LEARNT_ADDRESSES:
             dead = [at for at in heard if not known[at].answers]
             if not dead or now - self._refilled.get(member, -math.inf) < REFILL_SECONDS:
                 return
             self._refilled[member] = now
             del known[dead[0]]
-        known[address] = _Address(KnownFrom.HEARD)
+        known[address] = _Address(KnownFrom.HEARD, now)
+
+    def told(self, sender: bytes, seen: str, message: Addresses, now: float) -> None:
+        """The member *sender*, whose connection comes from the host *seen*, sent *message*. Raises
+        `RemoteProtocolError` if it may not say that."""
+        budget = self._budgets.setdefault(sender, TokenBucket(ADDRESSES_PER_SECOND, now))
+        if not budget.take(now):
+            raise LimitExceeded(f"more than {ADDRESSES_PER_SECOND} ADDRESSES a second")
+        rank, of = self._roster.rank(sender), message.member
+        if of >= len(self._roster.members) or (of != rank and (rank or of == self._rank)):
+            raise RemoteProtocolError(f"rank {rank} does not speak for rank {of}")
+        if of != rank and any(ip == AS_SEEN for ip, _ in message.addresses):
+            raise RemoteProtocolError(f"nobody sees rank {of} here")
+        found = (unpacked(ip, port, seen) for ip, port in message.addresses)
+        self._replace(self._known[self._roster.members[of].id], set(filter(None, found)), now)
+
+    def _replace(self, known: dict[str, _Address], told: set[str], now: float) -> None:
+        for at in [at for at, each in known.items() if each.known_from is KnownFrom.TOLD]:
+            if at not in told:
+                del known[at]
+        for at in sorted(told):
+            each = known.setdefault(at, _Address(KnownFrom.TOLD, now))
+            if each.known_from is KnownFrom.HEARD:
+                each.known_from = KnownFrom.TOLD
+
+    # --------------------------------------------------------------- telling
+
+    def introduction(self, rank: int) -> list[Addresses]:
+        """What to tell *rank*, whose control link is up: where this node listens, and at the head
+        also where others do."""
+        own = [Addresses(self._rank, self._listens)] if self._listens else []
+        others = [
+            Addresses(other, pairs)
+            for other, member in enumerate(self._roster.members)
+            if other != rank and (pairs := self._proved(member.id))
+        ]
+        return own + others if self._rank == 0 else own
+
+    def to_pass_on(self, member: bytes) -> list[tuple[int, Addresses]]:
+        """What the head is to tell which rank, as *member* has proved itself at other addresses
+        than when this was last called."""
+        pairs = self._proved(member)
+        if self._rank or set(pairs) == set(self._passed_on.get(member, ())):
+            return []
+        self._passed_on[member] = pairs
+        of = self._roster.rank(member)
+        ranks = range(1, len(self._roster.members))
+        return [(rank, Addresses(of, pairs)) for rank in ranks if rank != of]
+
+    def _proved(self, member: bytes) -> Pairs:
+        """The learnt addresses at which *member* proved itself to this node, the best first: nobody
+        is sent to any other."""
+        known = self._known.get(member, {})
+        learnt = [
+            at
+            for at, each in known.items()
+            if each.times and each.known_from is not KnownFrom.ROSTER
+        ]
+        pairs = map(packed, sorted(learnt, key=lambda at: known[at].order()))
+        return tuple(pair for pair in pairs if pair is not None)[:MAX_LEARNT_ADDRESSES]
+
+    # --------------------------------------------------------------- dialing
 
     def best(self, member: bytes) -> str | None:
-        """The address at which to dial *member* now; None if it has none."""
+        """The address at which to dial *member*; None if it has none."""
         known = self._known.get(member, {})
         return min(known, key=lambda at: known[at].order(), default=None)
 
-    def answered(self, member: bytes, address: str, seconds: float, now: float) -> None:
-        """*member* proved itself at *address*, where a connection took *seconds* to open."""
+    def dialed(self, member: bytes, address: str, now: float) -> None:
+        """*member* is dialed at *address*."""
         if (each := self._known.get(member, {}).get(address)) is not None:
-            each.times.append(seconds)
-            each.trouble, each.tried = "", now
+            each.due = now + FAILED_PAUSE
 
-    def failed(self, member: bytes, address: str, why: str, now: float) -> None:
-        """*member* did not prove itself at *address*."""
-        if (each := self._known.get(member, {}).get(address)) is not None:
-            each.trouble, each.tried = why, now
+    def answered(self, member: bytes, address: str, seconds: float, now: float) -> list[Note]:
+        """*member* proved itself at *address*, where a connection took *seconds* to open. Returns
+        the notes to log."""
+        if (each := self._known.get(member, {}).get(address)) is None:
+            return []
+        each.times.append(seconds)
+        each.trouble, each.failures = "", 0
+        each.tried, each.due = now, now + ANSWERED_PAUSE
+        warned, each.warned = each.warned, False
+        text = f"{self._name(member)} answers at {address} again"
+        return [Note(Level.INFO, text)] if warned else []
+
+    def failed(
+        self, member: bytes, address: str, why: str, now: float, *, linked: bool
+    ) -> list[Note]:
+        """*member* did not prove itself at *address*. Returns the notes to log: an address of the
+        roster is called dead once, if the member is *linked* in spite of it."""
+        if (each := self._known.get(member, {}).get(address)) is None:
+            return []
+        each.due = now + min(FAILED_PAUSE * 2**each.failures, ANSWERED_PAUSE)
+        each.trouble, each.tried = why, now
+        each.failures += each.failures < _DOUBLINGS
+        if not linked or each.warned or each.known_from is not KnownFrom.ROSTER:
+            return []
+        each.warned = True
+        name = self._name(member)
+        best = next((route for route in self.routes(member) if route.answers), None)
+        instead = f"is reached at {best.address}" if best else "reaches this node"
+        text = f"{name} {instead}; it does not answer at {address}: {why}"
+        return [Note(Level.WARNING, text)]
+
+    def _name(self, member: bytes) -> str:
+        return self._roster.members[self._roster.rank(member)].name
+
+    # --------------------------------------------------------------- probing
+
+    def linked(self, member: bytes, now: float) -> None:
+        """The first link with *member* is up: probe the addresses that do not answer, as far as is
+        known, a little later."""
+        for each in self._known.get(member, {}).values():
+            if not each.answers:
+                each.due = now + SETTLE_SECONDS
+
+    def next_probe(self, member: bytes) -> float:
+        """When to probe *member*; infinity if it has no address."""
+        due = min((each.due for each in self._known.get(member, {}).values()), default=math.inf)
+        return max(due, self._probed.get(member, -math.inf) + PROBE_PAUSE)
+
+    def probed(self, member: bytes, now: float) -> None:
+        """*member* is about to be probed."""
+        self._probed[member] = now
+
+    def most_due(self, member: bytes) -> str | None:
+        """The address at which to probe *member*; None if it has none."""
+        known = self._known.get(member, {})
+        return min(known, key=lambda at: known[at].due, default=None)

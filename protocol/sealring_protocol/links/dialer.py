@@ -77,6 +77,8 @@ class _Wanted:
     yields: float = 0.0
     dialing: bool = False
     greeting: bool = False  # exchange rosters even if a link is up
+    probing: bool = False  # dial once, even if a link is up
+    brief: bool = False  # only to probe
 
 
 @attrs.frozen
@@ -109,7 +111,7 @@ class Dialer:
         *yields*."""
         after = YIELD_SECONDS if yields else 0.0
         wish = self._wishes.setdefault(key, _Wanted(False, now + after))
-        wish.once = False
+        wish.once = wish.brief = False
         wish.yields = after
         wish.next_try = min(wish.next_try, now + after)
 
@@ -117,9 +119,16 @@ class Dialer:
         """Dial *key* until the peer has exchanged rosters once. If a link is up, the peer refuses
         the dial as a duplicate, but only after it has taken the roster."""
         wish = self._wishes.setdefault(key, _Wanted(True, now))
+        wish.brief = False
         if key in self.up:
             wish.greeting = True
             wish.next_try = min(wish.next_try, now)
+
+    def probe(self, key: Key, now: float) -> None:
+        """Dial *key* once, even if a link is up. If it fails, nothing follows."""
+        wish = self._wishes.setdefault(key, _Wanted(True, now, brief=True))
+        wish.probing = True
+        wish.next_try = min(wish.next_try, now)
 
     def forget(self, peer: bytes) -> None:
         """Stop dialing *peer*."""
@@ -131,13 +140,13 @@ class Dialer:
         for key in [key for key in self._wishes if key[1] in purposes]:
             del self._wishes[key]
 
-    def due(self, now: float) -> list[Key]:
-        """The links to dial now."""
+    def due(self, now: float) -> list[tuple[Key, bool]]:
+        """The links to dial now, and whether each dial is a probe."""
         found = []
         for key, wish in self._wishes.items():
             if self._is_wanting(key, wish) and now >= self._next_try(key, wish):
-                wish.dialing = True
-                found.append(key)
+                found.append((key, wish.probing))
+                wish.dialing, wish.probing = True, False
         return found
 
     def next_timeout(self) -> float | None:
@@ -150,7 +159,7 @@ class Dialer:
         return min(times, default=None)
 
     def _is_wanting(self, key: Key, wish: _Wanted) -> bool:
-        return not wish.dialing and (wish.greeting or key not in self.up)
+        return not wish.dialing and (wish.greeting or wish.probing or key not in self.up)
 
     def _next_try(self, key: Key, wish: _Wanted) -> float:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))
@@ -179,7 +188,9 @@ class Dialer:
         """A dial of this node failed, or its link is gone: dial again after a pause."""
         self._answered.discard(key)
         wish = self._wishes.get(key)
-        if wish is not None:
+        if wish is not None and wish.brief:
+            del self._wishes[key]
+        elif wish is not None:
             wish.dialing = False
             wish.next_try = now + wish.backoff.next() + wish.yields
 
@@ -251,6 +262,7 @@ class Dialer:
         self._replaced.pop(key, None)
         wish = self._wishes.get(key)
         if wish is not None:
+            wish.probing = False
             if now - contact.since >= LONGEST_PAUSE:
                 wish.backoff.reset()
                 wish.refusals.reset()

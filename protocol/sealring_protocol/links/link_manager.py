@@ -11,6 +11,7 @@ cross a hang-up.
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.local_messages import HopKey
-from sealring_protocol.codec.messages import Get, Message, Piece, Progress
+from sealring_protocol.codec.messages import Addresses, Get, Message, Piece, Progress
 from sealring_protocol.control.deadlines import earliest
 from sealring_protocol.control.effects import Effect, Level, Note, Send
 from sealring_protocol.errors import (
@@ -233,6 +234,7 @@ class Connection:
     began: float = 0.0  # when it was dialed
     took: float = 0.0  # the seconds until it was open
     proved: bool = False  # the peer proved itself at the address dialed
+    probe: bool = False  # only of the address
 
     @property
     def driven(self) -> Link | None:
@@ -279,8 +281,15 @@ class LinkManager:
     reports it.
     """
 
-    def __init__(self, config: HandshakeConfig, now: float, patience: float = PING_TIMEOUT) -> None:
-        """*patience* is the least number of seconds that a peer may be silent."""
+    def __init__(
+        self,
+        config: HandshakeConfig,
+        now: float,
+        patience: float = PING_TIMEOUT,
+        listens: tuple[str, int] | None = None,
+    ) -> None:
+        """*patience* is the least number of seconds that a peer may be silent. This node *listens*
+        at a host and a port, and tells its peers so."""
         self.current_roster = CurrentRoster(config)
         self.accept_steps = False
         """True while step links may come in: an engine is up to receive their keys."""
@@ -295,7 +304,7 @@ class LinkManager:
         self._held: dict[Key, int] = {}
         self.refusals = RefusalLog()
         self._book = PeerBook()
-        self._addresses = AddressBook()
+        self._addresses = AddressBook(config.roster.roster, config.node_id, listens)
         self._numbers = 0
         self.news: deque[News] = deque()
         """The news for the node, in order."""
@@ -334,7 +343,8 @@ class LinkManager:
 
     def peers(self) -> list[PeerState]:
         """The state of every other member, by rank."""
-        return self._book.survey(self.config.roster.roster, self.config.node_id, self._dialer)
+        roster, own = self.config.roster.roster, self.config.node_id
+        return self._book.survey(roster, own, self._dialer, self._addresses)
 
     def links_to_flush(self) -> set[int]:
         """The connections that have new data to send since the last call."""
@@ -359,8 +369,15 @@ class LinkManager:
         self._due_is_known = True
         dial = None if self.closed else self._dialer.next_timeout()
         links = [link.next_timeout() for c in self._connections.values() if (link := c.driven)]
+        probes = [] if self.closed else map(self._addresses.next_probe, self._linked())
+        probe = min(probes, default=math.inf)
+        links.append(None if probe == math.inf else probe)
         self._due = earliest(dial, self.refusals.next_timeout(), *links)
         return self._due
+
+    def _linked(self) -> dict[bytes, None]:
+        """The members with which this node has a link."""
+        return dict.fromkeys(peer for peer, _ in self._dialer.up)
 
     # --------------------------------------------------- beginnings and ends
 
@@ -423,7 +440,8 @@ class LinkManager:
         self._release_admission(connection)
         key = connection.key
         self._failed(connection, error, now)
-        if key is not None and key[0] in self.config.roster.roster and not self.closed:
+        recorded = connection.up or not connection.probe
+        if key is not None and key[0] in self.config.roster.roster and recorded and not self.closed:
             contact = self._dialer.up.get(key) if connection.up else None
             since = None if contact is None else contact.since
             if contact is not None and isinstance(error, PeerTimeout) and connection.link:
@@ -447,15 +465,29 @@ class LinkManager:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
             )
-            known = code in NO_FAULT or self._book.again((*key, connection.dialed))
+            known = connection.probe or code in NO_FAULT
+            known = known or self._book.again((*key, connection.dialed))
             self._say([Note(Level.DEBUG if known else Level.WARNING, text)], now)
 
     def _failed(self, connection: Connection, error: SealringError, now: float) -> None:
         """If it was dialed, nobody proved itself at the address, because of *error*."""
-        if connection.key is None or not connection.dialed or connection.proved:
-            return
-        if isinstance(error, RemoteProtocolError):  # else this end gave it up
-            self._addresses.failed(connection.key[0], connection.address, str(error), now)
+        if connection.dialed and not connection.proved and isinstance(error, RemoteProtocolError):
+            self._dead(connection, str(error), now)  # else this end gave it up
+
+    def _dead(self, connection: Connection, why: str, now: float) -> None:
+        """The peer did not prove itself at the address that this node dialed."""
+        if connection.key is not None:
+            peer, linked = connection.key[0], connection.key[0] in self._linked()
+            notes = self._addresses.failed(peer, connection.address, why, now, linked=linked)
+            self._say(notes, now)
+
+    def _proved(self, connection: Connection, peer: bytes, now: float) -> None:
+        """*peer* proved itself at the address that this node dialed."""
+        connection.proved = True
+        notes = self._addresses.answered(peer, connection.address, connection.took, now)
+        self._say(notes, now)
+        for rank, message in self._addresses.to_pass_on(peer):
+            self.send(rank, Purpose.CONTROL, message, now)
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
         self.events.extend(self.notes.limited(note, now) for note in notes)
@@ -531,16 +563,19 @@ class LinkManager:
 
     def _dial_due(self, now: float) -> None:
         self._due_is_known = False
-        for key in [] if self.closed else self._dialer.due(now):
+        for key, probe in [] if self.closed else self._dialer.due(now):
             member = self.config.roster.roster.member(key[0])
-            address = self._addresses.best(key[0])
+            find = self._addresses.most_due if probe else self._addresses.best
+            address = find(key[0])
             if member is None or address is None:
                 self._dialer.dial_ended(key, now)  # one may be learnt
                 continue
             self._numbers += 1
-            dialed = Connection(self._numbers, "", key, address=address, began=now)
+            dialed = Connection(self._numbers, "", key, address=address, began=now, probe=probe)
             self._connections[self._numbers] = dialed
-            self._book.dialing(*key, address)
+            self._addresses.dialed(key[0], address, now)
+            if not probe:
+                self._book.dialing(*key, address)
             self.events.append(Dial(self._numbers, address, member.name))
 
     # ---------------------------------------------------------------- orders
@@ -645,12 +680,13 @@ class LinkManager:
         """The connection of a `Dial` could not be opened."""
         connection = self._connections.pop(number, None)
         if connection is not None and connection.key is not None:
-            self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
-            self._addresses.failed(connection.key[0], connection.address, reason, now)
+            self._dead(connection, reason, now)
             name = self.member(self._rank(connection.key)).name
             self._say([Note(Level.DEBUG, f"cannot reach {name}: {reason}")], now)
-            why = f"at {connection.address} ({reason})"
-            self.news.append(Unreachable(self._rank(connection.key), connection.key[1], why))
+            if not connection.probe:
+                self._book.failed((*connection.key, True), Fault.UNREACHABLE, reason, now)
+                why = f"at {connection.address} ({reason})"
+                self.news.append(Unreachable(self._rank(connection.key), connection.key[1], why))
             self._dial_ended(connection.key, now)
 
     def receive_data(self, number: int, data: bytes, now: float) -> None:
@@ -710,6 +746,10 @@ class LinkManager:
                 if deadline is not None and now >= deadline:
                     self._with(connection.number, now, lambda link: link.handle_timeout(now))
         self._say(self.refusals.handle_timeout(now), now)
+        for peer in [] if self.closed else self._linked():
+            if now >= self._addresses.next_probe(peer):
+                self._addresses.probed(peer, now)
+                self._dialer.probe((peer, Purpose.CONTROL), now)
         self._dial_due(now)
 
     # ------------------------------------------------------------- internals
@@ -734,6 +774,8 @@ class LinkManager:
                 self._established(connection, event, now)
             case LinkClosed(code, reason):
                 self._closed(connection, code, reason, now)
+            case Addresses():
+                self._learn(connection, event, now)
             case _:
                 if connection.key is not None:
                     rank, purpose = self._rank(connection.key), connection.key[1]
@@ -741,10 +783,16 @@ class LinkManager:
                 return
         self._due_is_known = False
 
-    def _proved(self, connection: Connection, peer: bytes, now: float) -> None:
-        """*peer* proved itself at the address dialed."""
-        connection.proved = True
-        self._addresses.answered(peer, connection.address, connection.took, now)
+    def _learn(self, connection: Connection, told: Addresses, now: float) -> None:
+        """A peer says where it listens; or the head, where another member does."""
+        if connection.key is None or connection.link is None:
+            return
+        seen = connection.source or connection.address.rpartition(":")[0].strip("[]")
+        try:
+            self._addresses.told(connection.key[0], seen, told, now)
+        except RemoteProtocolError as error:
+            connection.link.fail(error)
+            raise
 
     def head_first(self, roster: Roster) -> bool:
         """True if *roster* makes another member the head, and the present one, which is linked and
@@ -824,6 +872,8 @@ class LinkManager:
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
                     self._down(other, LocalProtocolError(DUPLICATE), now, CloseCode.DUPLICATE_LINK)
+        if key[0] not in self._linked():
+            self._addresses.linked(key[0], now)
         self._dialer.established(key, LiveLink(connection.number, event.instance, now))
         self._release(key, now)
         self._dialer.satisfied(key)
@@ -833,6 +883,9 @@ class LinkManager:
             return
         up = LinkUp(rank, key[1], connection.number, link)
         self.news.append(CameUp(rank, key[1], up, event.hop))
+        if key[1] is Purpose.CONTROL:
+            for message in self._addresses.introduction(rank):
+                self.send(rank, Purpose.CONTROL, message, now)
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:

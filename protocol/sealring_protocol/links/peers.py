@@ -26,6 +26,7 @@ from sealring_protocol.errors import (
     SealringError,
     wire_code,
 )
+from sealring_protocol.links.addresses import AddressBook, Route
 from sealring_protocol.links.dialer import REST_SECONDS, Dialer
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
@@ -89,6 +90,7 @@ class Trouble:
 class PeerState:
     """The state of the member of *rank*.
 
+    *addresses* are those of *routes*, which say how each answers, the roster's first.
     *up* has the start of each established link, by purpose. *dialing* has the address last dialed,
     *dialed* and *incoming* the latest trouble, each by purpose. *put_out* is True if the peer seems
     to hold a newer roster without this node. Times are monotonic seconds.
@@ -102,6 +104,7 @@ class PeerState:
     dialed: Mapping[Purpose, Trouble] = attrs.field(factory=dict)
     incoming: Mapping[Purpose, Trouble] = attrs.field(factory=dict)
     put_out: bool = False
+    routes: tuple[Route, ...] = ()
 
     def trouble(self, purpose: Purpose, now: float) -> Trouble | None:
         """What keeps the link with *purpose* down; None if nothing is known, or the link stands.
@@ -238,21 +241,25 @@ class PeerBook:
         for purpose in Purpose:
             self._addresses.pop((peer, purpose), None)
 
-    def survey(self, roster: Roster, own: bytes, dialer: Dialer) -> list[PeerState]:
+    def survey(
+        self, roster: Roster, own: bytes, dialer: Dialer, addresses: AddressBook
+    ) -> list[PeerState]:
         """The state of every member of *roster* except *own*, by rank."""
         return [
             PeerState(
                 rank,
                 member.name,
-                tuple(member.addresses),
+                tuple(route.address for route in routes),
                 dialer.standing(member.id),
                 {p: at for p in Purpose if (at := self._addresses.get((member.id, p)))},
                 self._of(member.id, dialer, dialed=True),
                 self._of(member.id, dialer, dialed=False),
                 dialer.is_resting(member.id),
+                routes,
             )
             for rank, member in enumerate(roster.members)
             if member.id != own
+            for routes in [addresses.routes(member.id)]
         ]
 
     def _of(self, peer: bytes, dialer: Dialer, *, dialed: bool) -> dict[Purpose, Trouble]:

@@ -12,6 +12,7 @@ import enum
 from typing import Any, Final
 
 from sealring_protocol.codec.messages import (
+    Addresses,
     Bootstrap,
     CannotServe,
     Checked,
@@ -59,9 +60,9 @@ class Role(enum.Enum):
 _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
-    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting},
+    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting, Addresses},
     (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE
-    | {Hello, Prepared, Ready, CannotServe, StepDone, Checked},
+    | {Hello, Prepared, Ready, CannotServe, StepDone, Checked, Addresses},
     (Purpose.CONTROL, Role.PEER): _ALIVE,
     (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},
     (Purpose.STEP, Role.LAST_TO_HEAD): _ALIVE | {StepDone},

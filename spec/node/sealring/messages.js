@@ -16,6 +16,7 @@ import {
   MAX_GUESSED,
   MAX_IDS,
   MAX_LAYERS,
+  MAX_LEARNT_ADDRESSES,
   MAX_LOGPROBS,
   MAX_PIECE,
   MAX_REASON,
@@ -296,6 +297,9 @@ const words = where(inline(plainText(MAX_REASON)), (text) => text !== "", "a rea
 const reason = struct({ hindrance: oneOf(1, 10), rank: u16, text: words });
 const waiting = struct({ reasons: list(u8, MAX_REASONS, reason) });
 
+const address = struct({ ip: bytes(16), port: where(u16, (port) => port > 0, "no port") });
+const addresses = struct({ member: u16, addresses: list(u8, MAX_LEARNT_ADDRESSES, address) });
+
 const get = struct(
   {
     offset: u64,
@@ -350,6 +354,7 @@ export const NETWORK = Object.freeze({
   0x13: ["PIECE", piece],
   0x18: ["ADMIT", admit],
   0x19: ["JOINED", struct({})],
+  0x1a: ["ADDRESSES", addresses],
 });
 
 /** @type {Table} */

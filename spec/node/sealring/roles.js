@@ -6,8 +6,8 @@ const ANYONE = ["PING", "PONG", "CLOSE"];
 
 /** @type {Readonly<Record<string, readonly string[]>>} */
 const MAY_SEND = Object.freeze({
-  HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP", "ROW", "WAITING"],
-  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE", "CHECKED"],
+  HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES"],
+  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE", "CHECKED", "ADDRESSES"],
   TO_NEXT: [...ANYONE, "STEP"],
   LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
   NEIGHBOUR: [...ANYONE, "TUNNEL"],
