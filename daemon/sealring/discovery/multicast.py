@@ -33,6 +33,7 @@ from sealring.discovery.neighbours import Nearby, Neighbours, is_private
 from sealring.discovery.orders import Announced, Near, Orders
 
 log = logging.getLogger("sealring")
+logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # or strangers would fill the log
 
 LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the interfaces: a machine moves to another network."""
