@@ -64,10 +64,13 @@ def test_a_machine_waits_and_whoever_may_decides(browser: Browser) -> None:
                 expect(other.get_by_role("status")).to_contain_text(f"Its four words are {words}")
                 expect(waits.locator(".about")).to_contain_text(MARKUP + r" \u05d0")
                 expect(waits.locator("img")).to_have_count(0)
+                expect(other).to_have_title("A machine waits to join · sealring")
                 # Without a key nobody decides here.
                 command = f"sealring machines accept --config node.toml {words.replace(' ', '-')}"
                 expect(waits.locator(".command")).to_have_text(command)
                 expect(waits.get_by_role("button")).to_have_count(0)
+                other.set_viewport_size({"width": 320, "height": 640})
+                assert other.evaluate("document.documentElement.scrollWidth") == 320
 
                 enter(other, key_of(config, "bob"))
                 expect(waits.locator(".how")).to_contain_text("This API key may ask, and may not")

@@ -70,7 +70,8 @@ function heard(event) {
   if (away) welcome();
   ending = cluster.draining;
   say(byId("serves"), cluster.model);
-  document.title = `${cluster.model} · sealring`;
+  const waits = cluster.newcomers.some((each) => each.state === "waiting");
+  document.title = `${waits ? "A machine waits to join" : cluster.model} · sealring`;
   say(byId("rate-now"), cluster.tokens_per_s ? `${few(cluster.tokens_per_s)} tokens/s` : "");
   if (cluster.draining) setState("waiting", "shutting down");
   else if (cluster.healthy) setState("good", ["serving", ...without(cluster)].join(" without "));
