@@ -62,7 +62,7 @@ def test_a_machine_waits_and_whoever_may_decides(browser: Browser) -> None:
                 waits = other.get_by_role("region", name="A machine waits to join")
                 expect(waits).to_contain_text(words)
                 expect(other.get_by_role("status")).to_contain_text(f"Its four words are {words}")
-                expect(waits.locator(".about")).to_contain_text(MARKUP + r" \u05d0")
+                expect(waits.locator(".says")).to_contain_text(MARKUP + r" \u05d0")
                 expect(waits.locator("img")).to_have_count(0)
                 expect(other).to_have_title("A machine waits to join · sealring")
                 # Without a key nobody decides here.

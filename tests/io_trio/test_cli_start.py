@@ -115,7 +115,7 @@ def test_two_machines_in_two_commands(folder: Path) -> None:
         assert about["api"] == f"{url}/v1"
         with join(folder, about["invitation"]) as joined:
             words = joined.until(r"fingerprint is (\w+-\w+-\w+-\w+)\n")[1]
-            began.until(f"fingerprint {words} wants to join: den, .*, from 127.0.0.1")
+            began.until(f"fingerprint {words} from 127.0.0.1 wants to join: den, ")
             joined.until("joined home as den")
             joined.until("ready: epoch")
             assert ask(began, url)["usage"]["completion_tokens"] == 4
@@ -233,7 +233,10 @@ def test_a_person_at_the_terminal_says_yes(folder: Path) -> None:
         terminal.type("yes\n")  # before anybody has knocked
         with join(folder, invitation) as joined:
             asked = terminal.until(r"Let it in\? \[y/n\] ")
-            assert len(re.findall(r"fingerprint \w+-\w+-\w+-\w+ wants to join: den, ", asked)) == 1
+            assert (
+                len(re.findall(r"fingerprint \w+-\w+-\w+-\w+ from .* wants to join: den, ", asked))
+                == 1
+            )
             terminal.type("\n")
             terminal.until(r"Type yes or no.*Let it in\? \[y/n\] ")
             terminal.type("y\n")

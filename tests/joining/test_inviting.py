@@ -79,7 +79,7 @@ class Invited:
         self._nursery.start_soon(machine.join, Invitation.decode(self.node.invitation))
         words = fingerprint(machine.signer.public_key)
         text = await self.terminal.until(ASKED)
-        assert f"fingerprint {words} wants to join: {machine.name}" in text
+        assert f"fingerprint {words} from 127.0.0.1 wants to join: {machine.name}" in text
 
 
 @asynccontextmanager

@@ -56,15 +56,15 @@ def _runner() -> str:
 
 def describe_newcomer(facts: Mapping[str, Any]) -> str:
     """A newcomer that waits, in words: *facts* is what `Knock.facts` gives. What it says of itself
-    comes after the fingerprint, which it could imitate else."""
+    comes after its fingerprint and whence it came, which it could imitate else."""
     memory = f"{facts['memory'] / (1 << 30):.0f} GB"
     name, itself, like = facts["name"], facts["calls_itself"], facts["looks_like"]
     also = "" if name == itself else f" (it calls itself {itself})"
     if like not in ("", itself):
         also = f" (it calls itself {itself}, which looks like {like})"
     return visible(
-        f"fingerprint {facts['fingerprint']} wants to join: {name}{also}, {facts['system']}, "
-        f"{memory}, from {facts['source']}"
+        f"fingerprint {facts['fingerprint']} from {facts['source']} wants to join: {name}{also}, "
+        f"{facts['system']}, {memory}"
     )
 
 

@@ -595,11 +595,11 @@ class Door:
             return
         visit.knock = knock
         newcomer_log.info(
-            "fingerprint %s wants to join: %s, %s, from %s",
+            "fingerprint %s from %s wants to join: %s, %s",
             knock.fingerprint,
+            visit.source,
             knock.name,
             knock.system,
-            visit.source,
         )
         self._tell(DoorNews("knock", f"{knock.name} wants to join", knock))
         self._note_change()

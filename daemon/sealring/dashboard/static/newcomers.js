@@ -74,6 +74,7 @@ export class Newcomers {
       decide,
       make("p", { class: "words" }, words(newcomer)),
       make("p", { class: "about" }),
+      make("p", { class: "says" }),
       make("p", { class: "looks" }),
       make("p", { class: "how" }),
       make("code", { class: "command" }),
@@ -86,6 +87,7 @@ export class Newcomers {
     say(part("who"), newcomer.name);
     part("decide").setAttribute("aria-label", `Decide about ${newcomer.name}`);
     say(part("about"), about(newcomer));
+    say(part("says"), says(newcomer));
     say(part("looks"), waits ? looks(newcomer) : "");
     const may = Boolean(this.rights?.may_admit);
     part("decide").hidden = !(waits && may);
@@ -133,6 +135,7 @@ export class Newcomers {
   question(newcomer) {
     const waits = newcomer.state === "waiting";
     say(byId("admit-about"), about(newcomer));
+    say(byId("admit-says"), says(newcomer));
     say(byId("admit-looks"), looks(newcomer));
     if (this.pending) return; // what came of it is on its way
     if (waits) this.enable(true);
@@ -177,13 +180,15 @@ export class Newcomers {
 
 const words = ({ fingerprint }) => fingerprint.replaceAll("-", " ");
 
-function about(newcomer) {
-  const { system, memory, addresses, source, state, waited_s, invitation_s } = newcomer;
-  const facts = [system, `${size(memory)} of memory`, `reached at ${addresses.join(" or ")}`, `comes from ${source}`];
-  if (state !== "waiting") return facts.join(" · ");
+/** What the head knows of a machine; what that says of itself stands apart, or could look like it. */
+function about({ source, state, waited_s, invitation_s }) {
+  if (state !== "waiting") return `It came from ${source}.`;
   const ends = invitation_s ? `ends in ${time(1000 * invitation_s)}` : "has ended";
-  return [...facts, `waits for ${time(1000 * Math.max(1, waited_s))}`, `its invitation ${ends}`].join(" · ");
+  return `It came from ${source}, and waits for ${time(1000 * Math.max(1, waited_s))}. Its invitation ${ends}.`;
 }
+
+const says = ({ system, memory, addresses }) =>
+  `It says of itself: ${system}, ${size(memory)} of memory, reached at ${addresses.join(" or ")}`;
 
 function looks({ name, calls_itself, looks_like }) {
   if (looks_like && looks_like !== calls_itself) return `It calls itself ${calls_itself}, which looks like ${looks_like}.`;
