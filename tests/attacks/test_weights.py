@@ -85,11 +85,11 @@ async def test_questions_without_end_end_the_link_alone() -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A model's folder whose weights are a hole of 1 GiB."""
+    """A model's folder whose weights are a hole of 64 pieces."""
     folder = tmp_path / "model"
     shutil.copytree(tiny.path(), folder)
     with (folder / WEIGHTS).open("r+b") as stream:
-        stream.truncate(1 << 30)
+        stream.truncate(64 * MAX_PIECE)
     return folder
 
 
