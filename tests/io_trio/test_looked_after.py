@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,6 +87,69 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     done = up(tmp_path, "--log-file", tmp_path / "none" / "node.log")
     assert done.returncode == 2
     assert re.search(r"cannot write the log to .*/node\.log: No such file", done.stderr)
+
+
+WRITER = """
+import sys
+from sealring.logs import begin_log, log
+begin_log("info", sys.argv[1])
+for count in (3000, 2):
+    for number in range(count):
+        log.info("line %d of %d " + 6000 * "x" * (number % 100 == 0), number, count)
+    print("written", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_pipe_that_nobody_reads_holds_up_nobody(style: str) -> None:
+    """The lines that it takes no more are lost, and the next says how many they were."""
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, style],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+        assert writer.stderr is not None
+        stuck = threading.Timer(PATIENCE, writer.kill)
+        stuck.start()
+        assert writer.stdout.readline() == "written\n"
+        os.set_blocking(writer.stderr.fileno(), False)
+        read = os.read(writer.stderr.fileno(), 1 << 20).decode()
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        assert writer.stdout.readline() == "written\n"
+        read += os.read(writer.stderr.fileno(), 1 << 20).decode()
+        writer.stdin.close()
+        stuck.cancel()
+    *lines, notice, first, second = read.splitlines()
+    texts = [line.partition(" INFO    ")[2] for line in lines]
+    if style == "json":
+        texts = [json.loads(line)["text"] for line in lines]
+        assert json.loads(notice)["level"] == "warning"
+    assert 0 < len(texts) < 3000
+    assert [text.split()[:2] for text in texts] == [["line", str(n)] for n in range(len(texts))]
+    lost = 3000 - len(texts)
+    assert f"{lost:,} lines were lost: the reader of the log was slow" in notice
+    assert "line 0 of 2" in first
+    assert "line 1 of 2" in second
+
+
+def test_a_pipe_whose_reader_has_gone_holds_up_nobody() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, "text"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stderr is not None
+        writer.stderr.close()
+        assert writer.communicate(timeout=PATIENCE)[0] == "written\nwritten\n"
+        assert writer.returncode == 0
 
 
 # ------------------------------------------------------------------- the config
