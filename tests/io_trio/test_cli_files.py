@@ -202,10 +202,10 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "missing option": (
         lambda _: 0,
-        "roster install home.roster",
+        "roster renew home.roster",
         2,
-        "--config is needed: the config of",
-        "See: sealring roster install --help",
+        "--key is needed: the coordinator's private key",
+        "See: sealring roster renew --help",
     ),
     "missing value": (
         lambda _: 0,

@@ -13,6 +13,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import check_secret, decoded, is_there, public_path, read_file
 from sealring_trio.files.rosters import KEPT, MARK
 
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.backups import (
     SavedFiles,
     check_passphrase,
@@ -41,9 +42,9 @@ _PRIVATE = ("key", "coordinator_key")
 def backup(
     file: Path,
     *,
-    config: Path | None = None,
+    config: OwnConfig = None,
     passphrase_file: Path | None = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Keep all that makes this machine a member in FILE, sealed with a passphrase.
 
@@ -62,13 +63,8 @@ def backup(
     ----------
     file
         The new file.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
     passphrase_file
         File whose first line is the passphrase, which nobody else may read.
-    json
-        Print one JSON object.
     """
     settings = own_config(config)
     saved = _collect(settings)
@@ -92,7 +88,7 @@ def restore(
     folder: Path | None = None,
     *,
     passphrase_file: Path | None = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Make the folder of a machine again from FILE, which 'sealring backup' wrote.
 
@@ -112,8 +108,6 @@ def restore(
         Where the files go; the default folder if left out.
     passphrase_file
         File whose first line is the passphrase, which nobody else may read.
-    json
-        Print one JSON object.
     """
     data = read_backup(file)
     passphrase = passphrase_bytes(_passphrase(passphrase_file, again=False))

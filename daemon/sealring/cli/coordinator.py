@@ -11,6 +11,7 @@ from sealring_trio.files.key_files import is_there, read_public_key, replace_fil
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_time, wall_ms
 
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import read_coordinator_key, write_new
 from sealring.files.config import Config, own_config, with_keys
 from sealring.output import print_json
@@ -33,7 +34,7 @@ app = cyclopts.App(
 
 
 @app.command(name="export")
-def export(file: Path, *, config: Path | None = None, json: bool = False) -> None:
+def export(file: Path, *, config: OwnConfig = None, json: AsJson = False) -> None:
     """Move the coordinator's private key from this machine to FILE.
 
     FILE is written for you alone, read back and compared; then the key is
@@ -51,11 +52,6 @@ def export(file: Path, *, config: Path | None = None, json: bool = False) -> Non
         Where the key goes: a new file, or a folder. The file system has to
         keep modes (0600), which FAT does not; sealring backup is sealed, and
         may lie anywhere.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    json
-        Print one JSON object.
     """
     settings = own_config(config)
     path = settings.coordinator_key
@@ -104,7 +100,7 @@ def export(file: Path, *, config: Path | None = None, json: bool = False) -> Non
 
 
 @app.command(name="import")
-def import_(file: Path, *, config: Path | None = None, json: bool = False) -> None:
+def import_(file: Path, *, config: OwnConfig = None, json: AsJson = False) -> None:
     """Bring the coordinator's private key in FILE to this machine.
 
     It goes beside the config, for you alone, and the config names it. FILE
@@ -118,11 +114,6 @@ def import_(file: Path, *, config: Path | None = None, json: bool = False) -> No
     ----------
     file
         The coordinator's private key.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    json
-        Print one JSON object.
     """
     settings = own_config(config)
     coordinator = read_public_key(settings.coordinator)

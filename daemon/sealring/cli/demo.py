@@ -30,7 +30,7 @@ from sealring_trio.files.config import SUITES, CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, describe_model, find_whole_model
 from sealring_trio.units import format_size
 
-from sealring.cli.options import Positive
+from sealring.cli.options import AsJson, Positive
 from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.local.reference import MlxLmRaised, ReferenceAnswer, one_process, pace
 from sealring.local.ring import LocalNode, Setting, guess_options, local_ring
@@ -113,7 +113,7 @@ def demo(
     no_guesses: bool = False,
     strategy: StrategyName = "pp",
     collectives: CollectivesName = "sealed",
-    json: bool = False,
+    json: AsJson = False,
 ) -> int:
     """Run a whole ring on this machine and prove that its tokens are right.
 
@@ -152,8 +152,6 @@ def demo(
         'shared-loopback' has those sums within reach of every user of this
         machine, where engines can have no network of their own.
         'trusted-link' has them go beside the sealed links.
-    json
-        Print one JSON object.
     """
     folder = find_whole_model(model)
     info = describe_model(folder)

@@ -34,6 +34,7 @@ from sealring_trio.node.service import this_build
 from sealring_trio.node.setup import check_member, check_model
 from sealring_trio.units import parse_address, wall_ms
 
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import write_new
 from sealring.files.config import Config, own_config
 from sealring.generation.status import build_info
@@ -83,7 +84,7 @@ class Patient:
         return {peer["rank"]: peer["name"] for peer in peers if peer["control"]}
 
 
-def doctor(*, config: Path | None = None, collect: Path | None = None, json: bool = False) -> None:
+def doctor(*, config: OwnConfig = None, collect: Path | None = None, json: AsJson = False) -> None:
     """Look at this machine of a ring, and say what is not right and what mends it.
 
     It works whether or not the ring does, and on any of its machines: it reads
@@ -103,14 +104,9 @@ def doctor(*, config: Path | None = None, collect: Path | None = None, json: boo
 
     Parameters
     ----------
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
     collect
         Write a report to this new file: versions, states and numbers, without
         names, addresses, paths and keys.
-    json
-        Print one JSON object.
     """
     findings = examine(config)
     if collect is not None:

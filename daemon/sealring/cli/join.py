@@ -18,7 +18,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_model, is_hub_id
 
 from sealring.cli.doorway import read_invitation, say
-from sealring.cli.options import STDIN
+from sealring.cli.options import STDIN, LogFormatChoice
 from sealring.cli.up import run_node
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
@@ -36,7 +36,7 @@ from sealring.joining.founding import (
 )
 from sealring.joining.machine import machine_name
 from sealring.joining.names import plain_name
-from sealring.logs import LogFormat, begin_log
+from sealring.logs import begin_log
 from sealring.output import print_json
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def join(
     api: str = DEFAULT_API,
     name: str = "",
     no_discover: bool = False,
-    log_format: LogFormat = "text",
+    log_format: LogFormatChoice = "text",
     json: bool = False,
 ) -> int:
     """Join a cluster by an invitation, and run this machine's node.
@@ -106,9 +106,6 @@ def join(
         Neither announce this machine in its private networks, by multicast
         DNS, nor look there for the machine that invites, should its addresses
         have changed. The config has it so.
-    log_format
-        'json' has one JSON object a line: time, level, logger, text, and
-        exception where there is one.
     json
         Print one JSON object once it has joined.
     """

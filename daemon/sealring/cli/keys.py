@@ -10,6 +10,7 @@ import cyclopts
 from sealring_protocol.security.identity import node_id
 from sealring_trio.files.key_files import public_path
 
+from sealring.cli.options import AsJson
 from sealring.files.cluster import create_key
 from sealring.files.config import own_config
 from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
@@ -19,7 +20,7 @@ from sealring.output import print_facts, print_json, print_table
 # `sealring keygen`.
 
 
-def keygen(path: Path, *, coordinator: bool = False, json: bool = False) -> None:
+def keygen(path: Path, *, coordinator: bool = False, json: AsJson = False) -> None:
     """Make a key pair: the private key at PATH, the public one beside it.
 
     The private key (P-256, mode 0600) never leaves its file: it is not
@@ -39,8 +40,6 @@ def keygen(path: Path, *, coordinator: bool = False, json: bool = False) -> None
         Where the private key goes. The public key goes to the same name with .pub.
     coordinator
         This key will sign rosters, and belongs to no node.
-    json
-        Print one JSON object.
     """
     public_key = create_key(path).public_key
     facts = {
@@ -84,7 +83,9 @@ app = cyclopts.App(
 
 
 @app.command(name="new")
-def new(name: str, *, config: Path | None = None, admit: bool = False, json: bool = False) -> None:
+def new(
+    name: str, *, config: Path | None = None, admit: bool = False, json: AsJson = False
+) -> None:
     """Make a key, and show it this once.
 
     Only a hash of it is kept, so a key that is lost is replaced: revoke it
@@ -107,8 +108,6 @@ def new(name: str, *, config: Path | None = None, admit: bool = False, json: boo
         The config of the head; that of the default folder if left out.
     admit
         Its holder may let in machines that wait to join, and refuse them.
-    json
-        Print one JSON object.
     """
     key = new_key(_file(config), name, admit=admit)
     if json:

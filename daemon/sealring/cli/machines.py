@@ -32,6 +32,7 @@ from sealring.cli.members import (
     read_cluster,
     read_signer,
 )
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
@@ -66,20 +67,12 @@ Minutes = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number
 
 @app.default
 @app.command(name="list")
-def list_(*, config: Path | None = None, json: bool = False) -> None:
+def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
     """Show the machines of the cluster, in rank order: the first is the head.
 
     If this machine's node runs, it says which of them are up, and those that
     wait to be let in follow; then those of this private network that wait to
     be invited ('sealring join' without an invitation).
-
-    Parameters
-    ----------
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    json
-        Print one JSON object.
     """
     cluster = read_cluster(config)
     roster, own = cluster.roster.roster, cluster.own
@@ -137,7 +130,7 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
 def invite(
     *,
     minutes: Minutes = 10,
-    config: Path | None = None,
+    config: OwnConfig = None,
     key: Path | None = None,
     yes: bool = False,
     json: bool = False,
@@ -151,9 +144,6 @@ def invite(
     ----------
     minutes
         How long the invitation is good. It lets one machine in.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
     key
         The coordinator's private key; the config's 'coordinator_key' if left
         out.
@@ -254,18 +244,13 @@ def accept(who: str = "", *, change: ClusterChange = AS_CONFIGURED) -> None:
 
 
 @app.command
-def refuse(who: str = "", *, config: Path | None = None, json: bool = False) -> None:
+def refuse(who: str = "", *, config: OwnConfig = None, json: AsJson = False) -> None:
     """Send a machine away that waits: WHO, or the only one. Its invitation is over.
 
     Parameters
     ----------
     who
         Its name, its fingerprint, or the beginning of its id.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    json
-        Print one JSON object.
     """
     socket = own_config(config).control_socket
     done = next(ask(socket, "refuse", {"who": who}, ANSWER_SECONDS))

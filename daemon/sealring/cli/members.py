@@ -28,6 +28,7 @@ from sealring_trio.files.key_files import read_key, read_public_key, replace_fil
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_time, wall_ms
 
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import make_member, read_coordinator_key, sign_next
 from sealring.files.config import Config, own_config
 from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
@@ -137,19 +138,14 @@ class ClusterChange:
 
     Parameters
     ----------
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
     key
         The coordinator's private key; the config's 'coordinator_key' if left
         out.
-    json
-        Print one JSON object.
     """
 
-    config: Path | None = None
+    config: OwnConfig = None
     key: Path | None = None
-    json: bool = False
+    json: AsJson = False
 
     def make(
         self, cluster: OwnCluster, members: Sequence[Member], what: str, next_: str = ""

@@ -28,6 +28,7 @@ from sealring_trio.files.models import (
 )
 from sealring_trio.units import format_size
 
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.config import own_config
 from sealring.files.models import find_for_command, newest_hub_model, structure
 from sealring.local.node_socket import ask
@@ -125,7 +126,7 @@ def _disk(folder: Path) -> int:
     return sum(512 * f.stat().st_blocks for f in model_store.inside(folder) if f.is_file())
 
 
-def models(*, json: bool = False) -> None:
+def models(*, json: AsJson = False) -> None:
     """List the models of this machine: how much of each is here, and where.
 
     Those that 'pull' or a node has fetched, whole or in part, those in the
@@ -138,11 +139,6 @@ def models(*, json: bool = False) -> None:
     To make room, delete the folder of one.
 
     Next: sealring pull --help
-
-    Parameters
-    ----------
-    json
-        Print one JSON object.
     """
     found = list(found_models())
     if json:
@@ -196,7 +192,7 @@ def _described(model: FoundModel) -> dict[str, object]:
     }
 
 
-def pull(model: str, *, layers: str = "", json: bool = False) -> None:
+def pull(model: str, *, layers: str = "", json: AsJson = False) -> None:
     """Fetch MODEL from the hub, all of it or some layers, for nodes to use later.
 
     Nodes do not need it: each fetches its own layers once it knows them. It is
@@ -218,8 +214,6 @@ def pull(model: str, *, layers: str = "", json: bool = False) -> None:
     layers
         FIRST:LAST, the layers FIRST to LAST - 1. From 0 on they come with
         embedding, final norm and output head, as the head of a ring has them.
-    json
-        Print one JSON object.
     """
     if layers:
         _span(layers, MAX_LAYERS)  # before the hub is asked
@@ -282,7 +276,7 @@ def _span(text: str, count: int) -> tuple[int, int]:
     )
 
 
-def digest(model: str, *, json: bool = False) -> None:
+def digest(model: str, *, json: AsJson = False) -> None:
     """Hash every tensor of MODEL into a manifest, and print the model's digest.
 
     With the manifest, sealring.json in the model's folder, each rank checks
@@ -298,8 +292,6 @@ def digest(model: str, *, json: bool = False) -> None:
     ----------
     model
         Folder of the model, or a hub id.
-    json
-        Print one JSON object.
     """
     folder = find_whole_model(model)
     describe_model(folder)
@@ -342,7 +334,7 @@ Seconds = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Numb
 
 @app.command
 def use(
-    model: str, *, config: Path | None = None, wait: Seconds = 600.0, json: bool = False
+    model: str, *, config: OwnConfig = None, wait: Seconds = 600.0, json: AsJson = False
 ) -> int:
     """Have a running node serve MODEL in place of the one it has.
 
@@ -366,14 +358,9 @@ def use(
     ----------
     model
         Folder of the model, its hub id, or 'tiny'.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
     wait
         Seconds that it may take until it serves. After that a ring of one
         returns to the old model.
-    json
-        Print one JSON object.
     """
     settings = own_config(config)
     named = str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -1,7 +1,8 @@
 """Options and arguments that several commands share.
 
-Types of numbers within bounds come first, then a prompt (`Prompt`, `read_prompt`), then how a head
-is reached: `Access`, the options for its key and its certificate, and `head_at`, its address.
+Types of numbers within bounds and of common options come first, then a prompt (`Prompt`,
+`read_prompt`), then how a head is reached: `Access`, the options for its key and its certificate,
+and `head_at`, its address.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from cyclopts.validators import Number
 from sealring_trio.errors import UserError
 from sealring_trio.units import format_address, is_unspecified
 
+from sealring.logs import LogFormat
+
 if TYPE_CHECKING:
     from sealring.local.client import HeadClient
 
@@ -27,6 +30,19 @@ Temperature = Annotated[float, Parameter(validator=Number(gte=0, lte=2))]
 Count = Annotated[int, Parameter(validator=Number(gte=0, lt=1 << 32))]
 Seed = Annotated[int, Parameter(validator=Number(gte=0, lt=1 << 64))]
 Port = Annotated[int, Parameter(validator=Number(gte=0, lte=65_535))]
+
+AsJson = Annotated[bool, Parameter(help="Print one JSON object.")]
+OwnConfig = Annotated[
+    Path | None,
+    Parameter(help="The config of this machine's node; that of the default folder if left out."),
+]
+LogFormatChoice = Annotated[
+    LogFormat,
+    Parameter(
+        help="'json' has one JSON object a line: time, level, logger, text, and exception where "
+        "there is one."
+    ),
+]
 
 
 # ---------------------------------------------------------------------- prompts

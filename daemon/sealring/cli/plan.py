@@ -21,6 +21,7 @@ from sealring_trio.files.config import StrategyName
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.units import format_size, parse_size
 
+from sealring.cli.options import AsJson
 from sealring.files.config import has_own_config, own_config
 from sealring.files.models import engine_info, find_for_command, load_text, structure
 from sealring.forecast import PROMPT, Forecast, Workload, recommend, ways
@@ -43,7 +44,7 @@ def plan(
     strategy: StrategyName = "pp",
     context: int = 0,
     rows: int = 1,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Say what each way to run a model would give, and which to take.
 
@@ -97,8 +98,6 @@ def plan(
     rows
         Rows at once. With several, the way is recommended that is fastest for
         them together.
-    json
-        Print one JSON object.
     """
     ring = _ring(config, model, memory)
     info = describe_model(ring.folder, adapter or ring.adapter)

@@ -14,7 +14,7 @@ import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_whole_model
 
-from sealring.cli.options import Positive
+from sealring.cli.options import AsJson, Positive
 from sealring.files.config import has_own_config, own_config
 from sealring.local.node_socket import ask
 from sealring.local.ring import local_ring
@@ -39,7 +39,7 @@ def profile(
     ranks: Positive | None = None,
     model: str | None = None,
     trace: Path | None = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Show where the time of a token goes, rank by rank.
 
@@ -78,8 +78,6 @@ def profile(
         Its model; the one that ships with sealring if left out.
     trace
         Write a trace file there, in the Trace Event Format.
-    json
-        Print one JSON object.
     """
     took = 0.0
 

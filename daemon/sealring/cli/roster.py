@@ -16,6 +16,7 @@ from sealring_trio.files.key_files import is_there, read_key, read_public_key, r
 from sealring_trio.files.rosters import read_roster
 from sealring_trio.units import format_time, wall_ms
 
+from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import (
     MAX_SERIAL,
     build_roster,
@@ -121,7 +122,7 @@ def new(
     tensor_parallelism: Annotated[
         bool, cyclopts.Parameter(negative="--no-tensor-parallelism")
     ] = True,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Begin a draft for a cluster called NAME, with no members yet.
 
@@ -144,8 +145,6 @@ def new(
         Allow tensor parallelism, in which the inner seal covers nothing: the ranks' sums are
         sealed between nodes, and in the clear inside each node's process. A policy of the whole
         cluster too.
-    json
-        Print one JSON object.
     """
     path = out if out is not None else Path(f"{name}.toml")
     if is_there(path):
@@ -173,7 +172,7 @@ def add(
     address: list[str],
     trust: str | None = None,
     attestation: str | None = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Add the node NAME at the end of DRAFT; the order is that of the ranks.
 
@@ -197,8 +196,6 @@ def add(
         What you assert of its key: none, software, hardware or attested.
     attestation
         SHA-256 of the evidence behind that, in hex.
-    json
-        Print one JSON object.
     """
     before = read_draft(draft)
     public_key = read_public_key(key)
@@ -226,7 +223,7 @@ def sign(
     out: Path | None = None,
     days: Days = 90,
     serial: int | None = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Make the signed roster that nodes take, out of DRAFT.
 
@@ -256,8 +253,6 @@ def sign(
     serial
         Its serial; if left out, one more than that of the file it replaces,
         or 1.
-    json
-        Print one JSON object.
     """
     path = out if out is not None else draft.with_suffix(".roster")
     source = read_draft(draft)
@@ -313,7 +308,7 @@ def renew(
     key: Path,
     out: Path | None = None,
     days: Days = 90,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Sign the same members again, for another time, with the next serial.
 
@@ -335,8 +330,6 @@ def renew(
         The new roster's file; if left out, it replaces ROSTER.
     days
         How long it is valid, from now on.
-    json
-        Print one JSON object.
     """
     signer = read_key(key)
     before = read_roster(roster)
@@ -350,7 +343,7 @@ def renew(
 
 
 @app.command
-def install(roster: Path, *, config: Path | None = None, json: bool = False) -> None:
+def install(roster: Path, *, config: OwnConfig = None, json: AsJson = False) -> None:
     """Give a newer signed roster to the node that runs here.
 
     It is in force at once, and the node hands it on to all members: one node
@@ -367,11 +360,6 @@ def install(roster: Path, *, config: Path | None = None, json: bool = False) -> 
     ----------
     roster
         The signed roster's file.
-    config
-        The config of this machine's node; that of the default folder if left
-        out.
-    json
-        Print one JSON object.
     """
     data = read_roster(roster).encode()
     socket = own_config(config).control_socket
@@ -402,7 +390,7 @@ def _write(path: Path, roster: Roster, signer: Signer, *, json: bool) -> None:
 
 
 @app.command
-def show(roster: Path, *, json: bool = False) -> None:
+def show(roster: Path, *, json: AsJson = False) -> None:
     """Show a signed roster, without checking its signature.
 
     For example:
@@ -413,15 +401,13 @@ def show(roster: Path, *, json: bool = False) -> None:
     ----------
     roster
         The signed roster's file.
-    json
-        Print one JSON object.
     """
     unchecked = "not checked; see sealring roster verify"
     print_roster(roster, read_roster(roster), json=json, signature=unchecked)
 
 
 @app.command
-def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
+def verify(roster: Path, *, coordinator: str, json: AsJson = False) -> None:
     """Check that a roster is the coordinator's and valid now.
 
     Exit code 2 if not. For example:
@@ -434,8 +420,6 @@ def verify(roster: Path, *, coordinator: str, json: bool = False) -> None:
         The signed roster's file.
     coordinator
         The coordinator's public key: its .pub file, or the hex in it.
-    json
-        Print one JSON object.
     """
     key = read_public_key(coordinator)
     signed = verify_roster(roster, key, wall_ms())

@@ -21,12 +21,12 @@ from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, find_whole_model
 from sealring_trio.units import is_loopback
 
-from sealring.cli.options import Port, Positive
+from sealring.cli.options import LogFormatChoice, Port, Positive
 from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.origins import check_host, check_origin
 from sealring.files.tls_files import read_pair
 from sealring.local.ring import guess_options
-from sealring.logs import LogFormat, LogLevel, begin_log
+from sealring.logs import LogLevel, begin_log
 from sealring.output import print_facts, print_json, print_note, progress, reporter, visible
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def serve(
     tls_certificate: Path | None = None,
     tls_key: Path | None = None,
     log: LogLevel = "info",
-    log_format: LogFormat = "text",
+    log_format: LogFormatChoice = "text",
     trace: bool = False,
     json: bool = False,
 ) -> int:
@@ -121,9 +121,6 @@ def serve(
         The certificate's private key, in PEM.
     log
         How much the log says.
-    log_format
-        'json' has one JSON object a line: time, level, logger, text, and
-        exception where there is one.
     trace
         Log each step too: what every rank did, and the hops.
     json

@@ -26,7 +26,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import attrs
 import cyclopts
@@ -53,6 +53,17 @@ MARK: Final = "Written by 'sealring service install'; 'sealring service uninstal
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _KEPT: Final = "HF_HOME"
 """The variable of the installing shell that the node gets too: where the hub's models are."""
+
+InstalledConfig = Annotated[
+    Path | None, cyclopts.Parameter(help="The config that it was installed with.")
+]
+ManagerChoice = Annotated[
+    ManagerName | None,
+    cyclopts.Parameter(help="'systemd' or 'launchd'; this machine's if left out."),
+]
+ServiceName = Annotated[
+    str | None, cyclopts.Parameter(help="What it is called, if it was given a name.")
+]
 
 app = cyclopts.App(
     name="service",
@@ -293,7 +304,7 @@ def install(
     user: bool = False,
     account: str | None = None,
     name: str | None = None,
-    manager: ManagerName | None = None,
+    manager: ManagerChoice = None,
     dry_run: bool = False,
 ) -> None:
     """Have this machine start the node of a config, now and at each boot.
@@ -322,8 +333,6 @@ def install(
     name
         What the service is called; sealring- and the name of the config file
         if left out.
-    manager
-        'systemd' or 'launchd'; this machine's if left out.
     dry_run
         Print what would be written and run, and do nothing.
     """
@@ -365,20 +374,11 @@ def install(
 
 @app.command
 def uninstall(
-    config: Path | None = None, *, name: str | None = None, manager: ManagerName | None = None
+    config: InstalledConfig = None, *, name: ServiceName = None, manager: ManagerChoice = None
 ) -> None:
     """Stop a service that 'sealring service install' made, and remove it.
 
     The config, keys, state and logs of the node stay.
-
-    Parameters
-    ----------
-    config
-        The config that it was installed with.
-    name
-        What it is called, if it was given a name.
-    manager
-        'systemd' or 'launchd'; this machine's if left out.
     """
     kind, name = _kind(manager), _name(config, name)
     files = MANAGERS[kind]
@@ -403,20 +403,11 @@ def uninstall(
 
 @app.command
 def status(
-    config: Path | None = None, *, name: str | None = None, manager: ManagerName | None = None
+    config: InstalledConfig = None, *, name: ServiceName = None, manager: ManagerChoice = None
 ) -> int:
     """Show what the service manager knows of a service.
 
     How the node itself is: sealring status --config CONFIG
-
-    Parameters
-    ----------
-    config
-        The config that it was installed with.
-    name
-        What it is called, if it was given a name.
-    manager
-        'systemd' or 'launchd'; this machine's if left out.
     """
     files, name = MANAGERS[_kind(manager)], _name(config, name)
     _, system = _installed(files, name)
@@ -425,27 +416,21 @@ def status(
 
 @app.command
 def logs(
-    config: Path | None = None,
+    config: InstalledConfig = None,
     *,
     follow: bool = False,
     lines: Positive = 50,
-    name: str | None = None,
-    manager: ManagerName | None = None,
+    name: ServiceName = None,
+    manager: ManagerChoice = None,
 ) -> int:
     """Show the log of a service.
 
     Parameters
     ----------
-    config
-        The config that it was installed with.
     follow
         Go on as lines come, until Ctrl-C.
     lines
         How many of the last lines.
-    name
-        What it is called, if it was given a name.
-    manager
-        'systemd' or 'launchd'; this machine's if left out.
     """
     files, name = MANAGERS[_kind(manager)], _name(config, name)
     _, system = _installed(files, name)

@@ -22,6 +22,7 @@ from sealring.cli.doorway import (
     join_command,
     print_invitation,
 )
+from sealring.cli.options import LogFormatChoice
 from sealring.cli.question import ask_person, late_answer
 from sealring.cli.up import run_node
 from sealring.files.config import DEFAULT_API, Config, load_config
@@ -37,7 +38,7 @@ from sealring.joining.founding import (
 )
 from sealring.joining.machine import machine_name
 from sealring.joining.names import plain_name
-from sealring.logs import LogFormat, begin_log
+from sealring.logs import begin_log
 from sealring.output import print_facts, print_json, visible
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def start(
     name: str = "",
     yes: bool = False,
     no_discover: bool = False,
-    log_format: LogFormat = "text",
+    log_format: LogFormatChoice = "text",
     json: bool = False,
 ) -> None:
     """Make a cluster of this machine, serve, and invite another machine.
@@ -96,9 +97,6 @@ def start(
     no_discover
         Neither announce this machine in its private networks, by multicast
         DNS, nor look there for others. The config has it so.
-    log_format
-        'json' has one JSON object a line: time, level, logger, text, and
-        exception where there is one.
     json
         Print one JSON object once it serves, and ask nothing.
     """

@@ -11,7 +11,7 @@ from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.units import format_size
 
-from sealring.cli.options import NO_KEY, Access, head_at
+from sealring.cli.options import NO_KEY, Access, AsJson, head_at
 from sealring.files.config import has_own_config, own_config
 from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
 from sealring.output import guesses_text, print_facts, print_json, print_table, visible
@@ -22,7 +22,7 @@ def status(
     config: Path | None = None,
     url: str | None = None,
     access: Access = NO_KEY,
-    json: bool = False,
+    json: AsJson = False,
 ) -> None:
     """Show how a ring is: what its head says of it, or what one of its nodes knows.
 
@@ -42,8 +42,6 @@ def status(
         folder, if there is one and no --url is given.
     url
         The head's address; http://127.0.0.1:7480 if left out.
-    json
-        Print one JSON object.
     """
     if config is None and (url is not None or not has_own_config()):
         _show_ring(url, access, json=json)

@@ -15,9 +15,10 @@ import cyclopts
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 
+from sealring.cli.options import LogFormatChoice
 from sealring.files.config import Config, own_config
 from sealring.local.node_socket import claimed
-from sealring.logs import LogFormat, LogLevel, begin_log
+from sealring.logs import LogLevel, begin_log
 
 if TYPE_CHECKING:
     from sealring.joining.door import Door
@@ -28,7 +29,7 @@ def up(
     *,
     strategy: StrategyName | None = None,
     log: LogLevel = "info",
-    log_format: LogFormat = "text",
+    log_format: LogFormatChoice = "text",
     log_file: Path | None = None,
     trace: bool = False,
     lifeline: Annotated[int | None, cyclopts.Parameter(show=False)] = None,
@@ -82,9 +83,6 @@ def up(
     log
         How much to say on standard error. At 'info' the head says in one line
         where the time of each request went.
-    log_format
-        'json' has one JSON object a line: time, level, logger, text, and
-        exception where there is one.
     log_file
         File that the log is added to, in place of standard error. Once it is
         moved away, a new one is made.

@@ -12,6 +12,7 @@ from sealring_protocol.conformance.files import NoVectors, chosen, find_folder, 
 from sealring_protocol.conformance.kinds import KINDS
 from sealring_trio.errors import FOUND_WRONG, UserError
 
+from sealring.cli.options import AsJson
 from sealring.output import print_json, print_table
 
 app = cyclopts.App(
@@ -42,7 +43,7 @@ def check(
     folder: Path | None = None,
     *,
     family: Annotated[list[str] | None, cyclopts.Parameter(negative=())] = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> int:
     """Run the vectors, and count those that give their results.
 
@@ -61,8 +62,6 @@ def check(
         this folder is in, or else those that came with the package.
     family
         Run this family alone: the name of a file without .json. May be repeated.
-    json
-        Print one JSON object.
     """
     begin = time.perf_counter()
     try:

@@ -11,7 +11,7 @@ from sealring_trio.errors import FOUND_WRONG, UserError
 from sealring_trio.files.config import CollectivesName, StrategyName
 from sealring_trio.files.models import TINY, find_whole_model
 
-from sealring.cli.options import Count, Positive
+from sealring.cli.options import AsJson, Count, Positive
 from sealring.files.config import has_own_config, own_config
 from sealring.files.models import find_whole_for_command
 from sealring.local.node_socket import ask
@@ -41,7 +41,7 @@ def verify(
     thorough: bool = False,
     by_stage: bool = False,
     seed: Count | None = None,
-    json: bool = False,
+    json: AsJson = False,
 ) -> int:
     """Check that a ring answers rightly, or find the rank that first goes wrong.
 
@@ -100,8 +100,6 @@ def verify(
         of one. Done anyway where this machine cannot hold the model.
     seed
         Draw the rows from this number, which an earlier run printed.
-    json
-        Print one JSON object.
     """
     with _ring(config, model, ranks, layers, (strategy, collectives)) as (asks, folder, adapter):
         options = Options(thorough, by_stage, seed, adapter)

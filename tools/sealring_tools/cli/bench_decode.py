@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring.output import reporter
 from sealring_tools.bench.shown import report
-from sealring_tools.cli.bench_tensor import Count, Counts
+from sealring_tools.cli.bench_tensor import (
+    AsList,
+    Check,
+    Count,
+    Counts,
+    ModelType,
+    OtherModel,
+    Turns,
+)
 from sealring_trio.files.models import TINY
 
 Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
@@ -16,7 +24,7 @@ Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number
 def batch(
     *,
     size: Literal["25m", "450m"] = "25m",
-    dtype: Literal["f32", "bf16"] = "f32",
+    dtype: ModelType = "f32",
     model: str | None = None,
     rows: Counts = (1, 4, 8),
     groups: Counts = (2,),
@@ -24,9 +32,9 @@ def batch(
     layers: Counts = (),
     tokens: Count = 48,
     prompt: Count = 8,
-    turns: Count = 3,
-    check: bool = False,
-    json: bool = False,
+    turns: Turns = 3,
+    check: Check = False,
+    json: AsList = False,
 ) -> int:
     """Rows x groups x ranks, beside mlx-lm's batches and its own pipeline.
 
@@ -43,8 +51,6 @@ def batch(
     ----------
     size
         Parameters of the random model.
-    dtype
-        Its values.
     model
         Another model's folder or hub id, in place of a random one. mlx-lm's
         pipeline must know its family.
@@ -60,12 +66,6 @@ def batch(
         Tokens of each row.
     prompt
         Tokens of each prompt, about.
-    turns
-        Turns that each side has.
-    check
-        Exit with 1 if a ratio is below its floor.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.batch import Setup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
@@ -79,20 +79,20 @@ def batch(
 def speculate(
     *,
     size: Literal["25m", "450m", "8b"] = "25m",
-    dtype: Literal["f32", "bf16"] = "f32",
-    model: str | None = None,
+    dtype: ModelType = "f32",
+    model: OtherModel = None,
     share: tuple[Share, ...] = (0.0, 0.6, 0.7, 0.8, 0.9),
     ranks: Count = 2,
     layers: Counts = (),
     tokens: Count = 128,
-    turns: Count = 5,
+    turns: Turns = 5,
     ahead: Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
     | None = None,
     strategy: Literal["pp", "tp"] = "pp",
     lookup: bool = False,
     gpus: bool = False,
-    check: bool = False,
-    json: bool = False,
+    check: Check = False,
+    json: AsList = False,
 ) -> int:
     """One row with guessed tokens in flight, beside mlx-lm and the ring without.
 
@@ -111,10 +111,6 @@ def speculate(
     ----------
     size
         Parameters of the random model.
-    dtype
-        Its values.
-    model
-        Another model's folder or hub id, in place of a random one.
     share
         Share of guesses that are right; repeat the option for several.
     ranks
@@ -123,8 +119,6 @@ def speculate(
         Layers of each rank, one option for each; by memory if left out.
     tokens
         Tokens of the answer.
-    turns
-        Turns that each side has.
     ahead
         Guesses that a row reads with one step, at most; as the ring chooses if
         left out.
@@ -137,10 +131,6 @@ def speculate(
         Each rank has a CUDA device of its own; set up with the group cuda12 or
         cuda13. One process of mlx-lm has the first one before the ring is up, and
         after it has ended.
-    check
-        Exit with 1 if a ratio is below its floor.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.gpus import NCCL, gpu_places  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
@@ -164,9 +154,9 @@ def masks(
     size: Literal["tiny", "25m", "450m"] = "25m",
     ranks: Count = 1,
     tokens: Count = 128,
-    turns: Count = 5,
-    check: bool = False,
-    json: bool = False,
+    turns: Turns = 5,
+    check: Check = False,
+    json: AsList = False,
 ) -> int:
     """An answer that is held to a form, beside the same ring's free answers.
 
@@ -183,12 +173,6 @@ def masks(
         Ranks of the ring.
     tokens
         Tokens of the answer.
-    turns
-        Turns that each side has.
-    check
-        Exit with 1 if a ratio is below its floor.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.masks import Setup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring.output import print_json, reporter
 from sealring_tools.bench.fault_names import FAULTS, FaultName
-from sealring_tools.cli.bench_tensor import Count
+from sealring_tools.cli.bench_tensor import AsList, Count
 from sealring_trio.errors import FOUND_WRONG
 from sealring_trio.files.models import TINY, find_whole_model
 
@@ -59,7 +59,7 @@ def faults(
     strategy: Literal["pp", "tp"] = "tp",
     model: str = TINY,
     seed: int = 0,
-    json: bool = False,
+    json: AsList = False,
 ) -> int:
     """Break parts of a ring while it answers, and see what becomes of the answers.
 
@@ -83,8 +83,6 @@ def faults(
         The model, in f32; the one that ships with sealring if left out.
     seed
         What decides at which tokens.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.faults import measure  # noqa: PLC0415
     from sealring_tools.bench.shown import show_faults  # noqa: PLC0415

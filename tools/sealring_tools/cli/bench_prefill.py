@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring.output import reporter
 from sealring_tools.bench.shown import report
-from sealring_tools.cli.bench_tensor import Count, Counts
+from sealring_tools.cli.bench_tensor import AsList, Counts, ModelType, OtherModel, Turns
 
 Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0))]
 
@@ -15,15 +15,15 @@ Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gt
 def prefill(
     *,
     size: Literal["25m-even", "25m", "450m", "8b"] = "25m-even",
-    dtype: Literal["f32", "bf16"] = "f32",
-    model: str | None = None,
+    dtype: ModelType = "f32",
+    model: OtherModel = None,
     tokens: Counts = (512, 2048, 8192),
     ranks: Counts = (1, 2, 4),
     beside: Rows = 0,
-    turns: Count = 3,
+    turns: Turns = 3,
     gpus: bool = False,
     check: bool = False,
-    json: bool = False,
+    json: AsList = False,
 ) -> int:
     """The time to read a long prompt, beside one process of mlx-lm.
 
@@ -39,10 +39,6 @@ def prefill(
     ----------
     size
         Parameters of the random model; 25m-even has 8 layers, 25m has 7.
-    dtype
-        Its values.
-    model
-        Another model's folder or hub id, in place of a random one.
     tokens
         Tokens of each prompt, about; repeat the option for several numbers.
     ranks
@@ -50,16 +46,12 @@ def prefill(
     beside
         Other rows that decode on the ring meanwhile. One process reads alone
         in any case.
-    turns
-        Turns that each side has.
     gpus
         Each rank has a CUDA device of its own; set up with the group cuda12 or
         cuda13. One process of mlx-lm has the first one.
     check
         Exit with 1 if two ranks are below their floor from 4,000 tokens on,
         or a row beside waited longer than it may.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.gpus import gpu_places  # noqa: PLC0415
     from sealring_tools.bench.prefill import Setup, measure  # noqa: PLC0415

@@ -11,6 +11,14 @@ from sealring_trio.files.models import describe_model, find_whole_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]
+AsList = Annotated[bool, cyclopts.Parameter(help="Print a JSON list.")]
+Check = Annotated[bool, cyclopts.Parameter(help="Exit with 1 if a ratio is below its floor.")]
+ModelType = Annotated[Literal["f32", "bf16"], cyclopts.Parameter(help="Its values.")]
+OtherModel = Annotated[
+    str | None,
+    cyclopts.Parameter(help="Another model's folder or hub id, in place of a random one."),
+]
+Turns = Annotated[Count, cyclopts.Parameter(help="Turns that each side has.")]
 
 
 def comms(
@@ -19,7 +27,7 @@ def comms(
     bytes: Count = 8192,
     layers: Count = 32,
     check: bool = False,
-    json: bool = False,
+    json: AsList = False,
 ) -> int:
     """Summing a row's hidden state over two ranks: direct, relayed, sealed.
 
@@ -42,8 +50,6 @@ def comms(
         Layers, likewise.
     check
         Exit with 1 if a sealed sum takes more than 5 times a direct one.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.comms import Shape, measure  # noqa: PLC0415 - each its own
 
@@ -58,15 +64,15 @@ def comms(
 def tp(
     *,
     size: Literal["25m", "450m"] = "25m",
-    dtype: Literal["f32", "bf16"] = "f32",
-    model: str | None = None,
+    dtype: ModelType = "f32",
+    model: OtherModel = None,
     rows: Counts = (1, 4, 8),
     ranks: Count = 2,
     tokens: Count = 64,
     prompt: Count = 32,
-    turns: Count = 3,
-    check: bool = False,
-    json: bool = False,
+    turns: Turns = 3,
+    check: Check = False,
+    json: AsList = False,
 ) -> int:
     """Tensor parallelism, beside mlx-lm's own with the same model and ranks.
 
@@ -81,10 +87,6 @@ def tp(
     ----------
     size
         Parameters of the random model.
-    dtype
-        Its values.
-    model
-        Another model's folder or hub id, in place of a random one.
     rows
         Rows at once; repeat the option for several numbers.
     ranks
@@ -93,12 +95,6 @@ def tp(
         Tokens of each row.
     prompt
         Tokens of each prompt, about.
-    turns
-        Turns that each side has.
-    check
-        Exit with 1 if a ratio is below its floor.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
     from sealring_tools.bench.tensor import Setup, measure  # noqa: PLC0415
@@ -116,8 +112,8 @@ def gpus(
     rows: Count = 32,
     turns: Count = 2,
     tokens: Count = 256,
-    check: bool = False,
-    json: bool = False,
+    check: Check = False,
+    json: AsList = False,
 ) -> int:
     """Two GPUs of one host: tensor parallelism, a pipeline, and one GPU alone.
 
@@ -145,10 +141,6 @@ def gpus(
         times.
     tokens
         Tokens of each row.
-    check
-        Exit with 1 if a ratio is below its floor.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.gpus import Setup, measure  # noqa: PLC0415
 
