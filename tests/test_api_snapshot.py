@@ -38,6 +38,7 @@ PUBLIC = [
     "control.plan",
     "control.requests",
     "links.peers",
+    "links.addresses",
     "links.logs",
     "diagnosis",
     "errors",

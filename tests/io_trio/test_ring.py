@@ -124,6 +124,9 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
     (peer,) = head["peers"]
     assert peer.pop("version").startswith(head["version"])
     assert peer.pop("addresses")[0].startswith("127.0.0.1:")
+    (route,) = peer.pop("routes")
+    assert route["address"].startswith("127.0.0.1:")
+    assert route["known_from"] == "roster"
     fetch = {"fetched_bytes": 0, "fetch_bytes": 0}
     assert peer == {
         "rank": 1,

@@ -309,7 +309,7 @@ def test_a_liar_sends_the_head_to_dial_in_vain_now_and_then_and_nobody_else():
 
 def test_an_address_that_stays_dead_is_probed_less_and_less_often():
     made, ids = book()
-    made.linked(ids[1], 0.0)
+    made.linked(ids[1], "", 0.0)
     times = [made.next_probe(ids[1])]
     for _ in range(7):
         made.probed(ids[1], times[-1])

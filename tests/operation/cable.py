@@ -25,6 +25,9 @@ MTU: Final = 9000
 LONGEST_QUEUE: Final = 0.25
 """Seconds of a rate's packets that wait; further ones are lost, as in a router."""
 
+ADDRESSES: Final = 10
+"""How many addresses further on a machine has its next one."""
+
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN_NO_PI: Final = 0x1001
 _TCP: Final = 6
@@ -51,7 +54,8 @@ class Way:
 
 
 class Cable:
-    """Connects the machines whose addresses are ``10.77.0.1`` onwards."""
+    """Connects the machines whose addresses are ``10.77.0.1`` onwards; each may move up by
+    `ADDRESSES` as often as it likes."""
 
     def __init__(self) -> None:
         self.ways: dict[tuple[int, int], Way] = {}
@@ -106,7 +110,7 @@ class Cable:
         try:
             while True:
                 packet = os.read(number, MTU + 64)
-                receiver = packet[19] - 1 if packet[0] >> 4 == 4 else -1
+                receiver = (packet[19] - 1) % ADDRESSES if packet[0] >> 4 == 4 else -1
                 way = self.ways.get((sender, receiver))
                 if way is not None:
                     self._send(way, receiver, packet)

@@ -39,7 +39,7 @@ from sealring.local.ring import LocalNode, running_node
 
 from tests.io_trio.helpers import Outcome, sealring
 from tests.networks import network_at
-from tests.operation.cable import MTU, Cable, Way
+from tests.operation.cable import ADDRESSES, MTU, Cable, Way
 
 NAMES: Final = ("desk", "shelf", "den", "attic")
 PORT: Final = 7470
@@ -65,13 +65,14 @@ class Machine:
     _cable: Cable = attrs.field(repr=False)
     _running: contextlib.ExitStack = attrs.field(factory=contextlib.ExitStack, repr=False)
     _node: LocalNode | None = None
+    _moves: int = 0
 
     # ------------------------------------------------------------- its parts
 
     @property
     def address(self) -> str:
         """Its IPv4 address."""
-        return f"10.77.0.{self.index + 1}"
+        return f"10.77.0.{self.index + 1 + self._moves * ADDRESSES}"
 
     @property
     def config(self) -> Path:
@@ -108,6 +109,15 @@ class Machine:
     def way_to(self, other: Machine) -> Way:
         """The network from here to *other*; change it at any time."""
         return self._cable.ways[self.index, other.index]
+
+    def move(self) -> None:
+        """Have another address from now on, as a router gives it, and the one before no more. To be
+        reached there, it listens at 0.0.0.0."""
+        before, device = self.address, _ip("-n", self.namespace, "-o", "-4", "address")
+        (name,) = re.findall(rf"^\d+: (\S+) +inet {before}/", device, re.MULTILINE)
+        self._moves += 1
+        _ip("-n", self.namespace, "address", "delete", f"{before}/24", "dev", name)
+        _ip("-n", self.namespace, "address", "add", f"{self.address}/24", "dev", name)
 
     def lose_route_to(self, other: Machine) -> None:
         """Have no route to *other*, until `find_route_to`."""

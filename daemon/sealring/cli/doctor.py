@@ -83,6 +83,17 @@ class Patient:
         peers = [] if self.status is None else self.status["peers"]
         return {peer["rank"]: peer["name"] for peer in peers if peer["control"]}
 
+    def learnt(self, rank: int) -> list[str]:
+        """The addresses beside the roster's at which the node has found the member of *rank*."""
+        peers = [] if self.status is None else self.status["peers"]
+        return [
+            route["address"]
+            for peer in peers
+            if peer["rank"] == rank
+            for route in peer["routes"]
+            if route["known_from"] != "roster" and not route["trouble"] and route["ms"] is not None
+        ]
+
 
 def doctor(*, config: OwnConfig = None, collect: Path | None = None, json: AsJson = False) -> None:
     """Look at this machine of a ring, and say what is not right and what mends it.
@@ -350,9 +361,14 @@ def _reach(patient: Patient) -> Iterator[Finding]:
         if member.id == patient.own:
             continue
         linked = rank in patient.linked
+        learnt = patient.learnt(rank)
         dials = [_dialed(address) for address in member.addresses]
         for at, (address, dial) in enumerate(zip(member.addresses, dials, strict=True)):
             yield _reached(rank, at, f"{member.name} at {address}", dial, linked)
+        if learnt and all(dial.why for dial in dials):
+            text = f"{member.name} answers at {learnt[0]}, which the roster does not have"
+            advice = f"Give it that address: sealring machines address {member.name} {learnt[0]}"
+            yield Finding("reach", NOTE, text, advice, {"rank": rank})
         if not member.addresses:
             text = f"{member.name} has no address in the roster, so that it has to dial"
             yield Finding("reach", OK if linked else NOTE, text, "", {"rank": rank})
@@ -399,7 +415,7 @@ def _reached(rank: int, at: int, who: str, dial: _Dial, linked: bool) -> Finding
         advice = "A direct network is faster: give that address in the roster, too." if vpn else ""
         return Finding("reach", OK, text, advice, facts)
     if linked:
-        text = f"{who} cannot be dialed from here ({dial.why}), but it has dialed: a link is up"
+        text = f"{who} cannot be dialed from here ({dial.why}); a link is up even so"
         return Finding("reach", NOTE, text, "", facts)
     advice = (
         "See that its node runs, that the address is its 'listen', and that no firewall drops it; "

@@ -214,6 +214,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("roster", f"serial {facts['serial']}, {facts['roster_left']}"),
         ("as the head", facts["head_fault"] and f"it could not serve: {facts['head_fault']}"),
         ("put out by", _outs(facts["peers"])),
+        *(("addresses", _addresses(peer)) for peer in facts["peers"]),
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
         ("ring", _ring(facts)),
@@ -253,6 +254,20 @@ def _ring(facts: dict[str, Any]) -> str:
 def _head(facts: dict[str, Any]) -> str:
     """Which machine is the head, unless it is this one."""
     return next((f"{peer['name']}: ask there" for peer in facts["peers"] if not peer["rank"]), "")
+
+
+def _addresses(peer: dict[str, Any]) -> str:
+    """How the addresses of *peer* answer; empty if it has one that does, or nobody has tried."""
+    tried = [route for route in peer["routes"] if route["trouble"] or route["ms"] is not None]
+    known = sorted(tried, key=lambda route: (bool(route["trouble"]), route["ms"] or 0.0))
+    texts = [
+        f"does not answer at {route['address']}: {route['trouble']}"
+        if route["trouble"]
+        else f"answers at {route['address']} in {route['ms']} ms"
+        for route in known
+    ]
+    dull = len(peer["routes"]) == 1 and not any(route["trouble"] for route in tried)
+    return "" if dull or not texts else f"{peer['name']} {', '.join(texts)}"
 
 
 def _outs(peers: list[dict[str, Any]]) -> str:

@@ -16,6 +16,7 @@ from sealring_protocol.codec.messages import Backend, Decode, Progress
 from sealring_protocol.control.effects import INSIDE, Standing
 from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
+from sealring_protocol.links.peers import PeerState
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 from sealring_trio.engine.group import EngineGroup
@@ -97,6 +98,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
                 "version": builds[rank].text if rank in builds else "",
                 "addresses": list(member.addresses),
                 **describe_fetching(facts.progress.get(rank, Progress())),
+                "routes": describe_routes(facts.peers[rank]),
                 "trouble": describe_trouble(facts, rank, now),
                 "control": (rank, Purpose.CONTROL) in up,
                 "step": (rank, Purpose.STEP) in up,
@@ -129,6 +131,20 @@ def describe_roster(roster: Roster) -> dict[str, Any]:
 def describe_fetching(progress: Progress) -> dict[str, int]:
     """How far a rank is that fetches weights; 0 of 0 if nothing is to come."""
     return {"fetched_bytes": progress.here, "fetch_bytes": progress.fetch_bytes}
+
+
+def describe_routes(peer: PeerState) -> list[dict[str, Any]]:
+    """The addresses of *peer*: where each is known from, the milliseconds that a connection took to
+    open there (None: the member never proved itself there), and why the last dial failed."""
+    return [
+        {
+            "address": route.address,
+            "known_from": route.known_from.value,
+            "ms": None if route.seconds is None else round(route.seconds * 1000, 1),
+            "trouble": route.trouble,
+        }
+        for route in peer.routes
+    ]
 
 
 def describe_trouble(facts: Facts, rank: int, now: float) -> list[dict[str, Any]]:

@@ -34,6 +34,8 @@ from sealring_protocol.limits import ADDRESSES_PER_SECOND, MAX_LEARNT_ADDRESSES
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roster import Roster
 
+__all__ = ["KnownFrom", "Route"]
+
 REFILL_SECONDS: Final = 60.0
 """Seconds between two addresses heard of a member that each take the place of another."""
 
@@ -325,11 +327,11 @@ class AddressBook:
 
     # --------------------------------------------------------------- probing
 
-    def linked(self, member: bytes, now: float) -> None:
-        """The first link with *member* is up: probe the addresses that do not answer, as far as is
-        known, a little later."""
-        for each in self._known.get(member, {}).values():
-            if not each.answers:
+    def linked(self, member: bytes, through: str, now: float) -> None:
+        """A link with *member* is up, the first or a new control link, *through* an address, or
+        none if the member dialed: probe the others a little later."""
+        for address, each in self._known.get(member, {}).items():
+            if address != through:
                 each.due = now + SETTLE_SECONDS
 
     def next_probe(self, member: bytes) -> float:
