@@ -9,6 +9,7 @@
 import { createHash } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 
+import { ToldAddresses } from "./sealring/addresses.js";
 import { takeEvidence } from "./sealring/evidence.js";
 import * as exchange from "./sealring/exchange.js";
 import { Failure, must } from "./sealring/failure.js";
@@ -225,6 +226,14 @@ const role = ({ purpose, sender, receiver, world, messages }) =>
   messages.map((/** @type {string} */ name) => () => {
     must(maySend(purpose, sender, receiver, world).includes(name), name, "ROLE_VIOLATION");
   });
+
+/** @param {any} input */
+const addresses = once(({ sender, receiver, world, seen, plaintexts }, outcome) => {
+  const peer = new ToldAddresses(sender, receiver, world);
+  for (const plaintext of plaintexts) peer.take(decodeMessage(hex(plaintext), NETWORK), hex(seen));
+  const ascending = (/** @type {any} */ a, /** @type {any} */ b) => Buffer.compare(a.ip, b.ip) || a.port - b.port;
+  outcome.output = { told: told(peer.told, (pairs) => pairs.toSorted(ascending)) };
+});
 
 /** @param {Map<any, any>} map */
 const told = (map, tell = (/** @type {any} */ value) => value) =>
@@ -458,6 +467,7 @@ const KINDS = {
   ledger,
   rank,
   lockstep,
+  addresses,
   split,
   "sampling-key": formula(({ seed, choice, position }) => ({
     key: samplingKey(BigInt(seed), choice, BigInt(position)),

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Final
 
 from spec.vectors import (
+    addresses,
     draws,
     evidence,
     frames,
@@ -62,6 +63,7 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
     "ledgers": ledgers,
     "ranks": ranks,
     "lockstep": lockstep,
+    "addresses": addresses,
     "splits": splits,
     "sampling_keys": sampling_keys,
     "draws": draws,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from ipaddress import IPv6Address
 from typing import Any, Final, get_args
 
 from sealring_protocol.codec.encoding import decode, decode_local, encode, from_fields, to_fields
@@ -19,6 +20,7 @@ from sealring_protocol.codec.fields import tensor_from_json
 from sealring_protocol.codec.frame import FrameDecoder
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
+    Addresses,
     Bootstrap,
     CannotServe,
     Epoch,
@@ -58,11 +60,19 @@ from sealring_protocol.control.plan import Joints, partition
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
 from sealring_protocol.joining.exchange import join_exchange, join_transcript
 from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.links.addresses import AddressBook, packed
 from sealring_protocol.security import handshake as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
 from sealring_protocol.security.roles import Purpose, allowed
-from sealring_protocol.security.roster import Evidence, Roster, newer, open_roster, verify_evidence
+from sealring_protocol.security.roster import (
+    Evidence,
+    Member,
+    Roster,
+    newer,
+    open_roster,
+    verify_evidence,
+)
 from sealring_protocol.security.seal import (
     InnerContext,
     InnerOpener,
@@ -557,6 +567,26 @@ def _lockstep(given: Given, result: Result) -> None:
     run_lockstep(given, result.output)
 
 
+def _addresses(given: Given, result: Result) -> None:
+    world, sender, receiver = given["world"], given["sender"], given["receiver"]
+    keys = (SoftwareSigner.from_scalar(1 + rank).public_key for rank in range(world))
+    members = tuple(Member(key, f"rank {rank}") for rank, key in enumerate(keys))
+    roster = Roster(bytes(32), "ring", 1, 0, 1, False, members)
+    book = AddressBook(roster, members[receiver].id, None)
+    seen = str(IPv6Address(raw(given["seen"])))
+    for message in [decode(raw(each)) for each in given["plaintexts"]]:
+        if not isinstance(message, Addresses):
+            raise Mismatch("another message than ADDRESSES")
+        book.told(members[sender].id, seen, message, 0.0)
+    told = {str(rank): _pairs(book, member.id) for rank, member in enumerate(members)}
+    result.output = {"told": {rank: pairs for rank, pairs in told.items() if pairs}}
+
+
+def _pairs(book: AddressBook, member: bytes) -> list[Given]:
+    pairs = sorted(filter(None, (packed(route.address) for route in book.routes(member))))
+    return [{"ip": ip.hex(), "port": port} for ip, port in pairs]
+
+
 def _split(given: Given, result: Result) -> None:
     layers = [int(size) for size in given["layers"]]
     memory = [int(room) for room in given["memory"]]
@@ -578,6 +608,7 @@ KINDS: Final[Kinds] = {
     "ledger": _ledger,
     "rank": _rank,
     "lockstep": _lockstep,
+    "addresses": _addresses,
     "split": _split,
 }
 

@@ -121,8 +121,9 @@ def address_of(host: str, port: int) -> str | None:
         return None
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
-    unusable = ip.is_loopback or ip.is_unspecified or ip.is_multicast or ip.is_reserved
-    if unusable or not 0 < port < 1 << 16:
+    first = ip.packed[0]
+    far = 0 < first < 224 and first != 127 if ip.version == 4 else 0 < first < 255
+    if not far or not 0 < port < 1 << 16:
         return None
     return f"{ip}:{port}" if ip.version == 4 else f"[{ip}]:{port}"
 

@@ -36,6 +36,7 @@ export const MAX_FILE_NAME = 255;
 export const MAX_PIECE = 1_048_576;
 export const MAX_GETS = 8;
 export const MAX_LEARNT_ADDRESSES = 4;
+export const ADDRESSES_PER_SECOND = 32;
 export const MAX_UNSENT = 67_108_864;
 export const MAX_STEPS_WAITING = 128;
 export const MAX_WEIGHT_WAITING = 67_108_864;
