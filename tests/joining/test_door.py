@@ -462,6 +462,8 @@ async def test_who_was_looked_at_is_let_in_and_no_later_machine(tmp_path: Path) 
         with pytest.raises(UserError, match="den has left before it joined"):
             await made.door.accept(knock)
         assert made.door.waiting() == [later]
+        assert made.door.waiting(knock.id) == []
+        assert made.door.waiting(later.id) == [later]
         assert [each.state for each in made.door.shown()] == ["left", "waiting"]
         made.door.refuse(later)
         with pytest.raises(UserError, match="den was refused already"):

@@ -35,8 +35,8 @@ class _Newcomer:
 
 
 class Inviting:
-    """Shows an invitation by *show*, and has *decide* called, in a thread, with the node id of a
-    newcomer and whether it may join. With *yes* each may. *hints* are the options by
+    """Shows an invitation by *show*, and has *decide* called, in a thread, with the id of a
+    newcomer's visit and whether it may join. With *yes* each may. *hints* are the options by
     which commands find the node, and by which `machines accept` finds the key."""
 
     def __init__(
@@ -155,7 +155,7 @@ class Inviting:
         if answer not in ("yes", "no"):
             return
         newcomer.decided = True
-        decide = partial(self._decide, newcomer.facts["id"], answer == "yes")
+        decide = partial(self._decide, newcomer.facts["visit"], answer == "yes")
         try:
             await trio.to_thread.run_sync(decide, abandon_on_cancel=True)
         except UserError as error:

@@ -324,7 +324,7 @@ def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
     cluster = read_cluster(settings.path)
     members = (*cluster.members, _member(facts))
     signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
-    return {"who": facts["id"], "roster": signed.encode().hex()}
+    return {"who": facts["visit"], "roster": signed.encode().hex()}
 
 
 def _member(facts: Mapping[str, Any]) -> Member:

@@ -171,6 +171,7 @@ class Knock:
         """It, as JSON for commands."""
         return {
             "id": self.newcomer.id.hex(),
+            "visit": self.id,
             "name": self.name,
             "calls_itself": self.newcomer.name,
             "looks_like": self.like,
@@ -314,10 +315,12 @@ class Door:
     def waiting(self, who: str = "") -> list[Knock]:
         """Who waits for a person, or is being admitted; the first that came first. With *who*,
         those that have this name, this fingerprint, or an id that begins with its 8 or more
-        digits."""
+        digits; or the one whose visit has this id, which nobody can foresee."""
         knocks = [visit.knock for visit in self._visits if visit.knock is not None]
         if not who:
             return knocks
+        if visit := [knock for knock in knocks if knock.id == who]:
+            return visit
         id_digits = who.lower() if len(who) >= _ID_DIGITS else "-"
         if _WHOLE_ID.fullmatch(id_digits):  # whatever others call themselves
             return [knock for knock in knocks if knock.newcomer.id.hex() == id_digits]
