@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,16 @@ class Ring:
     """Three nodes with a store each, that know the model by its hub id."""
 
     def __init__(
-        self, folder: Path, server: StandIn, api: str = NO_API, **options: str | float | bool
+        self,
+        folder: Path,
+        server: StandIn,
+        api: str = NO_API,
+        split: Sequence[int] = SPLIT,
+        **options: str | float | bool,
     ) -> None:
         self.folder = folder
         self.url = server.url
-        self.configs = write_cluster(folder, 3, Path(MODEL), SPLIT, api, options)
+        self.configs = write_cluster(folder, 3, Path(MODEL), split, api, options)
 
     def store(self, rank: int) -> Path:
         return self.folder / f"store{rank}"
@@ -204,6 +209,36 @@ def test_each_rank_fetches_its_share_alone(tmp_path, server, expected):
         total += sum(entry.size for entry in model.entries.values())
     whole = total // 3
     assert whole <= server.weights_sent <= 1.02 * whole
+
+
+@pytest.mark.long
+def test_the_ring_serves_while_a_newcomer_fetches_and_a_smaller_one_fetches_what_it_lacks(
+    tmp_path, server, expected, store, monkeypatch
+):
+    ring = Ring(tmp_path, server, split=(), min_ranks=1)
+    for rank in (0, 1):
+        ring.have_all(rank, monkeypatch)
+
+    def inside(head: LocalNode) -> list[int]:
+        facts = head.status()
+        return facts["ring"] if not facts["why"] else []
+
+    with ring.running(0) as (head,), ring.running(1) as (one,):
+        until(lambda: inside(head) == [0, 1])
+        server.stop_at = server.weights_sent + 256 * 1024
+        with ring.running(2):
+            assert server.fell_silent.wait(PATIENCE)
+            until(lambda: "fetched" in head.status()["peers"][1]["outside"])
+            assert tokens(head) == expected
+            assert inside(head) == [0, 1]
+            server.speak_again()
+            until(lambda: inside(head) == [0, 1, 2])
+            assert tokens(head) == expected
+            before = server.weights_sent
+            one.process.kill()
+            until(lambda: inside(head) == [0, 2])
+            assert server.weights_sent > before
+            assert tokens(head) == expected
 
 
 @pytest.mark.slow

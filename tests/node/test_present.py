@@ -502,3 +502,23 @@ def say(cluster, sender: int, receiver: int, message, purpose: Purpose = Purpose
     link.send(message)
     host.node._links._flush.update(host.wires)
     cluster.settle(host)
+
+
+def test_links_for_weights_outlive_a_change_of_the_ring():
+    cluster = cluster_of(3)
+    cluster.run_until(lambda: cluster.ready)
+    asker = cluster.hosts["host2"]
+    asker.node._links.want(0, Purpose.WEIGHTS, cluster.now)
+    cluster.settle(asker)
+    cluster.run_for(0.5)
+
+    def links() -> dict:
+        return {(rank, purpose): link for rank, purpose, link in asker.node.links()}
+
+    before = links()
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_until(lambda: ring(cluster) == (0, 2), LOSS_SECONDS + SETTLED)
+    after = links()
+    for purpose in (Purpose.CONTROL, Purpose.WEIGHTS):
+        assert after[0, purpose] is before[0, purpose]
+    assert after[0, Purpose.STEP] is not before[0, Purpose.STEP]
