@@ -45,6 +45,7 @@ from sealring_protocol.control.effects import (
     Want,
 )
 from sealring_protocol.control.epoch.follower import Follower
+from sealring_protocol.control.head.attendance import GRACE_SECONDS
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.requests import (
@@ -268,6 +269,7 @@ class Node:
         self._build = config.build
         self._ring_due: float | None = None  # when to look at who is in the ring
         self._needs_all = ""  # why it waits for all, as it was last logged
+        self._served: float | None = None  # when the ring last did
         self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, now)  # outside of the ring
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
@@ -302,6 +304,14 @@ class Node:
     def serving(self) -> bool:
         """True if the ring takes steps, and this rank does its part."""
         return self._brain.serving
+
+    def goes_on(self, now: float) -> bool:
+        """True if the ring serves, or did until a moment ago and goes on with whoever is there: a
+        new request may wait with those under way."""
+        if self._brain.serving:
+            return True
+        changes = self._role.attendance is not None and not self._role.needs_all
+        return changes and self._served is not None and now - self._served < GRACE_SECONDS
 
     @property
     def engine_info(self) -> EngineInfo | None:
@@ -584,6 +594,8 @@ class Node:
             self._deliver_news(now)
             return
         serving, log = self._brain.serving, self._report.obstacle_log
+        if serving:
+            self._served = now
         if not serving or log.due is not None:
             log.turn(now, serving=serving or self._links.closed)
 

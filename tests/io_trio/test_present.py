@@ -124,7 +124,9 @@ def test_streams_go_on_without_a_rank_that_was_killed_and_with_it_again(tmp_path
             while not home.get("/v1/cluster")["requests"]:
                 pass
             nodes[1].process.kill()
-            home.until("rank0 rank2")
+            home.until("")
+            assert home.ask(PROMPTS[0]) == alone  # which comes meanwhile, and waits
+            assert home.ring() == "rank0 rank2"
             assert answer.result(PATIENCE) == alone
         assert without(home) == {"rank1": "it is away", "rank3": "it has not come yet"}
         assert list(home.up().values()) == [1, 0, 1, 0, 1, 0, 1, 0]

@@ -84,12 +84,14 @@ def test_a_ring_begins_without_a_member_that_was_never_seen():
     cluster.crash(cluster.hosts["host3"])
     cluster.run_until(lambda: cluster.ready)
     assert GATHER_SECONDS <= cluster.now < GATHER_SECONDS + SETTLED
+    assert cluster.head.node.goes_on(cluster.now)
     assert ring(cluster) == (0, 1, 2)
     check(cluster, streams(cluster, tokens=20))
 
 
 def test_a_ring_that_is_whole_waits_for_nothing():
     cluster = cluster_of(3)
+    assert not cluster.head.node.goes_on(cluster.now)
     cluster.run_until(lambda: cluster.ready)
     assert cluster.now < SETTLED
     assert ring(cluster) == (0, 1, 2)
@@ -103,7 +105,11 @@ def test_streams_go_on_without_a_member_and_with_it_again(gone, seed):
     asked = streams(cluster)
     cluster.run_for(1.0)
     cluster.crash(cluster.hosts[f"host{gone}"])
-    assert gap(cluster, 9.0) < LOSS_SECONDS + SETTLED
+    cluster.run_for(0.5)
+    assert ring(cluster) == ()
+    assert cluster.head.node.goes_on(cluster.now)
+    asked += streams(cluster, count=1, tokens=20)
+    assert gap(cluster, 8.5) < LOSS_SECONDS + SETTLED
     assert ring(cluster) == (0, 3 - gone)
     assert outside(cluster)[gone].startswith("it is away (for ")
     cluster.boot(gone)
@@ -396,6 +402,9 @@ def test_a_head_whose_others_have_no_room_says_so():
     cluster.crash(cluster.hosts["host1"])
     cluster.run_for(LOSS_SECONDS - 1)
     assert cluster.head.node.standing().needs_all == ""  # it may come back
+    assert cluster.head.node.goes_on(cluster.now)
+    cluster.run_for(3.0)
+    assert not cluster.head.node.goes_on(cluster.now)
     cluster.run_for(30.0)
     assert cluster.head.node.standing().needs_all == ALONE
     assert re.match(rf"rank 1 \(node1\) cannot be reached .*; {ALONE} \(", says(cluster, 0))

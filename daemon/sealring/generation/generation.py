@@ -404,6 +404,14 @@ class Generator:
         """The first obstacle that no request should wait for; None if there is none."""
         return first_permanent(self.obstacles())
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a request may come now: the ring serves, or changes and is about to again."""
+        if self.serving or self.runtime.textless:
+            return self.serving
+        changes = self.runtime.node.goes_on(trio.current_time())
+        return changes and self.permanent_obstacle() is None
+
     def missing(self) -> str:
         """The obstacles in words; empty if the ring serves."""
         if self.serving:

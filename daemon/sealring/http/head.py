@@ -154,7 +154,7 @@ class ApiHead:
         """Raises `ApiError` when no request can be answered now."""
         if refusal := self._elsewhere():
             raise unavailable(refusal, "not_head")
-        if waiting := self.generator.missing():
+        if not self.generator.goes_on and (waiting := self.generator.missing()):
             advice = dict.fromkeys(each.advice for each in self.generator.obstacles())
             message = " ".join(filter(None, (f"The ring is not up: {waiting}.", *advice)))
             raise unavailable(message, "ring_not_ready")

@@ -38,6 +38,9 @@ STEADY_SECONDS: Final = 3.0
 LONG_STAY: Final = 60.0
 """Seconds from which a stay is not short, and that an unsteady member is made to wait at most."""
 
+GRACE_SECONDS: Final = 15.0
+"""Seconds for which a ring that served takes requests while it changes. They wait meanwhile."""
+
 FAILURES: Final = 3
 """Epochs in a row that a member alone may fail before the others go on without it."""
 
