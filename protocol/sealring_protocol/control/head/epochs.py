@@ -534,9 +534,10 @@ class Epochs:
             steps=min(hello.build.newest for hello in self.membership.present.values()),
             members=self._config.members,
         )
-        effects: list[Effect] = [
-            Note(Level.INFO, f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}")
-        ]
+        text = f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}"
+        if self._config.members:
+            text += f" on {', '.join(self._config.names)}"
+        effects: list[Effect] = [Note(Level.INFO, text)]
         effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return effects + self._engine.begin(orders[0], now)
 
