@@ -101,7 +101,13 @@ TOLD = {
 
 @pytest.mark.parametrize(("collective", "ranks", "told"), TOLD.values(), ids=TOLD)
 def test_what_is_told_of_a_link(collective: Plan | None, ranks: tuple[int, int], told: str) -> None:
-    assert collective_link(collective, *ranks) == told
+    assert collective_link(collective, range(4), *ranks) == told
+
+
+def test_what_is_told_of_links_of_a_ring_that_leaves_a_rank_out() -> None:
+    collective, _, told = TOLD["neighbours"]
+    ring = (0, 2, 3)
+    assert [collective_link(collective, ring, 0, rank) for rank in range(4)] == ["", "", told, told]
 
 
 ACTIVATIONS = {
