@@ -33,6 +33,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.epoch.engine import TUNNEL_SECONDS
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
+from sealring_protocol.control.head.trial import TrialState
 from sealring_protocol.control.membership import MembershipState
 from sealring_protocol.control.plan import PlanRequest, Strategy
 from sealring_protocol.control.requests import Request
@@ -66,9 +67,16 @@ def told(effects):
 # --------------------------------------------------------------------------- the head
 
 
+def trying_head(names=("n0", "n1")):
+    """A head that tries tensor parallelism in its first epoch."""
+    head = Head(HeadConfig(HEAD, names, names, PlanRequest(Strategy.AUTO)))
+    head.epochs.trial.begin()
+    return head
+
+
 def preparing_head():
     """A head that has asked everybody to prepare, and is prepared itself."""
-    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b")))
+    head = trying_head(("a", "b"))
     head.engine_message(info(splits=2), 0.0)
     effects = head.message(1, CONTROL, HELLO, 0.0)
     (order,) = sent(effects)
@@ -118,7 +126,7 @@ def test_a_rank_that_is_prepared_for_a_pipeline_is_at_fault():
 
 
 def test_a_rank_that_is_prepared_twice_while_others_are_waited_for_is_at_fault():
-    head = Head(HeadConfig(HEAD, ("n0", "n1", "n2"), ("a", "b", "c")))
+    head = trying_head(("n0", "n1", "n2"))
     head.engine_message(info(splits=3), 0.0)
     head.message(1, CONTROL, HELLO, 0.0)
     head.message(2, CONTROL, HELLO, 0.0)
@@ -272,7 +280,8 @@ def test_a_tunnel_that_never_comes_up_is_not_waited_for_as_long_as_loading_is():
 
 def test_a_rank_that_leaves_whenever_a_collective_comes_up_has_a_pipeline_in_the_end():
     """As one does whose owner has not said that its sums may go beside the links."""
-    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), PlanRequest(Strategy.AUTO)))
+    head = trying_head()
+    head.epochs.trial.came_up()
     head.engine_message(info(splits=2), 0.0)
     for now in (10.0, 20.0, 30.0):
         head.message(1, CONTROL, HELLO, now)
@@ -290,6 +299,7 @@ def test_a_rank_that_leaves_whenever_a_collective_comes_up_has_a_pipeline_in_the
 @pytest.mark.parametrize("first", [TUNNEL, CONTROL])
 def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
     head = preparing_head()
+    head.epochs.trial.came_up()
     for now in (10.0, 20.0, 30.0):
         assert head.epochs.plan.strategy is Strategy.TENSOR
         for at, purpose in enumerate(sorted((TUNNEL, CONTROL), key=lambda p: p is not first)):
@@ -306,7 +316,7 @@ def test_a_node_that_goes_with_all_its_links_is_lost_once(first):
 
 
 def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
-    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), PlanRequest(Strategy.AUTO)))
+    head = trying_head()
     head.engine_message(info(splits=2), 0.0)
     (wanted,) = of(head.message(1, CONTROL, HELLO, 0.0), PrepareCollective)
     head.engine_message(Loaded(1, 1, 1), 1.0)
@@ -321,24 +331,24 @@ def test_a_head_without_a_tunnel_goes_over_to_a_pipeline():
 
 
 @pytest.mark.parametrize(
-    ("kind", "strategy"),
+    ("kind", "state"),
     [
-        (FailureKind.LOAD, Strategy.TENSOR),
-        (FailureKind.MEMORY, Strategy.PIPELINE),
-        (FailureKind.GROUP, Strategy.PIPELINE),
+        (FailureKind.LOAD, TrialState.UNTRIED),
+        (FailureKind.MEMORY, TrialState.DROPPED),
+        (FailureKind.GROUP, TrialState.DROPPED),
     ],
 )
-def test_weights_that_are_still_to_come_are_no_fault_of_the_strategy(kind, strategy):
-    head = Head(HeadConfig(HEAD, ("n0", "n1"), ("a", "b"), PlanRequest(Strategy.AUTO)))
+def test_weights_that_are_still_to_come_are_no_fault_of_the_strategy(kind, state):
+    head = trying_head()
     head.engine_message(info(splits=2), 0.0)
     head.message(1, CONTROL, HELLO, 0.0)
-    for now in (10.0, 20.0, 30.0):
-        cannot = CannotServe(head.epochs.membership.epoch, kind, "3 of 16 GB are here")
-        head.message(1, CONTROL, cannot, now)
-        head.engine_lost("replaced", now + 1)
-        head.engine_message(info(splits=2), now + 2)
-        head.handle_timeout(now + 6)
-        assert head.epochs.plan.strategy is strategy
+    cannot = CannotServe(head.epochs.membership.epoch, kind, "3 of 16 GB are here")
+    head.message(1, CONTROL, cannot, 10.0)
+    head.engine_lost("replaced", 11.0)
+    head.engine_message(info(splits=2), 12.0)
+    head.handle_timeout(16.0)
+    assert head.epochs.plan.strategy is Strategy.PIPELINE
+    assert head.epochs.trial.state is state
 
 
 def test_step_links_are_nothing_to_tensor_parallelism():
@@ -369,6 +379,7 @@ def test_a_tunnel_is_nothing_to_a_pipeline():
 def test_tunnels_that_break_whenever_a_collective_comes_up_end_in_a_pipeline():
     """Not the first time: it may be that a node has just gone."""
     head = preparing_head()
+    head.epochs.trial.came_up()
     for now in (10.0, 20.0, 30.0):
         assert head.epochs.plan is not None
         assert head.epochs.plan.strategy is Strategy.TENSOR

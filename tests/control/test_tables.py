@@ -10,6 +10,7 @@ import pytest
 from sealring_protocol.control.epoch.engine import JOINING_TABLE, JoiningEvent, JoiningState
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE, LeaderEvent, LeaderState
+from sealring_protocol.control.head.trial import TRIAL_TABLE, TrialEvent, TrialState
 from sealring_protocol.control.membership import (
     MEMBERSHIP_TABLE,
     MembershipEvent,
@@ -83,11 +84,23 @@ JOINING = """
     out       engine_up   out
     replacing engine_up   out
 """
+TRIAL = """
+    untried try       trying
+    untried stop      untried
+    trying  came_up   taken
+    trying  stop      untried
+    trying  drop      dropped
+    taken   came_up   taken
+    taken   stop      taken
+    taken   drop      dropped
+    dropped stop      dropped
+"""
 MACHINES = {
     "row": (ROW_TABLE, RowState, RowEvent, ROWS),
     "membership": (MEMBERSHIP_TABLE, MembershipState, MembershipEvent, MEMBERSHIP),
     "leader": (LEADER_TABLE, LeaderState, LeaderEvent, LEADER),
     "joining": (JOINING_TABLE, JoiningState, JoiningEvent, JOINING),
+    "trial": (TRIAL_TABLE, TrialState, TrialEvent, TRIAL),
     "pipeline": (PIPELINE_TABLE, PipelineState, PipelineEvent, PIPELINE),
 }
 

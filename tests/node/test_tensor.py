@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 from sealring_protocol.codec.messages import Decode, Row, Step, StepDone
+from sealring_protocol.control.head.trial import ENOUGH, IDLE_SECONDS
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 from sealring_protocol.security.roster import sign_roster
@@ -143,48 +144,133 @@ def test_what_went_wrong_on_both_sides_is_reported_together():
     assert "rank 1" in text
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_auto_ends_in_a_pipeline_when_the_collective_does_not_come_up(world):
-    made = Cluster(world, 1, splits=world)
-    made.collectives.joins = False
-    made.run_until(lambda: made.ready, 300)
+def pace(message):
+    """Ranks that compute for so long that a sum may cost less than it saves."""
+    match message:
+        case Step(work=Decode()):
+            return 0.05
+        case StepDone():
+            return 0.0005
+        case _:
+            return 0.001
+
+
+def measured(world=2, tokens=40, **options):
+    """A ring with the strategy `auto` that has answered one request."""
+    options = {"splits": world, "pace": pace} | options
+    made = Cluster(world, 1, strategy=Strategy.AUTO, **options)
+    made.run_until(lambda: made.ready)
     assert strategy(made) is Strategy.PIPELINE
-    assert "no tensor parallelism" in made.head.node.standing().plan.reason
+    all_right(made, {ask(made, PROMPTS[0], tokens): (PROMPTS[0], tokens)})
+    assert strategy(made) is Strategy.PIPELINE
+    return made
+
+
+def reason(made):
+    return made.head.node.standing().plan.reason
+
+
+def told(made, text):
+    return [(at, said) for at, _, said in made.notes if text in said]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_auto_stays_with_a_pipeline_when_the_collective_does_not_come_up(world):
+    made = measured(world)
+    made.collectives.joins = False
+    made.run_for(120)
+    assert len(told(made, "is tried, which")) == 1
+    assert strategy(made) is Strategy.PIPELINE
+    assert "no tensor parallelism: this rank's engine is gone: it was killed" in reason(made)
     all_right(made, serve(made))
 
 
 @pytest.mark.parametrize(
-    ("splits", "sums", "why"),
+    ("options", "why"),
     [
-        (0, (50, 1000), "no sharding"),
-        (3, (50, 1000), "split evenly over a divisor of 3"),
-        (2, (900, 12_000), "not clearly faster"),
+        ({"splits": 0}, "no sharding"),
+        ({"splits": 3}, "split evenly over a divisor of 3"),
+        ({"sums": (9000, 200_000)}, "not clearly faster"),
+        ({"pace": lambda _: 0.0001}, "cannot be clearly faster: a token takes "),
     ],
 )
-def test_auto_says_why_it_took_a_pipeline(splits, sums, why):
-    made = Cluster(2, 1, splits=splits, sums=sums)
-    made.run_until(lambda: made.ready)
-    made.run_until(lambda: made.head.node._brain.scheduler is not None)
-    all_right(made, serve(made))
+def test_auto_says_why_it_took_a_pipeline(options, why):
+    made = measured(**options)
+    made.run_for(20)
     assert strategy(made) is Strategy.PIPELINE
-    assert why in made.head.node.standing().plan.reason
+    assert why in reason(made)
+    assert len(told(made, "is tried, which")) == ("sums" in options)
+    all_right(made, serve(made))
 
 
 @pytest.mark.parametrize(("token_us", "taken"), [(6 * 6 * 50, True), (6 * 6 * 50 - 1, False)])
 def test_auto_takes_tensor_parallelism_that_is_clearly_faster(token_us, taken):
     """With 6 layers and sums of 50 us: a token may take 3/4 of a pipeline's."""
-    made = Cluster(2, 1, splits=2, sums=(50, token_us))
-    made.run_until(lambda: made.ready)
+    made = measured(sums=(50, token_us))
+    made.run_for(20)
     all_right(made, serve(made))
     assert strategy(made) is (Strategy.TENSOR if taken else Strategy.PIPELINE)
 
 
+def test_a_trial_waits_for_timed_tokens_and_then_for_an_idle_ring():
+    made = measured(tokens=ENOUGH - 1)
+    made.run_for(600)
+    assert "it is tried once some tokens have been timed" in reason(made)
+    asked = {ask(made, PROMPTS[1], 40): (PROMPTS[1], 40)}
+    all_right(made, asked)
+    over = made.now
+    made.run_for(20)
+    ((at, _),) = told(made, "is tried, which")
+    assert at - over == pytest.approx(IDLE_SECONDS, abs=0.1)
+
+
+def test_no_trial_begins_while_there_is_a_request():
+    made = measured()
+    over = made.now
+    while made.now < over + 60:
+        made.run_for(IDLE_SECONDS - 1)
+        all_right(made, {ask(made, PROMPTS[1], 5): (PROMPTS[1], 5)})
+    assert told(made, "is tried, which") == []
+
+
+def test_a_request_ends_a_trial_and_waits_for_a_pipeline_alone():
+    """The next trial then waits for twice as long an idle ring."""
+    made = measured(sums=(10, 1000))
+    made.collectives.joins = False
+    made.run_until(lambda: told(made, "is tried, which"))
+    made.run_for(0.5)
+    assert not made.head.node.serving
+    asked = made.now
+    all_right(made, {ask(made, PROMPTS[2], 3): (PROMPTS[2], 3)})
+    assert made.now - asked < 1.5
+    assert strategy(made) is Strategy.PIPELINE
+    all_right(made, {ask(made, PROMPTS[1], 40): (PROMPTS[1], 40)})
+    made.collectives.joins = True
+    over = made.now
+    made.run_until(lambda: strategy(made) is Strategy.TENSOR)
+    assert told(made, "is tried, which")[1][0] - over == pytest.approx(2 * IDLE_SECONDS, abs=0.1)
+    assert made.warnings == []
+
+
+def test_a_node_that_is_lost_in_a_trial_is_no_reason_against_it():
+    made = measured()
+    made.collectives.joins = False
+    made.run_until(lambda: told(made, "is tried, which"))
+    made.run_for(0.5)
+    made.crash(made.hosts["host1"])
+    made.boot(1)
+    made.run_until(lambda: made.head.node.serving)
+    assert strategy(made) is Strategy.PIPELINE
+    made.collectives.joins = True
+    all_right(made, {ask(made, PROMPTS[1], 40): (PROMPTS[1], 40)})
+    made.run_for(2 * IDLE_SECONDS + 5)
+    assert strategy(made) is Strategy.TENSOR
+
+
 def test_a_pipeline_after_a_measurement_reads_like_one():
-    made = Cluster(2, 1, splits=2, sums=(900, 12_000))
-    made.run_until(lambda: made.ready)
-    texts = [text for _, _, text in made.notes]
-    told = [text for text in texts if "tensor parallelism was measured: not clearly faster" in text]
-    assert len(told) == 1
+    made = measured(sums=(9000, 200_000))
+    made.run_for(20)
+    assert len(told(made, "tensor parallelism was measured: not clearly faster")) == 1
     assert made.warnings == []
     assert (made.head.planned, made.hosts["host1"].planned) == (1, 1)
 
@@ -192,8 +278,8 @@ def test_a_pipeline_after_a_measurement_reads_like_one():
 def test_what_was_measured_of_the_same_machines_is_not_measured_again():
     """Another order of the same ranks takes one epoch, and no engine is replaced again."""
     old, new = make_roster(3), make_roster(3, serial=2, order=(0, 2, 1))
-    made = Cluster(3, 1, splits=3, sums=(900, 12_000), rosters=[old] * 3)
-    made.run_until(lambda: made.ready)
+    made = measured(3, sums=(20_000, 300_000), rosters=[old] * 3)
+    made.run_for(20)
     before = made.head.node.standing()
     made.head.node.bring_roster(new.encode(), WALL)
     made.settle(made.head)
@@ -230,7 +316,7 @@ FORBIDS = "the roster forbids it"
 
 
 def test_where_the_roster_forbids_it_auto_takes_a_pipeline():
-    made = cluster(rosters=[make_roster(2, tensor=False)] * 2)
+    made = cluster(strategy=Strategy.AUTO, rosters=[make_roster(2, tensor=False)] * 2)
     assert strategy(made) is Strategy.PIPELINE
     assert FORBIDS in made.head.node.standing().plan.reason
     all_right(made, serve(made))
@@ -247,7 +333,7 @@ def test_where_the_roster_forbids_it_who_asks_for_it_is_told():
 def test_a_roster_that_comes_to_forbid_it_ends_it():
     allows = make_roster(3)
     rosters = [allows, allows, make_roster(3, serial=2, tensor=False)]
-    made = cluster(3, rosters=rosters)
+    made = cluster(3, strategy=Strategy.AUTO, rosters=rosters)
     made.run_until(lambda: strategy(made) is Strategy.PIPELINE)
     all_right(made, serve(made))
 

@@ -249,6 +249,11 @@ def test_a_plan_that_cannot_be_is_no_lack_of_room() -> None:
     assert "memory" not in found.advice
 
 
+def slow(message: LocalMessage) -> float:
+    """Ranks that compute for so long that tensor parallelism is tried."""
+    return 0.05 if isinstance(message, Step) else 0.001
+
+
 def test_a_way_that_cannot_be_is_followed_by_another() -> None:
     """`auto`: tensor parallelism can never be on that rank; a pipeline can."""
 
@@ -261,8 +266,11 @@ def test_a_way_that_cannot_be_is_followed_by_another() -> None:
             else:
                 super().start_engine(host)
 
-    ring = NoShards(2, 1, splits=12)
+    ring = NoShards(2, 1, strategy=Strategy.AUTO, splits=12, pace=slow)
     ring.run_until(lambda: ring.ready, 20.0)
+    ring.submit(Request((1, 2, 3), 40))
+    ring.run_until(lambda: bool(ring.done))
+    ring.run_for(20.0)
     plan = ring.head.node.standing().plan
     assert plan is not None
     assert plan.strategy is Strategy.PIPELINE

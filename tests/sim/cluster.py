@@ -74,7 +74,7 @@ class Cluster:
         rooms: dict[int, int] | None = None,
         pace: Callable[[LocalMessage], float] | None = None,
         slower: dict[int, float] | None = None,
-        strategy: Strategy = Strategy.AUTO,
+        strategy: Strategy | None = None,
         splits: int = 0,
         sums: tuple[int, int] = (10, 1000),
         unpinned: dict[int, bytes] | None = None,
@@ -103,7 +103,7 @@ class Cluster:
         self.rooms = rooms or {}
         self.pace = pace
         self.slower = slower or {}
-        self.strategy = strategy
+        self.strategy = strategy or (Strategy.TENSOR if splits else Strategy.AUTO)
         self.splits = splits
         self.unpinned = unpinned or {}
         self.pins = pins or {}

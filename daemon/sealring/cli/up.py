@@ -58,9 +58,9 @@ def up(
     With strategy = "tp" every rank has a share of every layer, and the ranks
     sum up what they have several times a token; that goes through the sealed
     links unless collectives = "trusted-link". With "pp" each has some of the
-    layers. "auto", the default, may begin with "tp", measures, and changes to
-    "pp" where that is quicker or "tp" cannot be had. With tp = 2 this node's layers
-    are shared by two processes, each with a GPU of its own.
+    layers. "auto", the default, begins with "pp", tries "tp" when the ring is idle
+    if times so far say that it may be faster, and keeps the faster. With tp = 2 this
+    node's layers are shared by two processes, each with a GPU of its own.
 
         sealring up desk.toml
 

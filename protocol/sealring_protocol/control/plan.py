@@ -1,9 +1,9 @@
 """The plan of an epoch: which strategy, and what every rank holds, with the reason.
 
-`auto` takes tensor parallelism where the model can be sharded over as many ranks as there are and
-a back end for its collectives is at hand and allowed; otherwise a pipeline. What the head learns
-while it brings up a collective, or measures in one, is a further reason against it. Whoever asks
-for a strategy by name gets that one, or the reason why not.
+`auto` takes tensor parallelism where the model can be sharded over as many ranks as there are, a
+back end for its collectives is at hand and allowed, and nothing else stands against it: that it has
+not been tried yet, or what the head has learnt of it (`head.trial`). Otherwise it takes a pipeline.
+Whoever asks for a strategy by name gets that one, or the reason why not.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _gib(size: float) -> str:
 SEALABLE: Final = frozenset({Backend.RING})
 """Back ends whose connections can be carried in sealed links."""
 
-_CLEARLY: Final = 0.75
+CLEARLY: Final = 0.75
 """The largest part of a pipeline's time that tensor parallelism may take to be chosen."""
 
 _PREFERRED: Final = (Backend.NCCL, Backend.JACCL, Backend.RING)
@@ -316,12 +316,14 @@ def make_plan(
         return _tensor(request, info, memory, ranks)
     because = f"a pipeline of {world} ranks, split by memory"
     if request.strategy is Strategy.AUTO and not request.layers:
-        against = request.against
-        if not against:
-            try:
-                return _tensor(request, info, memory, ranks)
-            except LocalProtocolError as error:
-                against = str(error)
+        try:
+            tensor = _tensor(request, info, memory, ranks)
+        except LocalProtocolError as error:
+            against = str(error)
+        else:
+            if not request.against:
+                return tensor
+            against = request.against
         because += f" (no tensor parallelism: {against})"
     return Plan(Strategy.PIPELINE, _split(request, info, memory, ranks), because, world)
 
@@ -447,7 +449,7 @@ def verdict(ready: Sequence[Ready]) -> tuple[bool, str]:
         f"a token takes {token / 1000:.2f} ms, measured ({one_sum / 1000:.2f} ms for a sum); "
         f"a pipeline would take about {pipeline / 1000:.2f} ms"
     )
-    return token <= _CLEARLY * pipeline, text
+    return token <= CLEARLY * pipeline, text
 
 
 @attrs.frozen

@@ -442,8 +442,10 @@ class Follower:
             note = Note(Level.WARNING, f"the head ({name}) is gone: {reason}")
             return [note, *self._engine.end()]
         kind = purpose.name.lower()
+        unused = purpose is Purpose.STEP and (self._tensor or self._joining.replacing)
+        level = Level.DEBUG if unused else Level.WARNING
         effects: list[Effect] = [
-            Note(Level.WARNING, f"the {kind} link with {self._config.ranks[rank]} broke: {reason}")
+            Note(level, f"the {kind} link with {self._config.ranks[rank]} broke: {reason}")
         ]
         if purpose is Purpose.TUNNEL:
             self._joining.tunnel(rank, now, up=False)
@@ -451,7 +453,7 @@ class Follower:
                 effects += self._fail(FailureKind.LINK_LOST, f"a tunnel broke: {reason}", now)
         elif rank == self._next and self._next_link.up:
             self._next_link.lost()
-            if self._pipeline is not None and not self._tensor:
+            if self._pipeline is not None and not unused:
                 effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
                 self._move(FollowerEvent.CUT, now)
         return effects

@@ -5,11 +5,10 @@
 
 An epoch begins when every rank is present. A pipeline's takes one round (BOOTSTRAP, READY). A
 collective's has another round before it (BOOTSTRAP, PREPARED), with a barrier between the two. The
-strategy `auto` tries tensor parallelism first where it is possible. If it fails to start, or is
-measured and not clearly faster, that is kept as the reason for the pipeline that follows
-(`TensorTries`). However an epoch ends, the head comes back here. After a failure the next epoch
-waits (`EpochBackoff`); `FailureLog` counts the failures for status, and `Notices` tells the other
-ranks why there is no epoch.
+strategy `auto` begins with a pipeline, and tries tensor parallelism where that may be faster, once
+the ring is idle (`TensorTrial`). However an epoch ends, the head comes back here. After a failure
+the next epoch waits (`EpochBackoff`); `FailureLog` counts the failures for status, and `Notices`
+tells the other ranks why there is no epoch.
 
 A rank with another model, other weights or no step version in common is refused, in a text by which
 its owner knows what to do. An epoch has the newest step version that all its ranks know. A model's
@@ -21,7 +20,6 @@ the hashes of the files, the others of samples of the ends and of each layer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
@@ -51,10 +49,12 @@ from sealring_protocol.control.effects import (
     Want,
 )
 from sealring_protocol.control.epoch.engine import RankEngine
+from sealring_protocol.control.head.trial import PipelineToken, TensorTrial
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.plan import (
     HeadConfig,
     Plan,
+    PlanRequest,
     Strategy,
     TooLittleRoom,
     bootstraps,
@@ -63,7 +63,6 @@ from sealring_protocol.control.plan import (
     verdict,
 )
 from sealring_protocol.errors import CloseCode, LocalProtocolError
-from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.security.roles import Purpose
 
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
@@ -319,44 +318,6 @@ class FailureLog:
         self.latest = None
 
 
-TENSOR_TRIES: Final = 3
-"""Tries in a row that a collective which has worked gets to come up again."""
-
-
-class TensorTries:
-    """When the strategy `auto` gives up tensor parallelism, because its collective does not come
-    up. Times are monotonic seconds.
-
-    A collective that has never worked gets one try. One that once worked gets several, and so
-    does one whose links broke, because a node may just have left. Weights that are not there
-    yet are no fault of tensor parallelism.
-    """
-
-    __slots__ = ("_cut_at", "_cuts", "_left")
-
-    def __init__(self) -> None:
-        self._left = 1
-        self._cuts = 0  # times in a row that links broke while a collective came up
-        self._cut_at = -math.inf
-
-    def worked(self) -> None:
-        """The collective has come up."""
-        self._left = TENSOR_TRIES
-        self._cuts = 0
-
-    def failed(self, kind: FailureKind, now: float) -> bool:
-        """The collective did not come up, by a failure of *kind*. True if no try is left."""
-        if kind is FailureKind.LOAD:
-            return False
-        if kind is not FailureKind.LINK_LOST:
-            self._left -= 1
-            return self._left <= 0
-        if now - self._cut_at > PING_TIMEOUT:  # all links of one lost node count once
-            self._cuts += 1
-            self._cut_at = now
-        return self._cuts >= TENSOR_TRIES
-
-
 RING_READY: Final = "the ring is ready"
 """How the note begins that says so."""
 
@@ -380,12 +341,15 @@ class Epochs:
         self._config = config
         self._engine = engine
         self._world = len(config.names)
-        self._plan_request = config.plan_request
+        self._asked = config.plan_request
+        chooses = self._world > 1 and not self._asked.layers
+        self._auto = chooses and self._asked.strategy is Strategy.AUTO
         self._backoff = EpochBackoff()
         self._bootstrap = AnswerDeadline()
         self._notices = Notices(self._world)
         self._next_up = self._world == 1  # the step link to rank 1
-        self._tries = TensorTries()
+        self.trial = TensorTrial(self._asked.against)
+        """How far the strategy `auto` has come with tensor parallelism."""
         self._since = now  # when the membership's state last changed
         self._failures = FailureLog()  # why the last epoch, or the last try at one, ended
         self._blamed: Failure | None = None  # why the present epoch ends, if it has not worked
@@ -457,9 +421,47 @@ class Epochs:
         """An engine starved for *seconds* more: the start gets more time."""
         self._bootstrap.starved(seconds, now)
 
+    @property
+    def _rooms(self) -> list[int]:
+        """Bytes of each rank, all of which are present."""
+        return [self.membership.present[rank].room for rank in range(self._world)]
+
     def _missing(self) -> str:
         """The ranks that are absent, or not ready, as text."""
         return ", ".join(self._ranks[rank] for rank in self.membership.missing)
+
+    # ---------------------------------------------------- tensor parallelism
+
+    @property
+    def _plan_request(self) -> PlanRequest:
+        """What is asked of the next plan."""
+        return attrs.evolve(self._asked, against=self.trial.against) if self._auto else self._asked
+
+    def trial_due(self, token: PipelineToken) -> float | None:
+        """When to call `try_tensor`, if the ring stays idle; None: not at all. In its pipeline a
+        *token* of one stream takes so long."""
+        able = self.serving and self._auto and not (self.tensor or self.checked)
+        return self.trial.due(token, self._since) if able else None
+
+    def try_tensor(self, token: PipelineToken) -> list[Effect]:
+        """The ring is idle: have the next epoch try tensor parallelism, if that may be faster than
+        this one's pipeline, in which a *token* of one stream takes so long. The caller then ends
+        this epoch."""
+        info, plan = self._engine.info, self.plan
+        if info is None or plan is None:
+            return []
+        layers = [len(plan.layers(rank)) for rank in range(self._world)]
+        against = token.why_no_tensor(layers, sealed=not self._asked.collectives.trusted)
+        able = make_plan(attrs.evolve(self._asked, against=""), info, self._rooms, self._ranks)
+        if able.strategy is Strategy.TENSOR and not against:
+            self.trial.begin()
+            self.progressed()  # nothing has failed: the next epoch need not wait
+            text = "the ring is idle: tensor parallelism is tried, which may be faster"
+            return [Note(Level.INFO, text)]
+        self.trial.put_off(against)
+        reason = make_plan(self._plan_request, info, self._rooms, self._ranks).reason
+        self.plan = attrs.evolve(plan, reason=reason)
+        return [] if reason == plan.reason else [Note(Level.INFO, reason)]
 
     # ------------------------------------------------------------- gathering
 
@@ -508,9 +510,8 @@ class Epochs:
         info = self._engine.info
         if info is None or not self._backoff.may_start(now):
             return []
-        rooms = [self.membership.present[rank].room for rank in range(self._world)]
         try:
-            plan = make_plan(self._plan_request, info, rooms, self._ranks)
+            plan = make_plan(self._plan_request, info, self._rooms, self._ranks)
         except LocalProtocolError as error:
             self._backoff.wait_for_change()
             little = isinstance(error, TooLittleRoom)
@@ -599,11 +600,14 @@ class Epochs:
             return []
         if self.plan is not None and self.tensor:
             fast, measured = verdict(self.ranks)
-            if not fast and self._plan_request.strategy is Strategy.AUTO:
+            if not fast and self._auto:
                 self.tensor_slower = f"not clearly faster: {measured}"
                 return [*self._without_tensor(self.tensor_slower), *self.end(now)]
             self.plan = attrs.evolve(self.plan, reason=f"{self.plan.reason}: {measured}")
-            self._tries.worked()
+            if self._auto:
+                self.trial.came_up()
+        else:
+            self.trial.started(now - self._since)
         self._bootstrap.clear()
         self._backoff.serving(now)
         self._since = now
@@ -651,8 +655,10 @@ class Epochs:
                 return [note, *self._without_tensor(text), *self.end(now)], None
         else:
             text = f"the {purpose.name.lower()} link with {self._ranks[rank]} broke: {reason}"
-            note = Note(Level.WARNING, text)
-            needed = not self.tensor and rank in (1, self._world - 1)
+            spare = self.tensor or self._engine.joining.replacing
+            needed = not spare and rank in (1, self._world - 1)
+            unused = purpose is Purpose.STEP and not needed
+            note = Note(Level.DEBUG if unused else Level.WARNING, text)
             if purpose is Purpose.TUNNEL:
                 self._engine.joining.tunnel(rank, now, up=False)
                 needed = self._engine.joining.committed
@@ -681,12 +687,11 @@ class Epochs:
     def _gives_up_tensor(self, now: float, kind: FailureKind = FailureKind.GROUP) -> bool:
         """The epoch did not come up, by a failure of *kind*. True if `auto` gives up on it."""
         rising = self.membership.state in (MembershipState.PREPARING, MembershipState.STARTING)
-        auto = self._plan_request.strategy is Strategy.AUTO
-        return rising and self.tensor and auto and self._tries.failed(kind, now)
+        return rising and self.tensor and self._auto and self.trial.failed(kind, now)
 
     def _without_tensor(self, reason: str) -> list[Effect]:
         """Give up tensor parallelism for good, for *reason*."""
-        self._plan_request = attrs.evolve(self._plan_request, against=reason)
+        self.trial.drop(reason)
         if self.serving:  # it came up, and no fault ends it
             return [Note(Level.INFO, f"tensor parallelism was measured: {reason}")]
         return [Note(Level.WARNING, f"tensor parallelism is given up: {reason}")]
@@ -707,6 +712,8 @@ class Epochs:
     def end(self, now: float) -> list[Effect]:
         """The epoch, or its start, is over: clean up, and try the next."""
         self.membership.interrupt()
+        if self.tensor and self.trial.stop():
+            self.progressed()  # a trial is no try of the pipeline's
         self._since = now
         blamed = self._blamed if self._backoff.ended(now) else None
         self._blamed = None

@@ -45,6 +45,7 @@ from sealring_protocol.control.effects import Effect, Standing
 from sealring_protocol.control.epoch.engine import RankEngine, renewed_keys
 from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
+from sealring_protocol.control.head.trial import TrialState
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.plan import HeadConfig, scheduler_config
 from sealring_protocol.control.requests import Request, TokenIds
@@ -145,6 +146,8 @@ class Head:
                     text = f"token {token} is beyond the vocabulary of {info.vocabulary}"
                     raise LocalProtocolError(text)
         uid = self.scheduler.submit(request)
+        if self.epochs.trial.state is TrialState.TRYING:  # it can wait, and the request need not
+            return uid, self._end_epoch(now)
         return uid, self.plan_steps(now)
 
     def cancel(self, uid: int, now: float) -> list[Effect]:
@@ -399,7 +402,13 @@ class Head:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         part = self.epochs if self._steps is None else self._steps
-        return earliest(self._engine.deadline.deadline, part.deadline)
+        return earliest(self._engine.deadline.deadline, part.deadline, self._trial_due)
+
+    @property
+    def _trial_due(self) -> float | None:
+        """When to see whether to try tensor parallelism; None while there is a request."""
+        idle = self._steps is not None and self.scheduler is not None and not self.scheduler.live
+        return self.epochs.trial_due(self._times.token) if idle else None
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Act on the first deadline that has passed."""
@@ -407,4 +416,8 @@ class Head:
             return self._engine.replace()
         if self._steps is None:
             return self.epochs.handle_timeout(now)
+        if is_due(self._trial_due, now):
+            effects = self.epochs.try_tensor(self._times.token)
+            begins = self.epochs.trial.state is TrialState.TRYING
+            return effects + self._end_epoch(now) if begins else effects
         return self._went_on(self._or_lost(self._steps.handle_timeout(now), now), now)

@@ -48,6 +48,7 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
 from sealring_protocol.control.head.epochs import EffectsAndLoss
+from sealring_protocol.control.head.trial import PipelineToken
 from sealring_protocol.control.requests import RequestDone
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
@@ -135,6 +136,7 @@ class Timekeeper:
         self.groups = groups
         self.rounds = AnswerDeadline(ROUND)
         self.lockstep = StepDeadline(StepDeadlineRule.of(patience))
+        self.token = PipelineToken()
 
 
 M = TypeVar("M")
@@ -159,6 +161,7 @@ class Steps:
         self._world = len(ranks)
         self._scheduler = scheduler
         self._times = times
+        times.token.begin()
         self._engine = engine
         self._machine: pipeline.HeadPipeline | TensorLeader
         if parallel:
@@ -340,6 +343,7 @@ class Steps:
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
         self._scheduler.took(timing)
+        self._times.token.took(timing, now)
         read = isinstance(work, Prefill) and not self._noted_slow_links
         if not read or not self._scheduler.slow_links:
             return [timing]
