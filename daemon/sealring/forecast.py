@@ -188,6 +188,22 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
     return best, f"{text}: {figure}, and {against}{guess}"
 
 
+def describe_taken(taken: Forecast, found: Sequence[Forecast]) -> str:
+    """In one line: that the ring took the way *taken*, and what the best of the others that were
+    *found* would give one stream."""
+    count = len(taken.machines)
+    text = f"a pipeline over {count} ranks: {taken.one:.3g} tokens/s for one stream"
+    others = [way for way in found if way.fits and way.machines != taken.machines]
+    if not others:
+        return f"{text}; no rank has room for the model alone"
+    best = max(others, key=lambda way: way.one)
+    guess = "" if best.measured else " (estimate)"
+    beside = f"{text}, beside {best.one:.3g} on {best.name}{guess}"
+    if best.one < taken.one * _CLOSE:
+        return beside
+    return f"{beside}: one machine is faster ('sealring plan' says more)"
+
+
 @attrs.frozen
 class _Model:
     info: EngineInfo

@@ -13,6 +13,7 @@ from sealring.forecast import (
     Overheads,
     Pace,
     Workload,
+    describe_taken,
     recommend,
     ways,
 )
@@ -173,12 +174,43 @@ def test_what_the_head_has_measured() -> None:
     )
     assert paces == {
         "steps": 17,
-        "decode_us": {"1": [120, 220], "4": [500, 600]},
+        "decode_us": {"1": [173.3, 273.3], "4": [500, 600]},
         "closing_us": 40,
         "prompt_us": [20, 30],
         "away_us": 700,
     }
     assert describe_paces([])["decode_us"] == {}
+
+
+def test_what_was_measured_adds_up_to_what_steps_took() -> None:
+    steps = [timing(Decode(0), 1, 100 + 10 * n, 200 - n, closing=30) for n in range(19)]
+    stalled = timing(Decode(0), 1, 900_000, 200, closing=30)  # a device prepared for the shape
+    paces = describe_paces([*steps, stalled])
+    whole = sum(paces["decode_us"]["1"]) + paces["closing_us"] + paces["away_us"]
+    kept = sorted(each.total_us for each in steps)[2:-1]  # without two of twenty on either side
+    assert whole == pytest.approx(sum(kept) / len(kept), abs=0.3)
+
+
+def test_a_queue_and_a_seal_are_time_that_a_plan_counts() -> None:
+    spent = (Spent(100, 50, 20), Spent(200, 0, 10))
+    step = StepTiming(1, Decode(0), (1,), 1000, spent, Spent(30, 0, 5))
+    assert describe_paces([step] * 8)["away_us"] == 1000 - 330
+
+
+def test_what_the_ring_took_is_told_beside_the_best_of_the_others() -> None:
+    taken, *others = ways(INFO, COSTS, TWO, NETWORK, ASKED)
+    assert describe_taken(taken, others) == (
+        "a pipeline over 2 ranks: 62.5 tokens/s for one stream, beside 83.3 on desk alone: "
+        "one machine is faster ('sealring plan' says more)"
+    )
+    slow = attrs.evolve(NETWORK, turn=0.03, turn_measured=False)
+    taken, *others = ways(INFO, COSTS, TWO, slow, ASKED)
+    assert describe_taken(taken, others) == (
+        "a pipeline over 2 ranks: 62.5 tokens/s for one stream, beside 25 on desk alone (estimate)"
+    )
+    small = [attrs.evolve(each, room=80 * MIB) for each in TWO]
+    taken, *others = ways(INFO, COSTS, small, NETWORK, ASKED)
+    assert describe_taken(taken, others).endswith("; no rank has room for the model alone")
 
 
 def test_a_plan_goes_by_what_the_head_has_measured() -> None:

@@ -50,8 +50,11 @@ def known_machines(
 
     Raises `OperationError` if this machine cannot run the model.
     """
-    if facts is not None and _is_measured(facts, len(rooms)):
-        return _measured(info, found, rooms, facts, rows)
+    if facts is not None and is_measured(facts, len(rooms)):
+        paces = facts["paces"]
+        all_there = paces["prompt_us"] and paces["decode_us"].keys() > {"1"}
+        own = None if all_there else _own(info, found, rows)
+        return measured_machines(found.head, rooms, facts, own)
     pace, names = _own(info, found, rows), _names(facts, len(rooms))
     both = zip(names, rooms, strict=True)
     machines = tuple(Candidate(name, host, room, pace) for (name, host), room in both)
@@ -59,7 +62,7 @@ def known_machines(
     return KnownMachines(machines, Overheads(TURN, HOP, _sums(facts)), source)
 
 
-def _is_measured(facts: Mapping[str, Any], world: int) -> bool:
+def is_measured(facts: Mapping[str, Any], world: int) -> bool:
     """Whether the head has measured decodes of one row, as its ranks are now."""
     took = facts["paces"]["decode_us"].get("1", [])
     return len(facts["bounds"]) == world + 1 and len(took) == world and min(took) > 0
@@ -79,19 +82,21 @@ def _own(info: ModelInfo, found: Structure, rows: int) -> Pace:
     return Pace(took.layer, more, took.prompt, took.head / took.layer)
 
 
-def _measured(
-    info: ModelInfo, found: Structure, rooms: Sequence[int], facts: Mapping[str, Any], rows: int
+def measured_machines(
+    head: int, rooms: Sequence[int], facts: Mapping[str, Any], own: Pace | None = None
 ) -> KnownMachines:
+    """The machines with *rooms* bytes each by what their head says of itself (*facts*), which
+    `is_measured`. *head* is `EngineInfo.head`. Of prompts and several rows, what was not measured
+    is as on this machine, whose pace is its *own*; without that, only one stream is known."""
     paces = facts["paces"]
     layers = [last - first for first, last in itertools.pairwise(facts["bounds"])]
     single = [us / 1e6 for us in paces["decode_us"]["1"]]
     closing = paces["closing_us"] / 1e6
     several = {int(count): took for count, took in paces["decode_us"].items() if count != "1"}
     prompt = paces["prompt_us"]
-    own = None if prompt and several else _own(info, found, rows)
     work, alone = sum(single) + closing, len(rooms) == 1
     if alone:  # its only step has the output head too
-        closing = work * found.head / (1000 * layers[0] + found.head)
+        closing = work * head / (1000 * layers[0] + head)
         single[0] -= closing
     machines = []
     for rank, ((name, host), room) in enumerate(zip(_names(facts, len(rooms)), rooms, strict=True)):

@@ -14,7 +14,8 @@ The collective is used only after a sum of ones over all members gives their num
 medians are measured that show whether tensor parallelism pays: a sum of one row's hidden state, and
 a forward of one token. They are measured in turns, and several sums in a row, as a token has them:
 a machine that is busy for a while makes both slower, and not what is left of a token without its
-sums. Every member measures the same number of times, for each waits for the others.
+sums. Every member measures the same number of times, for each waits for the others; a slow machine
+measures fewer times, which the members agree on by summing what they have taken so far.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ _GRACE: Final = 1.0
 """Seconds after the deadline at which a process that still waits for peers ends itself."""
 _WARM: Final = 2
 _TIMES: Final = 5
+_LEAST: Final = 3
+"""Rounds that are timed at least, the first to warm up."""
+_SECONDS: Final = 2.0
+"""Of measuring, after which no other round begins but the least."""
 _IN_A_ROW: Final = 16
 """Sums that are timed in a row, at most. A slow collective has to be up by the group's deadline."""
 
@@ -118,8 +123,15 @@ def medians(collective: mx.distributed.Group, loaded: LoadedStage) -> tuple[int,
             total = mx.distributed.all_sum(total, group=collective)
         return total
 
-    took = [(_us(total), _us(token)) for _ in range(_WARM + _TIMES)][_WARM:]
-    sums_us, token_us = map(statistics.median, zip(*took, strict=True))
+    took: list[tuple[int, int]] = []
+    spent = 0.0
+    while len(took) < _WARM + _TIMES and (len(took) < _LEAST or spent < _SECONDS):
+        took.append((_us(total), _us(token)))
+        ours = mx.array(sum(map(sum, took)) / 1e6)
+        total_spent = mx.distributed.all_sum(ours, group=collective).item()
+        spent = float(total_spent.real) / collective.size()
+    timed = took[min(_WARM, len(took) - _LEAST + 1) :]
+    sums_us, token_us = map(statistics.median, zip(*timed, strict=True))
     return round(sums_us / sums), round(token_us)
 
 

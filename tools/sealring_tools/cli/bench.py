@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cyclopts
 from sealring_tools.bench.shown import print_results
-from sealring_tools.cli.bench_decode import batch, masks, speculate
+from sealring_tools.cli.bench_decode import batch, masks, plan, speculate
 from sealring_tools.cli.bench_endurance import faults, soak
 from sealring_tools.cli.bench_prefill import prefill
 from sealring_tools.cli.bench_serve import serve
@@ -87,5 +87,5 @@ def overtake(*, json: AsList = False) -> None:
     print_results(measure(), json)
 
 
-for _each in (comms, tp, gpus, prefill, batch, speculate, masks, serve, soak, faults):
+for _each in (comms, tp, gpus, prefill, batch, speculate, masks, plan, serve, soak, faults):
     app.command(_each)

@@ -181,3 +181,47 @@ def masks(
     with model_or_random(named, "25m" if size == "tiny" else size, "f32") as (folder, _):
         results = measure(Setup(ranks, tokens, turns), folder, f"{size} f32", reporter())
     return report(results, json=json, check=check)
+
+
+def plan(
+    *,
+    size: Literal["tiny", "25m", "450m"] = "25m",
+    dtype: Literal["f32", "bf16"] = "f32",
+    tokens: Count = 64,
+    turns: Count = 5,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """What `sealring plan` says of one and two ranks, beside what they give.
+
+    A ring of one and a ring of two take turns with one stream, without
+    guesses. Each head is asked what it measured meanwhile. What a plan says
+    without a node is beside it, as the estimate that it is.
+
+        sealring bench plan
+        sealring bench plan --size 450m --dtype bf16 --tokens 12 --turns 4
+
+    Parameters
+    ----------
+    size
+        The tiny model, or a random one with so many parameters.
+    dtype
+        The values of a random one.
+    tokens
+        Tokens of an answer.
+    turns
+        Turns that each ring has.
+    check
+        Exit with 1 if a figure that is no estimate is off by more than a fifth.
+    json
+        Print a JSON list.
+    """
+    from sealring_tools.bench.plan import PlanSetup, measure  # noqa: PLC0415
+    from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
+
+    named = TINY if size == "tiny" else None
+    other: Literal["25m", "450m"] = "25m" if size == "tiny" else size
+    with model_or_random(named, other, dtype, steady=True) as (folder, _):
+        name = size if size == "tiny" else f"{size} {dtype}"
+        results = measure(PlanSetup(turns, tokens), folder, name, reporter())
+    return report(results, json=json, check=check)

@@ -1,0 +1,82 @@
+"""Says in one line which way the head took to run the model, and what another would give.
+
+A ring begins with a pipeline of all its ranks. `choice` compares that with each rank alone, as
+`sealring plan` does, once some tokens have been timed. Tensor parallelism is the head's own to try
+(`head.trial`), and says for itself why it was taken or not.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from sealring_protocol.codec.messages import CacheCost
+from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.plan import PlanRequest, Strategy
+from sealring_protocol.control.requests import RowOpened
+from sealring_trio.node.runtime import Runtime
+
+from sealring.forecast import Workload, describe_taken, ways
+from sealring.generation.paces import describe_paces
+from sealring.generation.status import describe_costs
+from sealring.local.paces import is_measured, measured_machines
+
+log = logging.getLogger("sealring.node")
+
+EVERY: Final = 32
+"""Steps between two looks at whether enough is known."""
+
+_CONTEXT: Final = 4096
+"""Tokens that a rank alone has to have room for, or what the model takes."""
+
+
+class ChoiceTeller:
+    """Watches the steps of *runtime*'s node, and logs the line once in each epoch."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._steps = 0
+        self._told = 0  # the epoch of the last line
+
+    def watch(self, event: StepTiming | RowOpened) -> None:
+        """A step was answered."""
+        if not isinstance(event, StepTiming) or event.parallel:
+            return
+        self._steps += 1
+        if self._steps % EVERY == 0:
+            epoch = self._runtime.node.standing().epoch.counter
+            if epoch != self._told and (text := describe_choice(self._runtime)):
+                self._told = epoch
+                log.info("%s", text)
+
+
+def describe_choice(runtime: Runtime) -> str:
+    """The line; empty while too little was measured, and where there is no choice."""
+    node, standing = runtime.node, runtime.node.standing()
+    plan, info, members = standing.plan, node.engine_info, node.roster.roster.members
+    if plan is None or info is None or plan.world == 1 or len(standing.ready) < len(members):
+        return ""
+    ranks: list[dict[str, Any]] = [
+        {"rank": rank, "name": member.name, "addresses": list(member.addresses)}
+        for rank, member in enumerate(members)
+    ]
+    facts = {
+        **ranks[0],
+        "peers": ranks[1:],
+        "bounds": list(plan.split.bounds),
+        "paces": describe_paces(runtime.timings),
+        "sum_us": 0,
+        "guess_ms": describe_costs(standing),
+    }
+    if not is_measured(facts, plan.world):
+        return ""
+    rooms = [standing.rooms[rank] for rank in range(plan.world)]
+    known = measured_machines(info.head, rooms, facts)
+    costs = [CacheCost(0, 0)] * len(info.layers)
+    for rank, ready in standing.ready.items():
+        costs[plan.layers(rank).start] = ready.cost  # of all its layers
+    counts = tuple(len(plan.layers(rank)) for rank in range(plan.world))
+    asked = Workload(min(_CONTEXT, info.context), 1)
+    request = PlanRequest(Strategy.PIPELINE, counts)
+    taken, *others = ways(info, costs, known.machines, known.network, asked, request)
+    return describe_taken(taken, others)
