@@ -8,7 +8,7 @@ from sealring_tools.cli.bench_decode import batch, masks, plan, speculate
 from sealring_tools.cli.bench_endurance import faults, soak
 from sealring_tools.cli.bench_prefill import prefill
 from sealring_tools.cli.bench_serve import serve
-from sealring_tools.cli.bench_tensor import AsList, comms, gpus, tp
+from sealring_tools.cli.bench_tensor import AsList, auto, comms, gpus, tp
 
 HELP = """\
 Measure the protocol beside its yardsticks.
@@ -87,5 +87,5 @@ def overtake(*, json: AsList = False) -> None:
     print_results(measure(), json)
 
 
-for _each in (comms, tp, gpus, prefill, batch, speculate, masks, plan, serve, soak, faults):
+for _each in (comms, tp, auto, gpus, prefill, batch, speculate, masks, plan, serve, soak, faults):
     app.command(_each)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring.output import reporter
 from sealring_tools.bench.shown import report
-from sealring_trio.files.models import describe_model, find_whole_model
+from sealring_trio.files.models import TINY, describe_model, find_whole_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]
@@ -145,4 +145,50 @@ def gpus(
     from sealring_tools.bench.gpus import Setup, measure  # noqa: PLC0415
 
     results = measure(Setup(rows=rows, turns=turns, tokens=tokens), size, reporter(), split)
+    return report(results, json=json, check=check)
+
+
+def auto(
+    *,
+    size: Literal["tiny", "25m", "450m"] = "25m",
+    dtype: Literal["f32", "bf16"] = "f32",
+    ranks: Count = 2,
+    tokens: Count = 48,
+    turns: Count = 1,
+    check: bool = False,
+    json: bool = False,
+) -> int:
+    """Seconds to a first answer with strategy auto, beside strategy pp.
+
+    Each ring is started and asked at once. The one with auto is then left idle
+    until it has tried tensor parallelism or said why not, which is told.
+
+        sealring bench auto
+        sealring bench auto --size 450m --dtype bf16 --tokens 20
+
+    Parameters
+    ----------
+    size
+        The tiny model, or a random one with so many parameters.
+    dtype
+        The values of a random one.
+    ranks
+        Ranks of each ring.
+    tokens
+        Tokens of the answer.
+    turns
+        Turns that each strategy has.
+    check
+        Exit with 1 if auto takes more than a quarter longer.
+    json
+        Print a JSON list.
+    """
+    from sealring_tools.bench.auto import AutoSetup, measure  # noqa: PLC0415
+    from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
+
+    named = TINY if size == "tiny" else None
+    other: Literal["25m", "450m"] = "25m" if size == "tiny" else size
+    with model_or_random(named, other, dtype, steady=True) as (folder, _):
+        name = size if size == "tiny" else f"{size} {dtype}"
+        results = measure(AutoSetup(ranks, turns, tokens), folder, name, reporter())
     return report(results, json=json, check=check)

@@ -38,7 +38,7 @@ IDLE_SECONDS: Final = 5.0
 LONGEST_IDLE: Final = 600.0
 """The same, at most."""
 
-ENOUGH: Final = 16
+ENOUGH: Final = 8
 """Decodes of one row whose times are needed."""
 
 UNTRIED: Final = "it is tried once some tokens have been timed, and the ring is idle"
