@@ -321,3 +321,17 @@ def test_an_address_that_stays_dead_is_probed_less_and_less_often():
     assert gaps == [60, 120, 240, 480, 600, 600, 600]
     made.answered(ids[1], "10.0.0.2:1", 0.001, times[-1])
     assert made.next_probe(ids[1]) == times[-1] + 600
+
+
+def test_who_speaks_for_another_loses_its_link():
+    cluster = cluster_at(*THREE)
+    cluster.run_until(lambda: cluster.ready and whole(cluster), 10.0)
+    lie = Send(0, Purpose.CONTROL, Addresses(2, v4(66)))
+    cluster.hosts["host1"].node._carry_out([lie], cluster.now)
+    cluster.settle(cluster.hosts["host1"])
+    cluster.run_for(0.05)
+    why = "rank 1 does not speak for rank 2"
+    assert ("host0", f"rank 1 (node1) is gone: {why}") in cluster.warnings
+    said = f"the head (node0) is gone: the peer closed the link (protocol_error): {why}"
+    assert ("host1", said) in cluster.warnings
+    assert "10.0.0.66:1" not in routes(cluster, 0, 2)
