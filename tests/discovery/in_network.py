@@ -8,8 +8,8 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import psutil  # type: ignore[import-untyped]
 import trio
@@ -21,6 +21,7 @@ from sealring.discovery.orders import Announced
 CLUSTER = b"c" * 32
 IDS = [secrets.token_bytes(32) for _ in range(3)]
 HOST = "10.78.0.1"
+GROUP = ("224.0.0.251", 5353)
 PATIENCE = 30.0
 FLOOD_SECONDS = 2.0
 WORDS = "abandon-ability-able-zoo"
@@ -124,6 +125,33 @@ async def find_a_door() -> None:
     assert set(found) == {f"{HOST}:7479"}
 
 
+async def trip() -> None:
+    """A name that zeroconf can read and not write does not keep it from asking for ever."""
+    wrong = _label(b"\xff" * 60)
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as sniffer:
+        sniffer.bind(("eth0", 3))
+        sniffer.setblocking(False)
+        async with running(Program(None)):
+            await _seen(sniffer, _asks_for_services)
+            with _neighbour() as sock:
+                sock.sendto(_packet(_record(_TYPE, 12, wrong + _AGAIN)), GROUP)
+            await _seen(sniffer, lambda frame: wrong in frame)
+            await _seen(sniffer, _asks_for_services)
+
+
+async def _seen(sniffer: socket.socket, is_it: Callable[[bytes], bool]) -> None:
+    """Wait until there is such a frame."""
+    while True:
+        await trio.lowlevel.wait_readable(sniffer)
+        if is_it(sniffer.recv(65536)):
+            return
+
+
+def _asks_for_services(frame: bytes) -> bool:
+    flags = frame[14 + 20 + 8 + 2 :]  # after Ethernet, IPv4 and UDP
+    return b"_sealring" in flags and flags[0] < 0x80
+
+
 async def withstand() -> None:
     """Whoever announces thousands of machines, and much that is wrong, costs little."""
     desk = Program(Circle(CLUSTER, frozenset(IDS[1:])), node(0))
@@ -156,7 +184,7 @@ _LOCAL = b"\xc0\x1b"
 
 
 def _record(name: bytes, kind: int, data: bytes) -> bytes:
-    return name + struct.pack("!HHIH", kind, 1, 1 << 31, len(data)) + data
+    return name + struct.pack("!HHIH", kind, 1, 4500, len(data)) + data
 
 
 def _packet(*records: bytes) -> bytes:
@@ -223,24 +251,32 @@ HOSTILE: tuple[Callable[[], bytes], ...] = (
 )
 
 
-def flood(kind: str) -> None:
-    """Send what a hostile neighbour would, as fast as it goes."""
-    makers = HOSTILE if kind == "all" else (_asks,)
-    packets = [make() for make in makers for _ in range(1000)]
-    secrets.SystemRandom().shuffle(packets)
+@contextmanager
+def _neighbour() -> Iterator[socket.socket]:
+    """A socket that speaks multicast DNS."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         sock.bind((HOST, 5353))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(HOST))
+        yield sock
+
+
+def flood(kind: str) -> None:
+    """Send what a hostile neighbour would, as fast as it goes."""
+    makers = HOSTILE if kind == "all" else (_asks,)
+    packets = [make() for make in makers for _ in range(1000)]
+    secrets.SystemRandom().shuffle(packets)
+    with _neighbour() as sock:
         end = time.monotonic() + FLOOD_SECONDS
         while time.monotonic() < end:
             for packet in packets:
-                sock.sendto(packet, ("224.0.0.251", 5353))
+                sock.sendto(packet, GROUP)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "flood":
         flood(sys.argv[2])
     else:
-        trio.run({"find": find, "find_a_door": find_a_door, "withstand": withstand}[sys.argv[1]])
+        scenarios = (find, find_a_door, trip, withstand)
+        trio.run({each.__name__: each for each in scenarios}[sys.argv[1]])

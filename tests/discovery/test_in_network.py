@@ -57,6 +57,10 @@ def test_a_newcomer_finds_its_inviters_door() -> None:
     run("find_a_door")
 
 
+def test_a_name_that_cannot_be_written_does_not_end_the_search() -> None:
+    run("trip")
+
+
 @pytest.mark.slow
 def test_a_hostile_neighbour_costs_little() -> None:
     assert "of a processor" in run("withstand")

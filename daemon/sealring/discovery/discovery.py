@@ -18,11 +18,15 @@ def may_discover(host: str) -> bool:
     return is_unspecified(host) or is_private(host)
 
 
-class Discovery:
-    """Of a program that listens at *host*. *heard* is called in the event loop with what is found,
-    each time that changes."""
+def _unheard(_: Nearby) -> None:
+    """Nobody waits for what is found."""
 
-    def __init__(self, host: str, heard: Callable[[Nearby], None]) -> None:
+
+class Discovery:
+    """Of a program that listens at *host*. *heard*, if given, is called in the event loop with what
+    is found, each time that changes."""
+
+    def __init__(self, host: str, heard: Callable[[Nearby], None] = _unheard) -> None:
         self._heard = heard
         self._orders = Orders(host, self._report)
         self._token: trio.lowlevel.TrioToken | None = None

@@ -13,7 +13,8 @@ all of that passes a gate before zeroconf reads it (`DatagramGate`):
   and the system drops what does not fit into the sockets' buffers.
 
 zeroconf remembers 10,000 records. What it keeps beside them for each service is not bounded, so it
-is ended and begun again after `FLOOD` new ones.
+is ended and begun again after `FLOOD` new ones. So it is when it trips over something that was
+sent: a name that it can read and not write, for one, keeps it from ever asking again.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # or strangers would f
 LOOK_SECONDS: Final = 5.0
 """Seconds between two looks at the interfaces: a machine moves to another network."""
 
-TTL_SECONDS: Final = 120
-"""Seconds for which others remember an announcement of a machine that is gone."""
+TTL_SECONDS: Final = 1125
+"""Seconds for which others remember an announcement of a machine that was cut off. zeroconf takes
+no less from others, and asks anew in time."""
 
 SHARE: Final = 0.05
 """Seconds of a processor in each second that what comes in may take."""
 
 FLOOD: Final = 4096
 """New services after which zeroconf is begun again."""
+
+SETTLE_SECONDS: Final = 0.5
+"""Seconds after which it begins again with other interfaces."""
 
 REST_SECONDS: Final = 10.0
 """Seconds without multicast DNS after that, or after it has failed."""
@@ -114,7 +119,6 @@ class _GatedLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._budget = Budget()
-        self.set_exception_handler(_broken)
 
     async def create_datagram_endpoint(  # type: ignore[override]
         self, protocol_factory: Callable[[], Any], **options: Any
@@ -126,11 +130,6 @@ class _GatedLoop(asyncio.SelectorEventLoop):
         return transport, inner
 
 
-def _broken(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a stranger sends may trip zeroconf, which is no concern of whoever runs the node."""
-    log.debug("multicast DNS: %s", context.get("exception") or context["message"])
-
-
 class _Presence:
     """Announces and listens as *orders* says."""
 
@@ -139,11 +138,13 @@ class _Presence:
         self._woken = asyncio.Event()
         self._neighbours = Neighbours(None)
         self._additions = 0
+        self._tripped = False
         self._said = ""
 
     async def run(self) -> None:
         """Until *orders* says stop."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._trip)
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed, for it was told to stop
@@ -152,26 +153,28 @@ class _Presence:
         with self._orders.watched(wake):
             while not self._orders.stopped:
                 pause = LOOK_SECONDS
-                if near := self._orders.near():
-                    try:
+                try:
+                    if near := self._orders.near():
                         await self._within(near)
-                        pause = REST_SECONDS if self._additions >= FLOOD else 0.0
-                    except (OSError, RuntimeError, zeroconf.Error) as error:
-                        self._say(f"multicast DNS cannot be used here: {error}")
-                        pause = REST_SECONDS
+                        pause = REST_SECONDS if self._additions >= FLOOD else SETTLE_SECONDS
+                except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
+                    self._say(f"multicast DNS cannot be used here: {error}")
+                    pause = REST_SECONDS
                 await self._wait(pause)
 
     async def _within(self, near: tuple[Near, ...]) -> None:
         """Be present at *near* for as long as this machine has these addresses."""
         orders = self._orders
         circle = orders.circle
-        self._neighbours, self._additions = Neighbours(circle), 0
+        self._neighbours, self._additions, self._tripped = Neighbours(circle), 0, False
         multicast = AsyncZeroconf(interfaces=[each.zeroconf for each in near])
         told: dict[Announced, AsyncServiceInfo] = {}
         browser = None
         try:
             browser = AsyncServiceBrowser(multicast.zeroconf, SERVICE, handlers=[self._changed])
-            while not orders.stopped and self._additions < FLOOD and orders.near() == near:
+            while not (orders.stopped or self._tripped or self._additions >= FLOOD):
+                if orders.near() != near:
+                    break
                 if orders.circle != circle:
                     circle = orders.circle
                     self._look_again(multicast.zeroconf)
@@ -184,13 +187,19 @@ class _Presence:
             self._orders.report(Nearby())
         if self._additions >= FLOOD:
             self._say(
-                f"over {FLOOD} machines announce themselves as sealring's in this network: that "
-                f"is somebody's mischief. Multicast DNS rests for {REST_SECONDS:.0f} s each time"
+                f"over {FLOOD} new announcements of sealring came in this network, more than any "
+                f"clusters make: multicast DNS rests for {REST_SECONDS:.0f} s each time"
             )
+
+    def _trip(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """zeroconf tripped over something that a stranger sent, and may ask no more."""
+        log.debug("multicast DNS: %s", context.get("exception") or context["message"])
+        self._tripped = True
+        self._woken.set()
 
     async def _wait(self, seconds: float) -> None:
         """Wait for *seconds*, or until there is another order."""
-        if seconds and not self._orders.stopped:
+        if not self._orders.stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), seconds)
         self._woken.clear()
@@ -249,7 +258,7 @@ class _Presence:
             info = AsyncServiceInfo(SERVICE, name)
             info.load_from_cache(multicast)
             hosts = info.parsed_scoped_addresses()
-        except (zeroconf.Error, ValueError):  # whoever announces it may call it what he likes
+        except Exception:  # noqa: BLE001 - a stranger's doing; zeroconf would never get over it
             return False
         return self._neighbours.heard(name, info.text or b"", hosts, info.port or 0)
 

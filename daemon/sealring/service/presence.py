@@ -23,7 +23,8 @@ from sealring.files.config import Config
 from sealring.joining.door import Door
 
 _LOOK_SECONDS: Final = 1.0
-"""Seconds between two looks at the roster and the door, of which announcements follow."""
+"""Seconds between two looks at the roster and the door, of which announcements follow, and at what
+was heard: whoever announces much is not to enter the node as often."""
 
 
 class Presence:
@@ -36,7 +37,8 @@ class Presence:
         self._own = node_id(identity.signer.public_key)
         self._door = door
         self._runtime: Runtime | None = None
-        self._discovery = Discovery(self._host, self._heard)
+        self._discovery = Discovery(self._host)
+        self._told = Nearby()  # what the runtime was told
         text = node_text(self._coordinator, self._own, secrets.token_bytes(NONCE))
         self._as_node = Announced(text, port)
         text = door_text(self._coordinator, secrets.token_bytes(NONCE))
@@ -56,8 +58,7 @@ class Presence:
 
     def begin(self, runtime: Runtime) -> None:
         """*runtime* runs the node from now on."""
-        self._runtime = runtime
-        self._heard(self._discovery.found)
+        self._runtime, self._told = runtime, Nearby()
 
     def pause(self) -> None:
         """The node does not run."""
@@ -81,10 +82,12 @@ class Presence:
         if self._door.invites:
             announced.append(self._as_door)
         self._discovery.announce(*announced)
+        self._tell(self._runtime, self._discovery.found)
 
-    def _heard(self, found: Nearby) -> None:
-        if self._runtime is None:
-            return
+    def _tell(self, runtime: Runtime, found: Nearby) -> None:
+        """Tell *runtime* what is new in *found*."""
         for member, places in found.members.items():
             for place in places:
-                self._runtime.enter(self._runtime.node.address_heard, member, *place)
+                if place not in self._told.members.get(member, ()):
+                    runtime.enter(runtime.node.address_heard, member, *place)
+        self._told = found
