@@ -22,6 +22,9 @@ from sealring.discovery.neighbours import Nearby
 from sealring.discovery.orders import Announced
 
 _PROMPT: Final = "Paste here what that prints: "
+_MOST: Final = 8
+"""Places that are shown: anybody may announce more."""
+
 _LONGEST: Final = 4096  # bytes of a line of a terminal
 
 
@@ -61,7 +64,7 @@ class _Uninvited:
     def heard(self, found: Nearby) -> None:
         """Say where sealring runs here, each place once."""
         for host in dict.fromkeys(host for host, _ in found.others):
-            if host not in self._seen:
+            if host not in self._seen and len(self._seen) < _MOST:
                 self._seen.add(host)
                 print()
                 say(f"sealring runs at {host}: whoever runs it can invite you", json=False)

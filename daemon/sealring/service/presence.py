@@ -10,14 +10,13 @@ import secrets
 from typing import Any, Final
 
 import trio
-from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import sha256
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import OwnIdentity
 
 from sealring.discovery.announcement import NONCE, door_text, node_text
 from sealring.discovery.discovery import Discovery, may_discover
-from sealring.discovery.neighbours import Circle, Nearby
+from sealring.discovery.neighbours import MAX_ADDRESSES, Circle, Nearby
 from sealring.discovery.orders import Announced
 from sealring.files.config import Config
 from sealring.joining.door import Door
@@ -34,7 +33,7 @@ class Presence:
         self._host, port = config.listen
         self._on = config.discover and may_discover(self._host)
         self._coordinator = sha256(identity.coordinator)
-        self._own = node_id(identity.signer.public_key)
+        self._own = identity.id
         self._door = door
         self._runtime: Runtime | None = None
         self._discovery = Discovery(self._host)
@@ -67,7 +66,7 @@ class Presence:
     def waiting(self) -> list[dict[str, Any]]:
         """The machines here that wait to be invited, as JSON for commands."""
         return [
-            {"fingerprint": words, "hosts": [host for host, _ in places]}
+            {"fingerprint": words, "hosts": [host for host, _ in places[:MAX_ADDRESSES]]}
             for words, places in self._discovery.found.waiting.items()
         ]
 
