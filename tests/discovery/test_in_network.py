@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ import pytest
 import trio
 from sealring.discovery.discovery import Discovery, may_discover
 from sealring.discovery.orders import Near, near_addresses
+from sealring.joining.machine import interface_addresses
 
 from tests.networks import own_network
 
@@ -77,6 +82,21 @@ def test_only_private_addresses_count() -> None:
         assert one == Near(fd.interface, "10.78.0.1")
         assert one.zeroconf == "10.78.0.1"
         assert near_addresses("8.8.8.8") == near_addresses("127.0.0.1") == ()
+
+
+def test_the_tunnel_of_a_vpn_does_not_count() -> None:
+    with network():
+        try:
+            tunnel = os.open("/dev/net/tun", os.O_RDWR)
+            # A tunnel, whose packets this end would read (TUNSETIFF, IFF_TUN).
+            fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH22x", b"tun0", 1))
+        except OSError as error:
+            pytest.skip(f"no tunnel: {error}")
+        _ip("address", "add", "10.9.0.1/24", "dev", "tun0")
+        _ip("link", "set", "tun0", "up")
+        assert "10.9.0.1" in {address for _, address in interface_addresses(socket.AF_INET)}
+        assert near_addresses("0.0.0.0") == near_addresses("10.9.0.1") == ()
+        os.close(tunnel)
 
 
 def test_there_is_nothing_where_nothing_is_private() -> None:

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 
 import attrs
+import psutil  # type: ignore[import-untyped]
 from sealring_trio.units import is_unspecified
 
 from sealring.discovery.neighbours import Circle, Nearby, is_private
@@ -41,11 +42,15 @@ class Near:
 
 
 def near_addresses(host: str) -> tuple[Near, ...]:
-    """The private addresses at which other machines reach what listens at *host*. Empty for a
-    name, and where there is none."""
+    """The private addresses at which neighbours reach what listens at *host*. Empty for a name, and
+    where there is none. An interface with another end and no neighbours, as a VPN has, does not
+    count: who is at that end is not known."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    interfaces = psutil.net_if_stats()
     found = []
     for name, address in interface_addresses(family):
+        if name not in interfaces or "pointopoint" in interfaces[name].flags.split(","):
+            continue
         if is_private(address) and (is_unspecified(host) or address == host.partition("%")[0]):
             with contextlib.suppress(OSError):  # the interface has gone meanwhile
                 found.append(Near(socket.if_nametoindex(name), address))
