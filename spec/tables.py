@@ -54,7 +54,8 @@ ABOUT: Final = (
     "'text' is a u16 length and UTF-8, 'blob' a u32 length and bytes, 'tensor' the layout "
     "TENSOR with its shape and elements, 'rest' everything to the end of the plaintext, and "
     "'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER begins after a roster's "
-    "version, cluster and name, and ROSTER.member ends before a member's name and addresses."
+    "version, cluster and name, ROSTER.appointment is before the name where the version is 2, and "
+    "ROSTER.member ends before a member's name and addresses."
 )
 
 FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}

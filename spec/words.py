@@ -93,6 +93,9 @@ CONTEXTS: Final = {
     SignContext.JOIN_RESP: '`P ‖ "JOIN-RESP" ‖ H(t2 ‖ cH)`, by the inviter (14.4)',
     SignContext.JOIN_FIN: '`P ‖ "JOIN-FIN" ‖ H(t3 ‖ cJ)`, by the joiner (14.5)',
     SignContext.ROSTER: '`"sealring/1" ‖ "ROSTER" ‖ digest`, by the coordinator (3.2)',
+    SignContext.SPARE: '`"sealring/1" ‖ "SPARE" ‖ H(cluster ‖ spare)`, by the pinned key (3.2)',
+    SignContext.COORDINATOR: '`"sealring/1" ‖ "COORDINATOR" ‖ H(cluster ‖ number ‖ coordinator)`, '
+    "by the spare coordinator (3.2)",
     SignContext.EVIDENCE: '`"sealring/1" ‖ "EVIDENCE" ‖ digest`, by an attester (3.3)',
 }
 

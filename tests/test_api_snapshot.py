@@ -47,6 +47,7 @@ PUBLIC = [
     "link",
     "node",
     "security.admission",
+    "security.appointment",
     "security.handshake",
     "security.identity",
     "security.initiator",

@@ -1,11 +1,13 @@
 """Rosters and evidence, unsigned and signed: one encoding, and every rule of replacement.
 
-Input: a choice, then a roster (or a statement) without its signature, which is signed here.
+Input: a choice, then a roster (or a statement) without its signature, which is signed here. In a
+roster that names a spare coordinator, the appointment is signed here, too, by whom it names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
 import attrs
@@ -15,12 +17,14 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     wire_code,
 )
+from sealring_protocol.security.appointment import Appointment
 from sealring_protocol.security.identity import SIGNATURE
 from sealring_protocol.security.roster import (
     Evidence,
     Roster,
     SignedRoster,
     newer,
+    open_roster,
     sign_evidence,
     sign_roster,
     verify_evidence,
@@ -29,10 +33,26 @@ from sealring_protocol.security.roster import (
 from fuzz.expect import raised
 from fuzz.vectors import field
 from spec.vectors.evidence import ATTESTER
+from spec.vectors.plain import appointing, naming
 from spec.vectors.plain import sign_roster as signed_elsewhere
-from spec.vectors.world import ADA, BEN, COORDINATOR, HOME, NOW, TERMS
+from spec.vectors.world import (
+    ADA,
+    BEN,
+    COORDINATOR,
+    EVE,
+    HOME,
+    HOME_CHANGED,
+    HOME_SPARED,
+    NEXT,
+    NOW,
+    SPARE,
+    TERMS,
+    Node,
+)
 
-CURRENT: Final = SignedRoster.decode(HOME).roster
+HELD: Final = tuple(SignedRoster.decode(each).roster for each in (HOME, HOME_SPARED, HOME_CHANGED))
+"""Without a spare, with one, and after a change."""
+_PEOPLE: Final = {each.public: each for each in (COORDINATOR, NEXT, SPARE, EVE)}
 _NO_SIGNATURE: Final = bytes(SIGNATURE)
 
 
@@ -61,6 +81,8 @@ def check(data: bytes) -> None:
     except RemoteProtocolError:
         return
     assert roster.encode() == body
+    error = raised(lambda: open_roster(COORDINATOR.public, data[1:] + _NO_SIGNATURE))
+    assert error is not None  # signed by nobody
     unsigned = SignedRoster.decode(body + _NO_SIGNATURE)
     assert unsigned.roster == roster
     assert unsigned.encode() == body + _NO_SIGNATURE
@@ -93,23 +115,56 @@ def _evidence(data: bytes) -> None:
 
 
 def _replaces(roster: Roster) -> None:
-    """Signed by its coordinator, it takes the current one's place exactly when it may."""
-    data = signed_elsewhere(roster.encode(), COORDINATOR.signer)
+    """Signed by its coordinator, it takes another's place exactly when it may."""
+    signer = COORDINATOR
+    if (made := roster.appointment) is not None:
+        spare, key = _PEOPLE.get(made.spare), _PEOPLE.get(made.coordinator)
+        if spare is None or key is None:
+            return
+        roster, signer = attrs.evolve(roster, appointment=_signed(roster.cluster, made, spare)), key
+    if signer.id in roster:
+        refused = raised(lambda: sign_roster(roster, signer.signer))
+        assert isinstance(refused, LocalProtocolError)
+    data = signed_elsewhere(roster.encode(), signer.signer)
     error = raised(lambda: SignedRoster.decode(data).verify(COORDINATOR.public))
-    assert isinstance(error, AuthenticationFailed) == (COORDINATOR.id in roster)
-    signed = raised(lambda: sign_roster(roster, COORDINATOR.signer))
-    assert isinstance(signed, LocalProtocolError) == (COORDINATOR.id in roster)
-    error = raised(lambda: newer(COORDINATOR.public, CURRENT, data, NOW, ADA.id, BEN.id))
-    assert _expected(roster) == (wire_code(error).name if error else "taken")
+    assert isinstance(error, AuthenticationFailed) == (not _holds(roster))
+    for held in HELD:
+        error = raised(partial(newer, COORDINATOR.public, held, data, NOW, ADA.id, BEN.id))
+        assert _expected(held, roster) == (wire_code(error).name if error else "taken")
 
 
-def _expected(roster: Roster) -> str:
-    if COORDINATOR.id in roster or roster.cluster != CURRENT.cluster:
+def _signed(cluster: bytes, made: Appointment, spare: Node) -> Appointment:
+    """*made*, with the signatures that it lacks."""
+    return attrs.evolve(
+        made,
+        naming=COORDINATOR.signer.sign(naming(cluster, made.spare)),
+        signature=spare.signer.sign(appointing(cluster, made.number, made.coordinator)),
+    )
+
+
+def _holds(roster: Roster) -> bool:
+    """Whether all keys are apart that have to be."""
+    made = roster.appointment
+    keys = {COORDINATOR.public, *((made.spare, made.coordinator) if made else ())}
+    apart = made is None or made.spare not in (COORDINATOR.public, made.coordinator)
+    return apart and not keys & {member.public_key for member in roster.members}
+
+
+def _expected(held: Roster, roster: Roster) -> str:
+    made, before = roster.appointment, held.appointment
+    if not _holds(roster):
         return "AUTHENTICATION_FAILED"
-    if roster.serial == CURRENT.serial and roster.digest != CURRENT.digest:
+    if roster.cluster != held.cluster:
+        return "AUTHENTICATION_FAILED"
+    if roster.serial == held.serial and roster.digest != held.digest:
         return "ROSTER_CONFLICT"
-    if roster.serial <= CURRENT.serial:
+    if roster.serial <= held.serial:
         return "PROTOCOL_ERROR"
+    if before is not None:
+        if made is None or made.spare != before.spare:
+            return "AUTHENTICATION_FAILED"
+        if made.number == before.number and made.coordinator != before.coordinator:
+            return "ROSTER_CONFLICT"
     if roster.expires_ms <= NOW:
         return "ROSTER_EXPIRED"
     ends = {ADA.public, BEN.public} <= {member.public_key for member in roster.members}

@@ -139,7 +139,11 @@ const sign = formula(({ scalar, message }) => {
 });
 
 const roster = formula(({ roster, coordinator }) => {
-  const { signed, policy, ...told } = /** @type {any} */ (readRoster(hex(roster), hex(coordinator)));
+  const { signed, policy, appointment, ...told } = /** @type {any} */ (readRoster(hex(roster), hex(coordinator)));
+  if (appointment) {
+    const { spare, number, coordinator } = appointment;
+    told.appointment = { spare, number, coordinator };
+  }
   return { ...told, trust: Math.min(...told.members.map((/** @type {any} */ m) => m.trust)) };
 });
 

@@ -162,6 +162,34 @@ class Member:
 
 
 @attrs.frozen
+class Appointing:
+    """Which key signs rosters, as the spare says: the fields of an appointment."""
+
+    spare: bytes
+    naming: bytes
+    number: int
+    coordinator: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """Its bytes."""
+        number = struct.pack(">Q", self.number)
+        return self.spare + self.naming + number + self.coordinator + self.signature
+
+
+def naming(cluster: bytes, spare: bytes, context: bytes = b"sealring/1SPARE") -> bytes:
+    """What the pinned coordinator signs to name *spare*."""
+    return context + sha256(cluster + spare)
+
+
+def appointing(
+    cluster: bytes, number: int, key: bytes, context: bytes = b"sealring/1COORDINATOR"
+) -> bytes:
+    """What the spare signs to appoint *key*."""
+    return context + sha256(cluster + struct.pack(">Q", number) + key)
+
+
+@attrs.frozen
 class Terms:
     """A roster without its signature."""
 
@@ -173,13 +201,16 @@ class Terms:
     policy: int
     members: tuple[Member, ...]
     version: int = 1
+    appointing: Appointing | None = None
 
     def encode(self) -> bytes:
         """Its bytes."""
+        appointment = b"" if self.appointing is None else self.appointing.encode()
         fixed = (self.serial, self.issued_ms, self.expires_ms, self.policy, len(self.members))
         return (
             bytes([self.version])
             + self.cluster
+            + appointment
             + text(self.name)
             + struct.pack(">QQQBH", *fixed)
             + b"".join(member.encode() for member in self.members)

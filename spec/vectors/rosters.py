@@ -9,7 +9,7 @@ import attrs
 from sealring_protocol.errors import CloseCode
 
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Json, Vector, refused, u64, valid
-from spec.vectors.plain import Member, Terms, sha256, sign_roster
+from spec.vectors.plain import Member, Terms, appointing, naming, sha256, sign_roster
 from spec.vectors.talk import flipped
 from spec.vectors.world import (
     ADA,
@@ -20,18 +20,27 @@ from spec.vectors.world import (
     HOME,
     HOME_4,
     HOME_6,
+    HOME_CHANGED,
+    HOME_SPARED,
+    NEXT,
     NOW,
     OTHER_CLUSTER,
+    SPARE,
     TERMS,
+    Node,
+    appointed,
     entropy,
     node,
     signed,
+    spared,
 )
 
 GIVEN: Final[Mapping[str, bytes]] = {
     "home": HOME,
     "home_4": HOME_4,
     "home_6": HOME_6,
+    "home_spared": HOME_SPARED,
+    "home_changed": HOME_CHANGED,
     "coordinator": COORDINATOR.public,
     "ada": ADA.public,
     "ben": BEN.public,
@@ -70,7 +79,7 @@ def fields(terms: Terms) -> Json:
         }
         for member in terms.members
     ]
-    return {
+    told: Json = {
         "digest": terms.digest.hex(),
         "cluster": terms.cluster.hex(),
         "name": terms.name,
@@ -82,6 +91,13 @@ def fields(terms: Terms) -> Json:
         "trust": min(member.trust for member in terms.members),
         "members": members,
     }
+    if (made := terms.appointing) is not None:
+        told["appointment"] = {
+            "spare": made.spare.hex(),
+            "number": u64(made.number),
+            "coordinator": made.coordinator.hex(),
+        }
+    return told
 
 
 def vectors() -> Iterator[Vector]:
@@ -104,10 +120,21 @@ def vectors() -> Iterator[Vector]:
     ]:
         given = _input(signed(terms))
         yield valid(f"roster/{name}", "roster", "CV-01 RO-08", about, given, fields(terms))
+    for name, about, terms, by in [
+        ("spared", "a spare is named", spared(0, 5), COORDINATOR),
+        ("spared-late", "a spare is named at serial 3,000,000,001", spared(3, 1), COORDINATOR),
+        ("changed", "the second coordinator's first", spared(1, 1, NEXT), NEXT),
+        ("changed-often", "the last number that there is", _last(), NEXT),
+        ("changed-back", "the pinned key again", spared(2, 7), COORDINATOR),
+        ("spared-longest", "49,152 bytes", _longest_spared(), COORDINATOR),
+    ]:
+        given = _input(signed(terms, by))
+        yield valid(f"roster/{name}", "roster", "RO-17 RO-18", about, given, fields(terms))
     for cases, why in (
         (_malformed(), MALFORMED),
         (_long(), LIMIT),
         (_forged(), FORGED),
+        (_not_appointed(), FORGED),
     ):
         for name, ids, about, given in cases:
             yield refused(f"roster/{name}", "roster", ids, about, given, why)
@@ -143,7 +170,9 @@ def _crowd(count: int) -> tuple[Member, ...]:
 def _malformed() -> Iterator[tuple[str, str, str, Json]]:
     for name, ids, about, data in [
         ("version-0", "RO-01", "version 0", changed(version=0)),
-        ("version-2", "RO-01", "version 2", changed(version=2)),
+        ("version-3", "RO-01", "version 3", changed(version=3)),
+        ("number-low", "RO-18", "the number before the serial's", _numbered(0, 10**9)),
+        ("number-high", "RO-18", "the number after the serial's", _numbered(1, 10**9 - 1)),
         ("policy-4", "RO-01", "an unknown policy bit", changed(policy=4)),
         ("policy-80", "RO-01", "an unknown policy bit beside bit 0", changed(policy=0x81)),
         ("empty", "RO-02", "no members", changed(members=())),
@@ -242,8 +271,111 @@ def _forged() -> Iterator[tuple[str, str, str, Json]]:
     both = attrs.evolve(TERMS, members=(ADA.member, _as("coordinator", "boss")))
     yield "coordinator", "RO-09", "the coordinator is a member", _input(signed(both))
     yield "tiny", "RO-08", "fewer bytes than a signature", _input(HOME[:63])
-    unread = changed(version=2)[:-1] + b"\0"
-    yield "first-signature", "RO-08", "forged and of version 2: read is nothing", _input(unread)
+    unread = changed(version=3)[:-1] + b"\0"
+    yield "first-signature", "RO-08", "forged and of version 3: read is nothing", _input(unread)
+
+
+def _last() -> Terms:
+    number = (2**64 - 1) // 10**9
+    return attrs.evolve(spared(number, 0, NEXT), serial=2**64 - 1)
+
+
+def _longest_spared() -> Terms:
+    terms = sized(49152 - 266)
+    return attrs.evolve(terms, version=2, appointing=appointed())
+
+
+def _numbered(number: int, serial: int) -> bytes:
+    return signed(attrs.evolve(spared(number, 0), serial=serial))
+
+
+def _by(by: Node = NEXT, **fields: Any) -> Json:
+    """The second coordinator's first roster, with another appointment, signed by *by*."""
+    terms = spared(1, 1, NEXT)
+    made = attrs.evolve(appointed(1, NEXT), **fields)
+    return _input(signed(attrs.evolve(terms, appointing=made), by))
+
+
+def _not_appointed() -> Iterator[tuple[str, str, str, Json]]:
+    """Breaks of the chain from the pinned key to the signature, one at each place."""
+    ids = "RO-17"
+    good = appointed(1, NEXT)
+    eves = naming(TERMS.cluster, EVE.public)
+    appoints = appointing(TERMS.cluster, 1, NEXT.public)
+    by = EVE.signer.sign
+    yield "naming-flipped", ids, "a bit of the naming", _by(naming=flipped(good.naming, 0))
+    yield (
+        "naming-self",
+        ids,
+        "the spare names itself",
+        _by(naming=SPARE.signer.sign(naming(TERMS.cluster, SPARE.public))),
+    )
+    other = appointed(1, NEXT, EVE)
+    foreign = {"spare": EVE.public, "signature": other.signature}
+    yield "naming-other", ids, "the naming of another spare", _by(**foreign)
+    yield "naming-eve", ids, "eve names herself", _by(**foreign, naming=by(eves))
+    far = appointed(1, NEXT, cluster=OTHER_CLUSTER)
+    yield "naming-cluster", ids, "the naming is for another cluster", _by(naming=far.naming)
+    yield "cluster", ids, "the appointment is for another cluster", _by(signature=far.signature)
+    yield "appointed-flipped", ids, "a bit of it", _by(signature=flipped(good.signature, 0))
+    yield "appointed-eve", ids, "by eve", _by(signature=by(appoints))
+    pinned = COORDINATOR.signer.sign(appoints)
+    yield "appointed-pinned", ids, "the pinned key appoints", _by(signature=pinned)
+    yield "appointed-other", ids, "it is of another key", _by(EVE, coordinator=EVE.public)
+    zero = appointed(0, NEXT).signature
+    yield "appointed-number", ids, "it is of another number", _by(signature=zero)
+    yield "by-pinned", ids, "the pinned key signs after the change", _by(COORDINATOR)
+    yield "by-spare", ids, "the spare signs the roster", _by(SPARE)
+    yield "by-eve", ids, "eve signs the roster", _by(EVE)
+    own = appointed(1, SPARE)
+    yield (
+        "spare-itself",
+        ids,
+        "the spare appoints itself",
+        _by(SPARE, coordinator=SPARE.public, signature=own.signature),
+    )
+    first = appointed(1, NEXT, COORDINATOR)
+    yield (
+        "spare-pinned",
+        ids,
+        "the pinned key is the spare",
+        _by(spare=COORDINATOR.public, naming=first.naming, signature=first.signature),
+    )
+    roster = b"sealring/1ROSTER"
+    as_roster = COORDINATOR.signer.sign(naming(TERMS.cluster, SPARE.public, roster))
+    yield "naming-context", f"ID-03 {ids}", "the naming signed as a roster", _by(naming=as_roster)
+    context = SPARE.signer.sign(appointing(TERMS.cluster, 1, NEXT.public, roster))
+    yield "appointed-context", f"ID-03 {ids}", "signed as a roster", _by(signature=context)
+    no_point = SPARE.signer.sign(appointing(TERMS.cluster, 1, _no_point()))
+    yield (
+        "coordinator-no-point",
+        f"ID-01 {ids}",
+        "a coordinator that is no point",
+        _by(coordinator=_no_point(), signature=no_point),
+    )
+    nothing = COORDINATOR.signer.sign(naming(TERMS.cluster, _no_point()))
+    yield (
+        "spare-no-point",
+        f"ID-01 {ids}",
+        "a spare that is no point",
+        _by(spare=_no_point(), naming=nothing),
+    )
+    cut = spared(0, 5).encode()[: 1 + 32 + 265]
+    yield (
+        "appointment-cut",
+        ids,
+        "it ends a byte early",
+        _input(sign_roster(cut, COORDINATOR.signer)),
+    )
+    for name, who in (("pinned", COORDINATOR), ("spare", SPARE), ("next", NEXT)):
+        members = (ADA.member, _as(who.name, name))
+        about = "a coordinator's key is a member's"
+        yield (
+            f"{name}-member",
+            "RO-09",
+            about,
+            _input(signed(spared(1, 1, NEXT, members=members), NEXT)),
+        )
 
 
 def _newer() -> Iterator[Vector]:
@@ -271,11 +403,58 @@ def _newer() -> Iterator[Vector]:
     ]:
         given = _change(data, wall_ms)
         yield refused(f"roster/newer-{name}", "newer", ids, about, given, why)
+    yield from _newer_with_spare()
 
 
-def _change(candidate: bytes, wall_ms: int) -> Json:
+def _newer_with_spare() -> Iterator[Vector]:
+    high = attrs.evolve(spared(0, 0), serial=10**9 - 1)
+    second = spared(1, 2, NEXT)
+    for name, about, current, terms, by in [
+        ("names-spare", "it is the first with a spare", HOME, spared(0, 6), COORDINATOR),
+        ("spare-stays", "the spare is the same", HOME_SPARED, spared(0, 6), COORDINATOR),
+        ("change", "a change", HOME_SPARED, spared(1, 1, NEXT), NEXT),
+        ("change-highest", "after the highest serial", signed(high), spared(1, 0, NEXT), NEXT),
+        ("change-missed", "the naming and 41 changes were missed", HOME, spared(42, 1, NEXT), NEXT),
+        ("changed-next", "the next of that coordinator", HOME_CHANGED, second, NEXT),
+        ("change-back", "the pinned key again", HOME_CHANGED, spared(2, 1), COORDINATOR),
+    ]:
+        given = _change(signed(terms, by), NOW, current)
+        output = {"serial": u64(terms.serial), "digest": terms.digest.hex()}
+        yield valid(f"roster/newer-{name}", "newer", "RO-11 RO-19 RO-20", about, given, output)
+    eves = attrs.evolve(spared(0, 6), appointing=appointed(0, COORDINATOR, EVE))
+    eves_change = attrs.evolve(spared(2, 1, EVE), appointing=appointed(2, EVE, EVE))
+    far = attrs.evolve(TERMS, serial=2**64 - 1)
+    thief = node("thief")
+    thiefs = attrs.evolve(spared(7, 1, thief), appointing=appointed(7, thief, EVE))
+    for name, ids, about, current, data, why in [
+        ("without-spare", "RO-19", "names none any more", HOME_SPARED, HOME_6, FORGED),
+        ("other-spare", "RO-19", "names another spare", HOME_SPARED, signed(eves), FORGED),
+        ("former", "RO-19", "by who was the coordinator", HOME_CHANGED, signed(far), FORGED),
+        ("former-low", "RO-11", "and a low serial", HOME_CHANGED, signed(spared(0, 9)), MALFORMED),
+        ("before-spare", "RO-11", "from before the spare", HOME_CHANGED, HOME, MALFORMED),
+        ("former-spare", "RO-19", "and names her", HOME_CHANGED, signed(thiefs, thief), FORGED),
+        ("own-spare", "RO-17", "eve's own spare", HOME, signed(eves_change, EVE), FORGED),
+        ("twin-change", "RO-11", "the same number", HOME_CHANGED, _elsewhere(1), CONFLICT),
+        ("twin-later", "RO-20", "the same number", HOME_CHANGED, _elsewhere(2), CONFLICT),
+        ("change-expired", "RO-12", "an expired change", HOME_SPARED, _late(), EXPIRED),
+    ]:
+        given = _change(data, NOW, current)
+        yield refused(f"roster/newer-{name}", "newer", ids, about, given, why)
+
+
+def _elsewhere(at: int) -> bytes:
+    """A roster of another coordinator that the spare has appointed with the number 1."""
+    other = node("elsewhere")
+    return signed(spared(1, at, other), other)
+
+
+def _late() -> bytes:
+    return signed(spared(1, 1, NEXT, expires_ms=NOW), NEXT)
+
+
+def _change(candidate: bytes, wall_ms: int, current: bytes = HOME) -> Json:
     return {
-        "current": HOME.hex(),
+        "current": current.hex(),
         "candidate": candidate.hex(),
         "coordinator": COORDINATOR.public.hex(),
         "wall_ms": u64(wall_ms),

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 from sealring_protocol.security.identity import SoftwareSigner
 
-from spec.vectors.plain import Member, Terms, sign_roster
+from spec.vectors.plain import Appointing, Member, Terms, appointing, naming, sign_roster
 
 NOW: Final = 1_800_000_000_000
 YEAR: Final = 365 * 24 * 3600 * 1000
@@ -61,6 +61,8 @@ BEN: Final = node("ben")
 CAT: Final = node("cat")
 EVE: Final = node("eve")
 COORDINATOR: Final = node("coordinator")
+SPARE: Final = node("spare")
+NEXT: Final = node("next coordinator")
 CLUSTER: Final = entropy("cluster", 32)
 OTHER_CLUSTER: Final = entropy("another cluster", 32)
 
@@ -81,7 +83,29 @@ def signed(terms: Terms = TERMS, by: Node = COORDINATOR) -> bytes:
     return sign_roster(terms.encode(), by.signer)
 
 
+def appointed(
+    number: int = 0, key: Node = COORDINATOR, spare: Node = SPARE, cluster: bytes = CLUSTER
+) -> Appointing:
+    """What a roster says of its coordinator *key*, where *spare* is the spare of *cluster*."""
+    return Appointing(
+        spare.public,
+        COORDINATOR.signer.sign(naming(cluster, spare.public)),
+        number,
+        key.public,
+        spare.signer.sign(appointing(cluster, number, key.public)),
+    )
+
+
+def spared(number: int, at: int, key: Node = COORDINATOR, **terms: Any) -> Terms:
+    """The terms of the roster *at* of those that *key* signs as coordinator *number*."""
+    appointing = appointed(number, key)
+    serial = number * 10**9 + at
+    return attrs.evolve(TERMS, version=2, serial=serial, appointing=appointing, **terms)
+
+
 HOME: Final = signed()
+HOME_SPARED: Final = signed(spared(0, 5))
+HOME_CHANGED: Final = signed(spared(1, 1, NEXT), NEXT)
 HOME_4: Final = signed(attrs.evolve(TERMS, serial=4))
 HOME_6: Final = signed(attrs.evolve(TERMS, serial=6))
 RECORDED: Final = Path(__file__).with_name("recorded") / "encapsulation.json"

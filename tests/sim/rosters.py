@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import attrs
+from sealring_protocol.security.appointment import SERIALS, Appointment, name_spare
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 
 WALL = 1_700_000_000_000
 COORDINATOR = SoftwareSigner.from_scalar(99991)
+SPARE, NEXT, THIEF = (SoftwareSigner.from_scalar(99992 + n) for n in range(3))
 
 
 def signer(index: int) -> SoftwareSigner:
@@ -29,3 +32,21 @@ def make_roster(
     until = WALL + lifetime_ms
     roster = Roster(b"c" * 32, "test", serial, WALL - 1000, until, inner_seal, members, tensor)
     return sign_roster(roster, COORDINATOR)
+
+
+def appoint(number: int = 0, by: SoftwareSigner = COORDINATOR) -> Appointment:
+    """The appointment of *by* as coordinator *number*, by the spare that the cluster has."""
+    made = name_spare(b"c" * 32, 1, COORDINATOR, SPARE)
+    if number:
+        before = attrs.evolve(made, number=number - 1)
+        made = before.followed_by(b"c" * 32, by.public_key, SPARE)
+    return made
+
+
+def appointed(
+    roster: SignedRoster, number: int = 0, at: int = 1, by: SoftwareSigner = COORDINATOR
+) -> SignedRoster:
+    """*roster* as the one *at* of those that *by* signs as coordinator *number*."""
+    serial = number * SERIALS + at
+    changed = attrs.evolve(roster.roster, serial=serial, appointment=appoint(number, by))
+    return sign_roster(changed, by)

@@ -222,6 +222,8 @@ FIELDS: Final[Mapping[str, str]] = {
     "JOIN_FIN": "code u8",
     "JOIN_FIN.claims": "public_key bytes 65, id_H bytes 32, build u64, memory u64",
     "ROSTER": "serial u64, issued_ms u64, expires_ms u64, policy u8, members u16",
+    "ROSTER.appointment": "spare bytes 65, naming bytes 64, number u64, coordinator bytes 65, "
+    "signature bytes 64",
     "ROSTER.member": "public_key bytes 65, trust u8, attestation bytes 32",
     "EVIDENCE": "version u8, kind u8, subject bytes 65, issued_ms u64, expires_ms u64, "
     "attester bytes 65, claims u32",

@@ -251,7 +251,14 @@ def _roster(given: Given, result: Result) -> None:
 
 
 def _roster_fields(roster: Roster) -> Given:
+    made = roster.appointment
+    appointment = made and {
+        "spare": made.spare.hex(),
+        "number": str(made.number),
+        "coordinator": made.coordinator.hex(),
+    }
     return {
+        **({"appointment": appointment} if appointment else {}),
         "digest": roster.digest.hex(),
         "cluster": roster.cluster.hex(),
         "name": roster.name,

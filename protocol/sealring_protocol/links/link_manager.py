@@ -74,6 +74,7 @@ from sealring_protocol.links.peers import (
     PeerState,
 )
 from sealring_protocol.security.admission import Admission
+from sealring_protocol.security.appointment import check_succession
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose, may_open
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, newer
@@ -171,7 +172,12 @@ class CurrentRoster:
         another is being stored; the peer may dial again."""
         if self.is_in_force(roster):
             return Arrival.KNOWN
-        if roster.roster.serial <= self.config.roster.roster.serial or self._storing is not None:
+        current = self.config.roster.roster
+        if roster.roster.serial <= current.serial or self._storing is not None:
+            return Arrival.STALE
+        try:
+            check_succession(current.appointment, roster.roster.appointment)
+        except RemoteProtocolError:
             return Arrival.STALE
         self._storing = (number, roster)
         return Arrival.TO_STORE
@@ -184,10 +190,9 @@ class CurrentRoster:
             return newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
         except RosterExpired:
             raise LocalProtocolError("it has expired, by this machine's clock") from None
-        except RosterConflict:
-            raise LocalProtocolError(
-                "it is another roster with the serial of the one in force; sign one with a greater"
-            ) from None
+        except RosterConflict as error:
+            reason = str(error).replace("the peer holds", "it is")
+            raise LocalProtocolError(f"{reason}; sign one with a greater") from None
         except RemoteProtocolError as error:
             elsewhere = "this node; a member that it holds can take it"
             reason = str(error).replace("both ends of this link", elsewhere)

@@ -87,6 +87,8 @@ class SignContext(bytes, enum.Enum):
     JOIN_RESP = b"JOIN-RESP"
     JOIN_FIN = b"JOIN-FIN"
     ROSTER = b"ROSTER"
+    SPARE = b"SPARE"
+    COORDINATOR = b"COORDINATOR"
     EVIDENCE = b"EVIDENCE"
 
 

@@ -4,12 +4,14 @@ A roster names every member with its key, in rank order, and holds the policies 
 is the only source of authority: a node talks to the members in its roster and to nobody else. Only
 a roster with a greater serial replaces another. Two rosters with the same serial mean that the
 coordinator signed it twice, which no node can resolve by itself. Each node's owner pins the
-coordinator's key, which is no member's key.
+coordinator's key, which is no member's key. Where that key has named a spare, the roster says which
+key has taken its place (`appointment`).
 
 A roster: ``version u8 · cluster 32 · name · serial u64 · issued_ms u64 · expires_ms u64 · policy u8
 · count u16`` and for each member ``public key 65 · trust u8 · attestation 32 · name · count u16 ·
-addresses``, with texts as u16 and UTF-8. After it, 64 bytes of signature. The digest excludes the
-signature, so signing the same roster again does not change it.
+addresses``, with texts as u16 and UTF-8. Where it names a spare coordinator, it has version 2, and
+the appointment before the name. After it, 64 bytes of signature. The digest excludes the signature,
+so signing the same roster again does not change it.
 
 How a member keeps its key is `Evidence`: a statement signed by an attester, that this public key is
 kept in this way, with claims in the attester's own format (such as a quote of a security chip),
@@ -47,6 +49,12 @@ from sealring_protocol.limits import (
     MAX_NAME,
     MAX_ROSTER,
 )
+from sealring_protocol.security.appointment import (
+    APPOINTMENT,
+    SERIALS,
+    Appointment,
+    check_succession,
+)
 from sealring_protocol.security.identity import (
     SIGNATURE,
     Signer,
@@ -64,6 +72,7 @@ NO_EVIDENCE: Final = bytes(32)
 """The digest in a roster of a member that has no evidence."""
 
 _VERSION: Final = 1  # of rosters, and of statements
+_WITH_SPARE: Final = 2  # of rosters that name a spare coordinator
 _STATEMENT: Final = layout("EVIDENCE", but=1)
 
 
@@ -303,7 +312,7 @@ class Member:
 @attrs.frozen
 class Roster:
     """The members of *cluster* (32 bytes), in rank order, valid from *issued_ms* until *expires_ms*
-    (milliseconds since 1970).
+    (milliseconds since 1970). *appointment* says who signs it, where it names a spare coordinator.
 
     With *inner_seal*, activations are sealed again between the engine processes. In tensor
     parallelism the nodes at both ends see the sums in the clear even so; a cluster can forbid it by
@@ -318,6 +327,7 @@ class Roster:
     inner_seal: bool
     members: tuple[Member, ...]
     tensor_parallelism: bool = True
+    appointment: Appointment | None = None
 
     def __attrs_post_init__(self) -> None:
         if len(self.cluster) != _CLUSTER:
@@ -325,6 +335,8 @@ class Roster:
         _check_name(self.name)
         if self.serial < 1:
             raise LocalProtocolError("serials begin at 1")
+        if self.appointment is not None and self.serial // SERIALS != self.appointment.number:
+            raise LocalProtocolError(f"serial {self.serial} is not one of its coordinator's")
         if not self.issued_ms < self.expires_ms:
             raise LocalProtocolError("a roster expires after it was issued")
         if not 1 <= len(self.members) <= MAX_MEMBERS:
@@ -353,9 +365,11 @@ class Roster:
     @functools.cached_property
     def encoded(self) -> bytes:
         """The canonical encoding, without a signature."""
+        appointment = self.appointment
         return (
-            bytes([_VERSION])
+            bytes([_VERSION if appointment is None else _WITH_SPARE])
             + self.cluster
+            + (b"" if appointment is None else appointment.encode())
             + text(self.name, MAX_NAME)
             + pack(
                 _TERMS,
@@ -397,6 +411,10 @@ class Roster:
             raise LocalProtocolError("no member of the roster has this id")
         return rank
 
+    def coordinator(self, pinned: bytes) -> bytes:
+        """The key that signs this roster and the next, where the owner pinned the key *pinned*."""
+        return pinned if self.appointment is None else self.appointment.coordinator
+
     def expired(self, wall_ms: int) -> bool:
         """True if the roster is no longer valid at *wall_ms* (milliseconds since 1970)."""
         return wall_ms >= self.expires_ms
@@ -405,9 +423,13 @@ class Roster:
     def decode(cls, data: bytes) -> Roster:
         """Read what `encode` gives. Raises `RemoteProtocolError` or `LimitExceeded`."""
         reader = Reader(data)
-        if reader.u8() != _VERSION:
+        version = reader.u8()
+        if version not in (_VERSION, _WITH_SPARE):
             raise RemoteProtocolError("a roster of an unknown version")
         cluster = reader.fixed(_CLUSTER)
+        appointment = None
+        if version == _WITH_SPARE:
+            appointment = Appointment.decode(reader.fixed(APPOINTMENT))
         name = reader.text(MAX_NAME)
         serial, issued_ms, expires_ms, policy, count = reader.unpack(_TERMS)
         if policy & ~_POLICIES:
@@ -418,7 +440,8 @@ class Roster:
             members = tuple(Member._read(reader) for _ in range(count))
             reader.end()
             inner_seal, tensor = bool(policy & _INNER_SEAL), not policy & _NO_TENSOR
-            return cls(cluster, name, serial, issued_ms, expires_ms, inner_seal, members, tensor)
+            times = serial, issued_ms, expires_ms
+            return cls(cluster, name, *times, inner_seal, members, tensor, appointment)
         except LocalProtocolError as error:
             raise RemoteProtocolError(str(error)) from None
 
@@ -448,21 +471,31 @@ class SignedRoster:
         body, signature = _split(data)
         return cls(Roster.decode(body), signature)
 
-    def verify(self, coordinator: bytes) -> None:
-        """Check the signature with the key *coordinator*, which may not be a member's.
+    def verify(self, pinned: bytes) -> None:
+        """Check the signatures from the key *pinned* on; the keys of coordinators may not be
+        members'.
 
         Raises `AuthenticationFailed`.
         """
-        verify(coordinator, self.signature, _payload(self.roster.digest))
-        if node_id(coordinator) in self.roster:
-            raise AuthenticationFailed("the coordinator's key is a member's key")
+        roster = self.roster
+        _verify(pinned, roster.cluster, roster.appointment, roster.digest, self.signature)
+        _check_apart(pinned, roster)
+
+    def verify_signer(self, signer: bytes) -> None:
+        """Check that the key *signer* signed it: enough for whoever has the private half, and knows
+        what it signed. Raises `AuthenticationFailed`."""
+        if self.roster.coordinator(signer) != signer:
+            raise AuthenticationFailed("another coordinator has been appointed")
+        verify(signer, self.signature, _payload(self.roster.digest))
 
 
 def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
     """*roster*, signed by the coordinator's *signer*.
 
-    Raises `LocalProtocolError` if that key is a member's.
+    Raises `LocalProtocolError` if that key is a member's, or another one is appointed.
     """
+    if roster.coordinator(signer.public_key) != signer.public_key:
+        raise LocalProtocolError("the roster says that another key signs it")
     if node_id(signer.public_key) in roster:
         raise LocalProtocolError("the coordinator's key is a member's key")
     signature = signer.sign(_payload(roster.digest))
@@ -470,36 +503,64 @@ def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
     return SignedRoster(roster, signature)
 
 
-def open_roster(coordinator: bytes, data: bytes) -> SignedRoster:
-    """The roster in *data*. *coordinator*'s signature is checked before anything is parsed.
+def open_roster(pinned: bytes, data: bytes) -> SignedRoster:
+    """The roster in *data*. The signatures from the key *pinned* on are checked before anything is
+    parsed but what names the keys, which lies at fixed places.
 
     Raises `AuthenticationFailed`, `RemoteProtocolError` or `LimitExceeded`.
     """
     body, signature = _split(data)
-    verify(coordinator, signature, _payload(sha256(body)))
+    cluster, appointment = body[1 : 1 + _CLUSTER], None
+    if body[:1] == bytes([_WITH_SPARE]):
+        try:
+            appointment = Appointment.decode(body[1 + _CLUSTER :][:APPOINTMENT])
+        except RemoteProtocolError:
+            raise AuthenticationFailed("the roster ends before it says who signs it") from None
+    _verify(pinned, cluster, appointment, sha256(body), signature)
     signed = SignedRoster(Roster.decode(body), signature)
-    if node_id(coordinator) in signed.roster:
-        raise AuthenticationFailed("the coordinator's key is a member's key")
+    _check_apart(pinned, signed.roster)
     return signed
 
 
+def _verify(
+    pinned: bytes, cluster: bytes, appointment: Appointment | None, digest: bytes, signature: bytes
+) -> None:
+    """Check the chain from the key *pinned* to *signature*. Raises `AuthenticationFailed`."""
+    if appointment is not None:
+        appointment.verify(cluster, pinned)
+    signer = pinned if appointment is None else appointment.coordinator
+    verify(signer, signature, _payload(digest))
+
+
+def _check_apart(pinned: bytes, roster: Roster) -> None:
+    """Raise `AuthenticationFailed` if a coordinator's key is a member's."""
+    keys = {pinned}
+    if roster.appointment is not None:
+        keys |= {roster.appointment.spare, roster.appointment.coordinator}
+    if any(node_id(key) in roster for key in keys):
+        raise AuthenticationFailed("the coordinator's key is a member's key")
+
+
 def newer(
-    coordinator: bytes, current: Roster, candidate: bytes, wall_ms: int, *ends: bytes
+    pinned: bytes, current: Roster, candidate: bytes, wall_ms: int, *ends: bytes
 ) -> SignedRoster:
     """The roster in *candidate*, if it may replace *current* at *wall_ms* (milliseconds since
     1970).
 
-    It must be signed by *coordinator*, belong to the same cluster, have a greater serial, be
-    unexpired, and have every node id in *ends* (both ends of the link that it came over). Raises
-    `AuthenticationFailed`, `RosterConflict` (same serial, other contents), `RosterExpired`,
-    `LimitExceeded`, or `RemoteProtocolError` if it is malformed or not newer.
+    It must be signed by the coordinator, as follows from the key *pinned*, belong to the same
+    cluster, have a greater serial, name the spare coordinator that *current* names, be unexpired,
+    and have every node id in *ends* (both ends of the link that it came over). Raises
+    `AuthenticationFailed`, `RosterConflict` (same serial, other contents; or two coordinators with
+    one number), `RosterExpired`, `LimitExceeded`, or `RemoteProtocolError` if it is malformed or
+    not newer.
     """
-    signed = open_roster(coordinator, candidate)
+    signed = open_roster(pinned, candidate)
     roster = signed.roster
     if roster.cluster != current.cluster:
         raise AuthenticationFailed("a roster of another cluster")
     if not is_newer(current, roster.serial, roster.digest):
         raise RemoteProtocolError(f"roster {roster.serial} is not newer than {current.serial}")
+    check_succession(current.appointment, roster.appointment)
     if roster.expired(wall_ms):
         raise RosterExpired(f"roster {roster.serial}, which the peer brought, has expired")
     if not all(end in roster for end in ends):

@@ -1,16 +1,18 @@
 /**
- * Rosters (section 3.2): who is in the cluster, in rank order, signed by the coordinator. The signature is checked
- * before anything is read.
+ * Rosters (section 3.2): who is in the cluster, in rank order, signed by the coordinator, which a spare coordinator may
+ * have appointed. The signatures are checked before anything else is read.
  */
 
 import { must } from "./failure.js";
 import { nodeId, readPublicKey, signedPayload, verify } from "./identity.js";
 import { MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER } from "./limits.js";
 import { hash } from "./schedule.js";
-import { bytes, decode, inline, list, plainText, struct, u16, u64, u8, where } from "./wire.js";
+import { Reader, bytes, decode, inline, list, plainText, struct, u16, u64, u8, where } from "./wire.js";
 
 const SIGNATURE = 64;
 const SOFTWARE = 1;
+const WITH_SPARE = 2;
+const SERIALS = 10n ** 9n;
 
 const name = where(inline(plainText(MAX_NAME)), (text) => /[^ ]/.test(text), "a blank name");
 const address = where(inline(plainText(MAX_ADDRESS)), (text) => text !== "", "an empty address");
@@ -30,10 +32,21 @@ const memberCodec = struct(
   },
 );
 
-const rosterCodec = struct(
+const appointmentCodec = struct({
+  spare: bytes(65),
+  naming: bytes(SIGNATURE),
+  number: u64,
+  coordinator: bytes(65),
+  signature: bytes(SIGNATURE),
+});
+
+const headCodec = struct({
+  version: where(u8, (version) => version === 1 || version === WITH_SPARE, "another version of the roster"),
+  cluster: bytes(32),
+});
+
+const restCodec = struct(
   {
-    version: where(u8, (version) => version === 1, "another version of the roster"),
-    cluster: bytes(32),
     name,
     serial: where(u64, (serial) => serial > 0n, "serial 0"),
     issued_ms: u64,
@@ -70,6 +83,8 @@ export class Roster {
     this.digest = digest;
     /** @type {Buffer} */
     this.cluster = fields.cluster;
+    /** @type {{spare: Buffer, number: bigint, coordinator: Buffer} | undefined} */
+    this.appointment = fields.appointment;
     /** @type {string} */
     this.name = fields.name;
     /** @type {bigint} */
@@ -125,22 +140,65 @@ export class Roster {
 }
 
 /**
- * @param {Buffer} signed
- * @param {Uint8Array} coordinator the key that the owner pinned
+ * The chain of signatures from the pinned key to the one that signs the roster [RO-17]; that key.
+ *
+ * @param {Uint8Array} pinned
+ * @param {Buffer} cluster
+ * @param {any} appointment
+ * @returns {Uint8Array}
  */
-export function readRoster(signed, coordinator) {
+function followAppointment(pinned, cluster, { spare, naming, number, coordinator, signature }) {
+  const named = hash(Buffer.concat([cluster, spare]));
+  verify(pinned, naming, signedPayload("sealring/1", "SPARE", named));
+  must(!spare.equals(pinned) && !spare.equals(coordinator), "a spare that is a coordinator", "AUTHENTICATION_FAILED");
+  const appointed = hash(Buffer.concat([cluster, u64.write(number), coordinator]));
+  verify(spare, signature, signedPayload("sealring/1", "COORDINATOR", appointed));
+  return coordinator;
+}
+
+/**
+ * @param {Buffer} signed
+ * @param {Uint8Array} pinned the key that the owner pinned
+ */
+export function readRoster(signed, pinned) {
   must(signed.length <= MAX_ROSTER, "a roster that is too long", "LIMIT_EXCEEDED");
   must(signed.length >= SIGNATURE, "a roster without a signature", "AUTHENTICATION_FAILED");
   const contents = signed.subarray(0, -SIGNATURE);
   const digest = hash(contents);
-  verify(coordinator, signed.subarray(-SIGNATURE), signedPayload("sealring/1", "ROSTER", digest));
-  const roster = new Roster(signed, digest, decode(rosterCodec, contents));
-  must(roster.rank(nodeId(coordinator)) < 0, "the coordinator is a member", "AUTHENTICATION_FAILED");
+  const reader = new Reader(contents);
+  let [signer, keys, head] = [pinned, [pinned], /** @type {any} */ (undefined)];
+  if (contents[0] === WITH_SPARE) {
+    must(contents.length >= 1 + 32 + 266, "a roster that does not say who signs it", "AUTHENTICATION_FAILED");
+    head = { ...headCodec.read(reader), appointment: appointmentCodec.read(reader) };
+    signer = followAppointment(pinned, head.cluster, head.appointment);
+    keys = [pinned, head.appointment.spare, signer];
+  }
+  verify(signer, signed.subarray(-SIGNATURE), signedPayload("sealring/1", "ROSTER", digest));
+  head ??= headCodec.read(reader);
+  const fields = { ...head, ...restCodec.read(reader) };
+  reader.end();
+  const number = head.appointment?.number;
+  must(number === undefined || number === fields.serial / SERIALS, "a serial of another coordinator");
+  const roster = new Roster(signed, digest, fields);
+  for (const key of keys) must(roster.rank(nodeId(key)) < 0, "a coordinator is a member", "AUTHENTICATION_FAILED");
   return roster;
 }
 
 /**
- * A roster that came over a link and is to take the place of `current` [RO-08] to [RO-13].
+ * What of an appointment has to stay where a roster with another takes its place [RO-19] [RO-20].
+ *
+ * @param {Roster["appointment"]} held
+ * @param {Roster["appointment"]} given
+ */
+function checkSuccession(held, given) {
+  if (!held) return;
+  must(!!given?.spare.equals(held.spare), "another spare, or none", "AUTHENTICATION_FAILED");
+  const twins = given?.number === held.number && !given.coordinator.equals(held.coordinator);
+  must(!twins, "two coordinators with one number", "ROSTER_CONFLICT");
+}
+
+/**
+ * A roster that came over a link and is to take the place of `current` [RO-08] to [RO-13], [RO-17] to [RO-20].
  *
  * @param {Roster} current
  * @param {Buffer} signed
@@ -153,6 +211,7 @@ export function readNewerRoster(current, signed, coordinator, wallMs, ends) {
   must(roster.cluster.equals(current.cluster), "another cluster's roster", "AUTHENTICATION_FAILED");
   must(!current.conflicts(roster), "two rosters with one serial", "ROSTER_CONFLICT");
   must(roster.serial > current.serial, "a roster that is not newer");
+  checkSuccession(current.appointment, roster.appointment);
   must(!roster.hasExpired(wallMs), "a roster that has expired", "ROSTER_EXPIRED");
   for (const end of ends) roster.member(end);
   return roster;
