@@ -70,7 +70,7 @@ def backup(
     saved = _collect(settings)
     if is_there(file):
         raise UserError(f"{file} already exists, and is left as it is", "Choose another name.")
-    passphrase = check_passphrase(_passphrase(passphrase_file, again=True))
+    passphrase = check_passphrase(read_passphrase(passphrase_file, again=True))
     write_new(file, seal(saved, passphrase), 0o600)
     names = [each.name for each in saved.files]
     if json:
@@ -110,7 +110,7 @@ def restore(
         File whose first line is the passphrase, which nobody else may read.
     """
     data = read_backup(file)
-    passphrase = passphrase_bytes(_passphrase(passphrase_file, again=False))
+    passphrase = passphrase_bytes(read_passphrase(passphrase_file, again=False))
     place = folder if folder is not None else default_folder()
     saved = unseal(data, passphrase)
     made = unpack(saved, place)
@@ -168,7 +168,7 @@ def _below(folder: Path, path: Path) -> str:
         return ""
 
 
-def _passphrase(file: Path | None, *, again: bool) -> str:
+def read_passphrase(file: Path | None, *, again: bool) -> str:
     """The passphrase: of *file*, the environment, or a terminal, there *again* if it is a new one.
     Raises `UserError`."""
     if file is not None:

@@ -1,5 +1,5 @@
-"""`sealring coordinator export | import`: takes the key that signs rosters off a machine, and
-brings it back."""
+"""`sealring coordinator export | import | spare | change`: takes the key that signs rosters off a
+machine, brings it back, and has another take its place when it is lost or stolen."""
 
 from __future__ import annotations
 
@@ -7,26 +7,36 @@ from pathlib import Path
 
 import cyclopts
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import is_there, read_public_key, replace_file, sync_folder
-from sealring_trio.files.rosters import RosterStore
+from sealring_trio.files.key_files import is_there, read_key, replace_file, sync_folder
 from sealring_trio.units import format_time, wall_ms
 
+from sealring.cli.backup import read_passphrase
+from sealring.cli.members import put_in_force, read_cluster, read_signer
 from sealring.cli.options import AsJson, OwnConfig
-from sealring.files.cluster import read_coordinator_key, write_new
+from sealring.files.backups import check_passphrase, passphrase_bytes
+from sealring.files.cluster import new_key, read_coordinator_key, write_new
 from sealring.files.config import Config, own_config, with_keys
+from sealring.files.spare import changing_roster, naming_roster, read_spare, spare_text
+from sealring.joining.fingerprint import fingerprint
 from sealring.output import print_json
 
 KEY_NAME = "coordinator.key"
 
 app = cyclopts.App(
     name="coordinator",
-    help="""Take the key that signs rosters off this machine, or bring it back.
+    help="""Keep the key that signs rosters, and what to do when it is lost or stolen.
 
     Whoever has the coordinator's key decides who belongs to the cluster. Where
     it lies on a machine, that machine signs for you, and renews the roster by
     itself. Off every machine, nobody who breaks into one can add another.
 
         sealring coordinator export /media/stick/coordinator.key
+
+    A spare, made once and kept off every machine, says which key takes its
+    place when it is lost or stolen:
+
+        sealring coordinator spare /media/stick/home.spare
+        sealring coordinator change --key /media/stick/home.spare
 
     Next: sealring machines, with --key where the key does not lie.
     """,
@@ -60,11 +70,10 @@ def export(file: Path, *, config: OwnConfig = None, json: AsJson = False) -> Non
             f"{settings.path} names no coordinator's key: there is none to take off this machine",
             "Run this where the key lies: where 'sealring start' made the cluster.",
         )
-    coordinator = read_public_key(settings.coordinator)
+    cluster = read_cluster(settings.path)
+    coordinator, expires_ms = cluster.coordinator, cluster.roster.roster.expires_ms
     signer = read_coordinator_key(path, coordinator)
     text = with_keys(settings.path, {"coordinator_key": None})
-    store = RosterStore(settings.state, coordinator)
-    expires_ms = store.newest(settings.roster, wall_ms()).roster.expires_ms
     if file.is_dir():
         file = file / KEY_NAME
     write_new(file, signer.to_pem(), 0o600)
@@ -116,13 +125,12 @@ def import_(file: Path, *, config: OwnConfig = None, json: AsJson = False) -> No
         The coordinator's private key.
     """
     settings = own_config(config)
-    coordinator = read_public_key(settings.coordinator)
     if settings.coordinator_key is not None and is_there(settings.coordinator_key):
         raise UserError(
             f"{settings.path} names a coordinator's key already, {settings.coordinator_key}",
             "There is nothing to bring.",
         )
-    signer = read_coordinator_key(file, coordinator)
+    signer = read_coordinator_key(file, read_cluster(settings.path).coordinator)
     path = settings.path.resolve().parent / KEY_NAME
     text = with_keys(settings.path, {"coordinator_key": KEY_NAME})
     if path.resolve() != file.resolve():
@@ -138,6 +146,148 @@ def import_(file: Path, *, config: OwnConfig = None, json: AsJson = False) -> No
     )
 
 
+@app.command
+def spare(
+    file: Path,
+    *,
+    config: OwnConfig = None,
+    key: Path | None = None,
+    passphrase_file: Path | None = None,
+    json: AsJson = False,
+) -> None:
+    """Make a spare coordinator, whose key goes to FILE, sealed with a passphrase.
+
+    Do it before anything happens to the coordinator's key: only a spare that
+    was named before can take its place. It signs nothing else. It is named
+    once and stays: a thief of the coordinator's key could name his own
+    otherwise. FILE is text, and can be printed. All machines of the cluster
+    run this release or a newer one before: older ones do not take the roster.
+
+        sealring coordinator spare /media/stick/home.spare
+
+    Next: take FILE off this machine, and make a copy. Whoever has it and the
+    passphrase can take the cluster over.
+
+    Parameters
+    ----------
+    file
+        The new file.
+    key
+        The coordinator's private key; the config's 'coordinator_key' if left
+        out.
+    passphrase_file
+        File whose first line is the passphrase, which nobody else may read.
+    """
+    cluster = read_cluster(config)
+    name, before = cluster.roster.roster.name, cluster.roster.roster.appointment
+    if before is not None:
+        raise UserError(
+            f"{name} has a spare coordinator already, {fingerprint(before.spare)}, and it stays",
+            "Copy its file. If that or its passphrase is lost, keep the coordinator's key the more "
+            "safely; a cluster with another spare is a new one: sealring start FOLDER",
+        )
+    signer = read_signer(cluster, key)
+    if is_there(file):
+        raise UserError(f"{file} already exists, and is left as it is", "Choose another name.")
+    passphrase = check_passphrase(read_passphrase(passphrase_file, again=True))
+    made = new_key()
+    signed = naming_roster(cluster.roster, signer, made, wall_ms(), cluster.spent)
+    write_new(file, spare_text(made, signed.roster, passphrase).encode(), 0o600)
+    if read_spare(file, passphrase).public_key != made.public_key:
+        raise OperationError(f"{file} does not hold what was written", "Choose another place.")
+    try:
+        put_in_force(cluster, signed)
+    except UserError as error:  # a spare that was named is never without its file
+        raise type(error)(
+            error.what,
+            f"{error.advice} {file} is kept, since the roster that names it may be in force. Run "
+            "this again, with another file: if it says that there is a spare, this is its file.",
+        ) from None
+    if json:
+        facts = {"file": str(file), "fingerprint": fingerprint(made.public_key)}
+        print_json({**facts, "serial": signed.roster.serial, "installed": cluster.running})
+        return
+    print(
+        f"{file} has the spare coordinator's key of {name}, {fingerprint(made.public_key)}, and "
+        f"roster {signed.roster.serial} names it.\n"
+    )
+    print(_where(cluster.running))
+    print(
+        "\nNext: take the file off this machine, copy it, and keep the passphrase elsewhere: "
+        "whoever has both can take the cluster over. When the coordinator's key is lost or stolen: "
+        "sealring coordinator change --key FILE"
+    )
+
+
+@app.command
+def change(
+    *,
+    key: Path,
+    config: OwnConfig = None,
+    passphrase_file: Path | None = None,
+    json: AsJson = False,
+) -> None:
+    """Have a new key take the place of the coordinator's, which was lost or stolen.
+
+    The spare in the file that --key names appoints it. The new key lies on
+    this machine, beside the config, which names it. The machines of the
+    cluster stay; requests go on. The others learn it from this node, those
+    that are away from any other, and none needs a new file. The former key
+    signs nothing from then on.
+
+        sealring coordinator change --key /media/stick/home.spare
+
+    Next: see that you know every machine (sealring machines list): a thief of
+    the former key may have added one. Take the spare's file away again.
+
+    Parameters
+    ----------
+    key
+        The spare coordinator's file.
+    passphrase_file
+        File whose first line is the passphrase, which nobody else may read.
+    """
+    cluster = read_cluster(config)
+    settings = cluster.config
+    passphrase = passphrase_bytes(read_passphrase(passphrase_file, again=False))
+    by = read_spare(key, passphrase)
+    former = cluster.roster.roster.appointment
+    path = settings.path.resolve().parent / (
+        f"coordinator-{0 if former is None else former.number + 1}.key"
+    )
+    signer = read_key(path) if is_there(path) else new_key()  # of a change that did not end
+    signed = changing_roster(cluster.roster, signer, by, wall_ms())
+    text = with_keys(settings.path, {"coordinator_key": path.name})
+    if not is_there(path):
+        write_new(path, signer.to_pem(), 0o600)
+    roster = put_in_force(cluster, signed)
+    _write_config(settings, text)
+    names = [member.name for member in roster.members]
+    if json:
+        facts = {"file": str(path), "serial": roster.serial, "installed": cluster.running}
+        print_json({**facts, "members": names})
+        return
+    print(
+        f"{path} has the coordinator's new key, {fingerprint(signer.public_key)}; the former one "
+        f"signs nothing more. Roster {roster.serial} says so, valid until "
+        f"{format_time(roster.expires_ms)}.\n"
+    )
+    print(_where(cluster.running))
+    print(
+        f"\nThe machines of {roster.name} are as before: {', '.join(names)}. If you do not know "
+        "one, or its fingerprint (sealring machines list): sealring machines remove NAME\n\nNext: "
+        "start the node here again, when it suits: it renews the roster from then on. Take the "
+        "spare's file off this machine again: it is good for the next change, too."
+    )
+
+
+def _where(running: bool) -> str:
+    """Where a roster went that was put in force by a node that is *running*, or not."""
+    if running:
+        return "It is in force here, and the other machines take it from this node."
+    return "No node runs here: it goes to the other machines when one does (sealring up)."
+
+
 def _write_config(settings: Config, text: str) -> None:
     """Put *text* into the config's file. Raises `OperationError`."""
     try:
@@ -146,5 +296,5 @@ def _write_config(settings: Config, text: str) -> None:
     except OSError as error:
         raise OperationError(
             f"cannot write {settings.path}: {error.strerror}",
-            "The key is in both places now. Make that file yours, remove the copy, and try again.",
+            "Make that file yours, see where 'coordinator_key' in it leads, and try again.",
         ) from None

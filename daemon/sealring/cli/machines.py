@@ -154,7 +154,7 @@ def invite(
     """
     settings = own_config(config)
     at = "" if config is None else f" --config {config}"
-    if (why := _cannot_sign(settings, key)) is not None:
+    if (why := _cannot_sign(read_cluster(settings.path), key)) is not None:
         if yes or key is not None:
             raise why
         hint = f"To let in a machine that waits: sealring machines accept NAME{at}{_WITH_KEY}"
@@ -182,10 +182,10 @@ def _print_invited(event: dict[str, Any], *, json: bool) -> None:
         print_invitation(event["invitation"], event["expires_s"])
 
 
-def _cannot_sign(settings: Config, key: Path | None) -> UserError | None:
-    """Why nothing can be signed with *key* or the key of *settings*, if so."""
+def _cannot_sign(cluster: OwnCluster, key: Path | None) -> UserError | None:
+    """Why nothing can be signed with *key*, or the key that lies with *cluster*, if so."""
     try:
-        read_signer(settings, key)
+        read_signer(cluster, key)
     except UserError as error:
         return error
     return None
@@ -316,12 +316,12 @@ def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
 
 def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
     """A roster with *who* in it, signed with *key*, and whom it means. Raises `UserError`."""
-    signer = read_signer(settings, key)
+    cluster = read_cluster(settings.path)
+    signer = read_signer(cluster, key)
     meant = _waiting(settings, who)
     if len(meant) != 1:
         return {"who": who}  # the node says what is wrong
     (facts,) = meant
-    cluster = read_cluster(settings.path)
     members = (*cluster.members, _member(facts))
     signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
     return {"who": facts["visit"], "roster": signed.encode().hex()}

@@ -44,6 +44,7 @@ class OwnCluster:
     roster: SignedRoster
     own: bytes  # node id
     running: bool
+    coordinator: bytes  # the public key that signs the next roster
     spent: int = 0  # the serial of a roster that may have been sent, and need not be in force
 
     @property
@@ -67,32 +68,34 @@ def read_cluster(config: Path | None) -> OwnCluster:
     """The cluster of the machine with the config at *config*, or at the default place. Raises
     `UserError`."""
     settings = own_config(config)
-    coordinator = read_public_key(settings.coordinator)
+    pinned = read_public_key(settings.coordinator)
     own = node_id(read_key(settings.key).public_key)
     try:
         answer = next(ask(settings.control_socket, "members", seconds=ANSWER_SECONDS))
     except NobodyThere:
-        store = RosterStore(settings.state, coordinator)
-        return OwnCluster(settings, store.newest(settings.roster, wall_ms()), own, running=False)
+        roster = RosterStore(settings.state, pinned).newest(settings.roster, wall_ms())
+        return OwnCluster(settings, roster, own, False, roster.roster.coordinator(pinned))
     roster = SignedRoster.decode(bytes.fromhex(answer["roster"]))
-    return OwnCluster(settings, roster, own, running=True, spent=answer["spent"])
+    coordinator = roster.roster.coordinator(pinned)
+    return OwnCluster(settings, roster, own, True, coordinator, answer["spent"])
 
 
-def read_signer(config: Config, key: Path | None) -> Signer:
-    """The coordinator's key: at *key*, or where *config* says. Raises `UserError`."""
+def read_signer(cluster: OwnCluster, key: Path | None) -> Signer:
+    """The coordinator's key: at *key*, or where the config of *cluster* says. Raises
+    `UserError`."""
+    config = cluster.config
     path = key if key is not None else config.coordinator_key
     if path is None:
         raise UserError(
             f"this signs a roster, and {config.path} names no coordinator's key",
             "Give the file: --key FILE. Or bring the key here: sealring coordinator import FILE.",
         )
-    return read_coordinator_key(path, read_public_key(config.coordinator))
+    return read_coordinator_key(path, cluster.coordinator)
 
 
-def put_in_force(cluster: OwnCluster, members: Sequence[Member], signer: Signer) -> Roster:
-    """Sign the roster with *members* that follows that of *cluster*, and install it at the node
-    that runs here, or leave it where the node begins with it. Raises `UserError`."""
-    signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
+def put_in_force(cluster: OwnCluster, signed: SignedRoster) -> Roster:
+    """Install *signed*, which follows the roster of *cluster*, at the node that runs here, or leave
+    it where the node begins with it. Raises `UserError`."""
     if cluster.running:
         fields = {"roster": signed.encode().hex()}
         try:
@@ -152,8 +155,9 @@ class ClusterChange:
     ) -> None:
         """Have *cluster* have *members*, and print that *what* was done, and what a person does
         next. Raises `UserError`."""
-        signer = read_signer(cluster.config, self.key)
-        _end(cluster, put_in_force(cluster, members, signer), what, json=self.json, next_=next_)
+        signer = read_signer(cluster, self.key)
+        signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
+        _end(cluster, put_in_force(cluster, signed), what, json=self.json, next_=next_)
 
 
 AS_CONFIGURED: Final = ClusterChange()

@@ -28,6 +28,7 @@ from sealring.files.cluster import (
     write_draft,
 )
 from sealring.files.config import own_config
+from sealring.joining.fingerprint import fingerprint
 from sealring.local.node_socket import ANSWER_SECONDS, ask
 from sealring.output import print_facts, print_json, print_table, progress
 
@@ -50,6 +51,7 @@ def print_roster(path: Path, signed: SignedRoster, *, json: bool, signature: str
             ("inner seal", "yes" if roster.inner_seal else "no"),
             ("tensor parallelism", "allowed" if roster.tensor_parallelism else "forbidden"),
             ("trust", roster.trust.name.lower()),
+            ("coordinator", _coordinator(roster)),
             ("signature", signature),
         ]
     )
@@ -64,8 +66,17 @@ def print_roster(path: Path, signed: SignedRoster, *, json: bool, signature: str
     )
 
 
+def _coordinator(roster: Roster) -> str:
+    """Who signs it, for people."""
+    made = roster.appointment
+    if made is None:
+        return "the key that nodes have pinned; there is no spare"
+    return f"{fingerprint(made.coordinator)}, number {made.number}; spare {fingerprint(made.spare)}"
+
+
 def roster_facts(roster: Roster) -> dict[str, Any]:
     """The roster as `--json` prints it. Times are milliseconds since 1970."""
+    made = roster.appointment
     return {
         "cluster": roster.cluster.hex(),
         "name": roster.name,
@@ -75,6 +86,9 @@ def roster_facts(roster: Roster) -> dict[str, Any]:
         "inner_seal": roster.inner_seal,
         "tensor_parallelism": roster.tensor_parallelism,
         "digest": roster.digest.hex(),
+        "coordinator": None if made is None else made.coordinator.hex(),
+        "coordinator_number": None if made is None else made.number,
+        "spare": None if made is None else made.spare.hex(),
         "members": [
             {
                 "rank": rank,
@@ -266,9 +280,15 @@ def sign(
                 f"keygen), put the line of its .pub file at 'public_key' of '{member.name}' in "
                 f"{draft}, and sign again.",
             )
-    if serial is None:
-        serial = _serial_after(path, read_roster(path), signer) if is_there(path) else 1
-    roster = build_roster(source, serial, *_validity(days))
+    appointment = None
+    if serial is None and not is_there(path):
+        serial = 1
+    elif serial is None:
+        before = read_roster(path)
+        serial = _serial_after(path, before, signer)
+        if before.roster.cluster.hex() == source.cluster:
+            appointment = before.roster.appointment
+    roster = build_roster(source, serial, *_validity(days), appointment)
     _write(path, roster, signer, json=json)
     if not json:
         print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
@@ -278,7 +298,7 @@ def _serial_after(path: Path, before: SignedRoster, signer: Signer) -> int:
     """The serial that follows *before*, the roster in *path*, which *signer* must have signed:
     whoever else can write the file would choose what is signed next. Raises `UserError`."""
     try:
-        before.verify(signer.public_key)
+        before.verify_signer(signer.public_key)
     except SealringError:
         raise UserError(
             f"{path} is not signed by this key, or it was changed: nothing in it counts, and it is "

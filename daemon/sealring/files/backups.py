@@ -46,7 +46,7 @@ LONGEST: Final = 1024
 
 _SALT: Final = 16
 _KEY: Final = 32
-_HEAD: Final = len(TITLE) + 1 + _SALT + _KEY
+_HEAD: Final = 1 + _SALT + _KEY  # after the title
 _TAG: Final = 16
 _NONCE: Final = bytes(12)
 _COST: Final = 1 << 17
@@ -122,7 +122,7 @@ def check_passphrase(text: str) -> bytes:
     """The bytes of a new passphrase. Raises `UserError` for one that is soon guessed."""
     if len(text) < SHORTEST:
         raise UserError(
-            f"a passphrase of {len(text)} characters is soon guessed, by whoever has the backup",
+            f"a passphrase of {len(text)} characters is soon guessed, by whoever has the file",
             f"Take {SHORTEST} characters or more: five words that chance has chosen are good.",
         )
     return passphrase_bytes(text)
@@ -145,12 +145,17 @@ def _derive(passphrase: bytes, salt: bytes) -> tuple[bytes, bytes]:
     return made[:_KEY], made[_KEY:]
 
 
-def seal(saved: SavedFiles, passphrase: bytes) -> bytes:
-    """The backup that holds *saved*. Raises `UserError` if that is too much."""
+def seal_bytes(text: bytes, passphrase: bytes, title: bytes) -> bytes:
+    """*text* under *passphrase*, in a file that begins with *title*."""
     salt = secrets.token_bytes(_SALT)
     key, check = _derive(passphrase, salt)
-    head = TITLE + bytes([VERSION]) + salt + check
-    data = head + ChaCha20Poly1305(key).encrypt(_NONCE, saved.model_dump_json().encode(), head)
+    head = title + bytes([VERSION]) + salt + check
+    return head + ChaCha20Poly1305(key).encrypt(_NONCE, text, head)
+
+
+def seal(saved: SavedFiles, passphrase: bytes) -> bytes:
+    """The backup that holds *saved*. Raises `UserError` if that is too much."""
+    data = seal_bytes(saved.model_dump_json().encode(), passphrase, TITLE)
     if len(data) > MAX_BACKUP:
         raise UserError(
             f"the files of this machine have more than a backup holds, {MAX_BACKUP >> 20} MiB",
@@ -177,33 +182,45 @@ def check_head(data: bytes) -> None:
         raise UserError(
             "this is no backup of sealring", "Give the file that 'sealring backup' wrote."
         )
-    if len(data) > len(TITLE) and data[len(TITLE)] != VERSION:
+    _check_whole(data, TITLE, "backup")
+
+
+def _check_whole(data: bytes, title: bytes, what: str) -> None:
+    version = data[len(title) : len(title) + 1]
+    if version and version != bytes([VERSION]):
         raise UserError(
-            f"the backup has version {data[len(TITLE)]}, and this sealring reads {VERSION}",
+            f"the {what} has version {version[0]}, and this sealring reads {VERSION}",
             "Use a newer sealring.",
         )
-    if len(data) < _HEAD + _TAG:
-        raise UserError("the backup is cut off", _DAMAGED)
+    if len(data) < len(title) + _HEAD + _TAG:
+        raise UserError(f"the {what} is cut off", _DAMAGED)
 
 
 def unseal(data: bytes, passphrase: bytes) -> SavedFiles:
     """What the backup *data* holds. Raises `UserError`."""
     check_head(data)
-    head = data[:_HEAD]
-    key, check = _derive(passphrase, head[len(TITLE) + 1 : -_KEY])
+    return read_saved(unseal_bytes(data, passphrase, TITLE, "backup"))
+
+
+def unseal_bytes(data: bytes, passphrase: bytes, title: bytes, what: str) -> bytes:
+    """What `seal_bytes` sealed in *data*, the *what*, which begins with *title*. Raises
+    `UserError`."""
+    _check_whole(data, title, what)
+    size = len(title) + _HEAD
+    head = data[:size]
+    key, check = _derive(passphrase, head[len(title) + 1 : -_KEY])
     if not hmac.compare_digest(check, head[-_KEY:]):
         raise UserError(
             "the passphrase is wrong",
             "Try again. Capitals, and the layout of the keyboard, make another passphrase.",
         )
     try:
-        text = ChaCha20Poly1305(key).decrypt(_NONCE, data[_HEAD:], head)
+        return ChaCha20Poly1305(key).decrypt(_NONCE, data[size:], head)
     except InvalidTag:
         raise UserError(
-            "the passphrase is right, and the backup is damaged: it was changed, or cut off",
+            f"the passphrase is right, and the {what} is damaged: it was changed, or cut off",
             _DAMAGED,
         ) from None
-    return read_saved(text)
 
 
 def read_saved(text: bytes) -> SavedFiles:

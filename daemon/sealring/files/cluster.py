@@ -23,6 +23,7 @@ import pydantic
 from cryptography.hazmat.primitives.asymmetric import ec
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME
+from sealring_protocol.security.appointment import Appointment
 from sealring_protocol.security.identity import Signer, SoftwareSigner
 from sealring_protocol.security.roster import (
     Member,
@@ -223,8 +224,15 @@ def _quoted(value: str | bool | list[str]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def build_roster(draft: Draft, serial: int, issued_ms: int, expires_ms: int) -> Roster:
-    """The roster that *draft* describes. Raises `UserError` when it cannot be one."""
+def build_roster(
+    draft: Draft,
+    serial: int,
+    issued_ms: int,
+    expires_ms: int,
+    appointment: Appointment | None = None,
+) -> Roster:
+    """The roster that *draft* describes, with the *appointment* of the one before it. Raises
+    `UserError` when it cannot be one."""
     try:
         return Roster(
             cluster=bytes.fromhex(draft.cluster),
@@ -235,6 +243,7 @@ def build_roster(draft: Draft, serial: int, issued_ms: int, expires_ms: int) -> 
             inner_seal=draft.inner_seal,
             members=tuple(_member(member) for member in draft.member),
             tensor_parallelism=draft.tensor_parallelism,
+            appointment=appointment,
         )
     except SealringError as error:
         raise UserError(
@@ -256,11 +265,16 @@ def _member(member: DraftMember) -> Member:
 
 
 def changed_roster(
-    before: Roster, members: Sequence[Member], wall_ms: int, spent: int = 0
+    before: Roster,
+    members: Sequence[Member],
+    wall_ms: int,
+    spent: int = 0,
+    appointment: Appointment | None = None,
 ) -> Roster:
     """The roster that follows *before*, with these *members* in rank order. It has the next serial,
     which is beyond *spent* too, that of a roster that was sent and never in force. It is valid from
-    *wall_ms* on (milliseconds since 1970) for as long as *before* was in all.
+    *wall_ms* on (milliseconds since 1970) for as long as *before* was in all. It has the
+    *appointment* of *before*, if it is given no other.
 
     Raises `UserError` for members that no roster can have, and for a clock that is behind that of
     whoever signed *before*.
@@ -289,6 +303,7 @@ def changed_roster(
             issued_ms=issued_ms,
             expires_ms=issued_ms + before.expires_ms - before.issued_ms,
             members=tuple(members),
+            appointment=before.appointment if appointment is None else appointment,
         )
     except SealringError as error:
         raise UserError(
@@ -299,16 +314,8 @@ def changed_roster(
 def sign_next(
     before: SignedRoster, members: Sequence[Member], signer: Signer, wall_ms: int, spent: int = 0
 ) -> SignedRoster:
-    """`changed_roster`, signed by *signer*, which must have signed *before*: whoever else could
-    write a roster would choose what is signed next. Raises `UserError`."""
-    try:
-        before.verify(signer.public_key)
-    except SealringError:
-        raise UserError(
-            f"roster {before.roster.serial} of {before.roster.name} is not signed by this key, or "
-            "it was changed",
-            "Give the coordinator's private key, which signed it.",
-        ) from None
+    """`changed_roster`, signed by *signer*, which must have signed *before*. Raises `UserError`."""
+    check_signed_by(before, signer)
     for member in members:
         if member.public_key == signer.public_key:
             raise UserError(
@@ -318,9 +325,22 @@ def sign_next(
     return sign_roster(changed_roster(before.roster, members, wall_ms, spent), signer)
 
 
+def check_signed_by(before: SignedRoster, signer: Signer) -> None:
+    """Raise `UserError` unless *signer* has signed *before*: whoever else could write a roster
+    would choose what is signed next."""
+    try:
+        before.verify_signer(signer.public_key)
+    except SealringError:
+        raise UserError(
+            f"roster {before.roster.serial} of {before.roster.name} is not signed by this key, or "
+            "it was changed",
+            "Give the coordinator's private key, which signed it.",
+        ) from None
+
+
 def read_coordinator_key(path: Path, coordinator: bytes) -> SoftwareSigner:
     """The private key at *path*, which must be the half of the public key *coordinator* that signs
-    rosters. Raises `UserError`."""
+    rosters now. Raises `UserError`."""
     if not is_there(path):
         raise UserError(
             f"there is no coordinator's key at {path}",
@@ -331,10 +351,9 @@ def read_coordinator_key(path: Path, coordinator: bytes) -> SoftwareSigner:
     signer = read_key(path)
     if signer.public_key != coordinator:
         raise UserError(
-            f"{path} is not the key that signs this cluster's rosters: it is not the private half "
-            "of the config's 'coordinator'",
-            "Give the coordinator's private key. If there is none on this machine, take "
-            "'coordinator_key' out of the config.",
+            f"{path} is not the key that signs this cluster's rosters",
+            "Give the coordinator's private key; one from before a change of the coordinator signs "
+            "nothing. If there is none on this machine, take 'coordinator_key' out of the config.",
         )
     return signer
 

@@ -452,8 +452,9 @@ class Door:
                 "the coordinator's key, which signs who is a member, is not on this machine",
                 f"Give its file: sealring machines accept {knock.fingerprint} --key FILE",
             )
-        signer = read_coordinator_key(self._config.coordinator_key, self._coordinator)
         before = self.roster
+        coordinator = before.roster.coordinator(self._coordinator)
+        signer = read_coordinator_key(self._config.coordinator_key, coordinator)
         self._place(knock, before.roster)
         members = (*before.roster.members, knock.member)
         return sign_next(before, members, signer, wall_ms(), self.spent)

@@ -15,7 +15,6 @@ import trio
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.members import Pause
-from sealring_trio.files.key_files import read_public_key
 from sealring_trio.node import setup as node_setup
 from sealring_trio.node.setup import NodeSetup
 from sealring_trio.units import format_address, is_loopback, is_unspecified
@@ -39,15 +38,27 @@ log = logging.getLogger("sealring")
 def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup[Config]:
     """As `sealring_trio.node.setup.prepare`, and check the coordinator's key, where it lies here,
     and what a head alone needs. Raises `UserError`."""
-    if config.coordinator_key is not None:
-        read_coordinator_key(config.coordinator_key, read_public_key(config.coordinator))
     setup = node_setup.prepare(config, pause)
+    if config.coordinator_key is not None:
+        _check_coordinator_key(config.coordinator_key, setup)
     if setup.roster.roster.rank(setup.identity.id) == 0:
         check_text(setup.model)
         check_api(config)
         if not has_chat_template(setup.model):
             log.warning(NO_TEMPLATE)
     return setup
+
+
+def _check_coordinator_key(path: Path, setup: NodeSetup[Config]) -> None:
+    """Raise `UserError` unless the key at *path* signs rosters. One from before a change of the
+    coordinator keeps no node from beginning: the change came without a hand on this machine."""
+    roster = setup.roster.roster
+    try:
+        read_coordinator_key(path, roster.coordinator(setup.identity.coordinator))
+    except UserError as error:
+        if roster.appointment is None:
+            raise
+        log.warning("%s. %s", error.what, error.advice)
 
 
 def check_api(config: Config) -> None:

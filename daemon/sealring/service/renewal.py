@@ -47,7 +47,8 @@ def due_in(roster: Roster, rank: int, wall_ms: int) -> float:
 
 async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes, door: Door) -> None:
     """Renew the roster of *runtime*, whose *door* is this, whenever it is due, with the key that
-    *config* names, until cancelled. A failure is logged once, and tried again."""
+    *config* names, until cancelled; *coordinator* is the pinned key. A failure is logged once, and
+    tried again."""
     if config.coordinator_key is None:
         return
     if runtime.node.world > 1:
@@ -73,9 +74,10 @@ async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes, do
 
 
 async def _renew(runtime: Runtime, path: Path, coordinator: bytes, spent: int) -> None:
-    """Sign the members again with the key at *path*, and install that. Raises `UserError`."""
-    signer = read_coordinator_key(path, coordinator)
+    """Sign the members again with the key at *path*, and install that; *coordinator* is the pinned
+    key. Raises `UserError`."""
     before = runtime.node.roster
+    signer = read_coordinator_key(path, before.roster.coordinator(coordinator))
     signed = sign_next(before, before.roster.members, signer, wall_ms(), spent)
     await runtime.install(signed.encode())
     log.info(

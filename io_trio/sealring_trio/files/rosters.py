@@ -22,8 +22,9 @@ from typing import Final
 
 import attrs
 import trio
-from sealring_protocol.errors import SealringError
+from sealring_protocol.errors import RemoteProtocolError, SealringError
 from sealring_protocol.limits import MAX_ROSTER
+from sealring_protocol.security.appointment import check_succession
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import sha256
 from sealring_protocol.security.roster import Roster, SignedRoster
@@ -134,6 +135,8 @@ class RosterStore:
         if kept is not None:
             _check_twins(path, given.roster, self._kept, kept.roster)
             best = max(given, kept, key=lambda signed: signed.roster.serial)
+            if best is given:
+                _check_succession(path, given.roster, kept.roster)
         where = path if best is given else self._kept
         if mark is not None:
             self._check_mark(mark, path, given.roster, kept, fault)
@@ -277,6 +280,20 @@ def _check_twins(one: Path, first: Roster, two: Path, second: Roster) -> None:
             "Find out who signed them. Then sign one with a greater serial (sealring roster sign), "
             "and give it to every node.",
         )
+
+
+def _check_succession(path: Path, given: Roster, kept: Roster) -> None:
+    """Raise `UserError` if *given*, at *path*, has a coordinator that *kept* does not lead to."""
+    try:
+        check_succession(kept.appointment, given.appointment)
+    except RemoteProtocolError as error:
+        raise UserError(
+            f"{path} may not take the place of roster {kept.serial}, which this node has used: "
+            f"{error}",
+            "Whoever signed it has a coordinator's key that counts no more, or began with an old "
+            "draft. Copy the newest roster of another node there; sign what follows from that "
+            "(sealring roster renew).",
+        ) from None
 
 
 def _tell_expired(path: Path, roster: Roster, wall_ms: int, *, known: bool) -> None:

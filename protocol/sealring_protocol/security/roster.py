@@ -479,7 +479,8 @@ class SignedRoster:
         """
         roster = self.roster
         _verify(pinned, roster.cluster, roster.appointment, roster.digest, self.signature)
-        _check_apart(pinned, roster)
+        if _has_coordinator(roster, pinned):
+            raise AuthenticationFailed("the coordinator's key is a member's key")
 
     def verify_signer(self, signer: bytes) -> None:
         """Check that the key *signer* signed it: enough for whoever has the private half, and knows
@@ -496,7 +497,7 @@ def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
     """
     if roster.coordinator(signer.public_key) != signer.public_key:
         raise LocalProtocolError("the roster says that another key signs it")
-    if node_id(signer.public_key) in roster:
+    if _has_coordinator(roster, signer.public_key):
         raise LocalProtocolError("the coordinator's key is a member's key")
     signature = signer.sign(_payload(roster.digest))
     check_own_signature(signature)
@@ -518,7 +519,8 @@ def open_roster(pinned: bytes, data: bytes) -> SignedRoster:
             raise AuthenticationFailed("the roster ends before it says who signs it") from None
     _verify(pinned, cluster, appointment, sha256(body), signature)
     signed = SignedRoster(Roster.decode(body), signature)
-    _check_apart(pinned, signed.roster)
+    if _has_coordinator(signed.roster, pinned):
+        raise AuthenticationFailed("the coordinator's key is a member's key")
     return signed
 
 
@@ -532,13 +534,11 @@ def _verify(
     verify(signer, signature, _payload(digest))
 
 
-def _check_apart(pinned: bytes, roster: Roster) -> None:
-    """Raise `AuthenticationFailed` if a coordinator's key is a member's."""
-    keys = {pinned}
-    if roster.appointment is not None:
-        keys |= {roster.appointment.spare, roster.appointment.coordinator}
-    if any(node_id(key) in roster for key in keys):
-        raise AuthenticationFailed("the coordinator's key is a member's key")
+def _has_coordinator(roster: Roster, pinned: bytes) -> bool:
+    """True if a coordinator's key, *pinned* or of the appointment, is a member's."""
+    made = roster.appointment
+    keys = {pinned} if made is None else {pinned, made.spare, made.coordinator}
+    return any(node_id(key) in roster for key in keys)
 
 
 def newer(
