@@ -23,6 +23,8 @@ from spec.vectors.world import (
     EVE,
     HOME,
     HOME_6,
+    HOME_CHANGED,
+    HOME_SPARED,
     NOW,
     TERMS,
     signed,
@@ -96,6 +98,11 @@ def _good() -> Iterator[Vector]:
     yield _dial("brings", "HS-18 HS-24", about, talk_to(ours=HOME_6))
     about = "gets a newer roster"
     yield _dial("gets", "HS-25 RO-11", about, talk_to(theirs=HOME_6))
+    about = "gets a change of the coordinator, having missed the naming of the spare"
+    yield _dial("gets-change", "HS-25 RO-17", about, talk_to(theirs=HOME_CHANGED))
+    about = "brings a change of the coordinator"
+    talk = talk_to(ours=HOME_CHANGED, theirs=HOME_SPARED)
+    yield _dial("brings-change", "HS-18 RO-17", about, talk)
     about = "its own roster has expired, and a newer comes"
     yield _dial("saved", "HS-14 HS-25", about, talk_to(ours=EXPIRED_5, theirs=HOME_6))
     for code, about in ((4, "told that there is such a link"), (13, "told to try later")):

@@ -36,11 +36,14 @@ from spec.vectors.world import (
     EVE,
     HOME,
     HOME_6,
+    HOME_CHANGED,
+    NEXT,
     NOW,
     OTHER_CLUSTER,
     TERMS,
     Node,
     signed,
+    spared,
 )
 
 _FIRST: Final = met()
@@ -60,6 +63,10 @@ CLOSED: Final = flat(Close(0, "welcome"))
 LATE: Final = signed(attrs.evolve(TERMS, expires_ms=NOW))
 WITHIN: Final = signed(attrs.evolve(TERMS, members=(*TERMS.members, EVE.member)))
 """A roster that holds the joiner already."""
+
+
+CHANGED: Final = signed(spared(1, 2, NEXT, members=(*TERMS.members, EVE.member)), NEXT)
+"""A roster of the second coordinator, with the joiner."""
 
 
 def vectors() -> Iterator[Vector]:
@@ -109,6 +116,10 @@ def _good() -> Iterator[Vector]:
     yield _joins("again", "JN-25", about, met(theirs=WITHIN), [admit_of(WITHIN)])
     about = "it is a member already, and gets a newer roster"
     yield _joins("again-newer", "JN-25", about, met(theirs=WITHIN), [admit_of()])
+    about = "the cluster has changed its coordinator since the invitation"
+    yield _joins("changed", "JN-12 RO-17", about, met(theirs=HOME_CHANGED), [admit_of(CHANGED)])
+    about = "it changes the coordinator before it lets in"
+    yield _joins("changes", "JN-25 RO-17", about, met(), [admit_of(CHANGED)])
     about = "settings with line ends, as long as may be"
     yield _joins("settings", "JN-25", about, met(), [admit_of(settings="\n" * 4096)])
     about = "no settings"

@@ -25,11 +25,15 @@ from spec.vectors.world import (
     CLUSTER,
     EVE,
     HOME_6,
+    HOME_CHANGED,
+    HOME_SPARED,
     NOW,
     OTHER_CLUSTER,
     TERMS,
     Node,
+    appointed,
     signed,
+    spared,
 )
 
 GIVEN: Final = _GIVEN
@@ -84,6 +88,9 @@ def _good() -> Iterator[Vector]:
     yield _answer("gets", "HS-18 HS-24", about, talk_to(ours=HOME_6))
     about = "it holds the newer roster itself"
     yield _answer("brings", "HS-25", about, talk_to(theirs=HOME_6))
+    about = "the initiator brings a change of the coordinator"
+    talk = talk_to(ours=HOME_CHANGED, theirs=HOME_SPARED)
+    yield _answer("gets-change", "HS-18 RO-17 RO-19", about, talk)
     about = "a member of the newer roster alone"
     yield _answer("new-member", "HS-18 HS-19", about, talk_to(dialer=EVE, ours=WITH_EVE))
     about = "its own roster has expired, and a newer comes"
@@ -200,6 +207,8 @@ def _bad_fin() -> Iterator[Vector]:
 
 
 def _bad_rosters() -> Iterator[Vector]:
+    made = attrs.evolve(appointed(), naming=appointed(spare=EVE).naming)
+    unnamed = signed(attrs.evolve(spared(0, 6), appointing=made))
     late = signed(attrs.evolve(TERMS, serial=6, expires_ms=NOW))
     elsewhere = signed(attrs.evolve(TERMS, serial=6, cluster=OTHER_CLUSTER))
     cases: list[tuple[str, str, str, bytes | None, dict[str, Any], CloseCode]] = [
@@ -209,6 +218,7 @@ def _bad_rosters() -> Iterator[Vector]:
         ("roster-digest", "HS-18", "another digest", HOME_6, {"digest": bytes(32)}, MALFORMED),
         ("roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", LONG_6, {}, LIMIT),
         ("roster-forged", "RO-08", "signed by a member", signed(_terms_6(), ADA), {}, FORGED),
+        ("roster-naming", "RO-17", "a spare that the key did not name", unnamed, {}, FORGED),
         ("roster-cluster", "RO-10", "another cluster's", elsewhere, {}, FORGED),
         ("roster-expired", "RO-12", "one that has expired", late, {}, EXPIRED),
         ("roster-without", "RO-13", "one without its sender", WITHOUT_ADA, {}, FORGED),

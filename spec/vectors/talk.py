@@ -37,7 +37,8 @@ X_SECRET: Final = X_ANSWERING.exchange(X_DIALING.public_key())
 
 def serial_of(roster: bytes) -> int:
     """The serial of a signed roster."""
-    at = 35 + int.from_bytes(roster[33:35], "big")
+    name = 33 + 266 * (roster[:1] == b"\2")
+    at = name + 2 + int.from_bytes(roster[name : name + 2], "big")
     return int.from_bytes(roster[at : at + 8], "big")
 
 
