@@ -65,6 +65,8 @@ def test_a_machine_whose_ring_is_down_is_looked_at(configs: list[Path]) -> None:
     assert [each["state"] for each in found["node"] + found["clock"]] == ["note", "note"]
     for check in ("versions", "descriptors", "config", "key", "roster", "model", "collectives"):
         assert [each["state"] for each in found[check]] == ["ok"], found[check]
+    assert [each["state"] for each in found["spare"]] == ["note"]
+    assert "sealring coordinator spare FILE" in found["spare"][0]["advice"]
 
 
 def test_a_node_that_starts_is_not_called_absent(configs: list[Path]) -> None:

@@ -109,6 +109,15 @@ def test_a_lost_key_is_replaced_and_no_other_file_changes(home: Path) -> None:
     assert (facts["coordinator_number"], facts["signature"]) == (2, "good")
 
 
+def test_doctor_knows_whether_there_is_a_spare(home: Path) -> None:
+    for roster, state in (("home.roster", "ok"), ("before.roster", "note")):
+        text = CONFIG.replace("home.roster", roster)
+        (home / "desk.toml").write_text(text)
+        done = sealring("doctor", "--config", home / "desk.toml", "--json")
+        (found,) = (each for each in done.json()["findings"] if each["check"] == "spare")
+        assert found["state"] == state
+
+
 def test_the_former_key_signs_nothing(home: Path) -> None:
     assert change(home).code == 0
     former = home / KEY_NAME

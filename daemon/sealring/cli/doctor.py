@@ -39,6 +39,7 @@ from sealring.files.cluster import write_new
 from sealring.files.config import Config, own_config
 from sealring.generation.status import build_info
 from sealring.http.connections import raise_limit
+from sealring.joining.fingerprint import fingerprint
 from sealring.local.node_socket import NobodyThere, ask
 from sealring.output import print_json, visible
 
@@ -229,7 +230,7 @@ def _identity(config: Config) -> tuple[list[Finding], bytes, SignedRoster | None
     except UserError as error:
         findings.append(Finding("roster", WRONG, error.what, error.advice))
     else:
-        findings.append(_roster(config, roster, own))
+        findings += [_roster(config, roster, own), _spare(roster)]
     return findings, own, roster
 
 
@@ -269,6 +270,18 @@ def _roster(config: Config, signed: SignedRoster, own: bytes) -> Finding:
     if seconds <= 0 or soon:
         return Finding("roster", WRONG, text, renew, facts)
     return Finding("roster", OK, text, "", facts)
+
+
+def _spare(signed: SignedRoster) -> Finding:
+    made = signed.roster.appointment
+    if made is None:
+        what = (
+            "this cluster has no spare coordinator: if the coordinator's key is lost, it ends when "
+            "its roster expires"
+        )
+        return Finding("spare", NOTE, what, "Where that key is: sealring coordinator spare FILE")
+    text = f"there is a spare coordinator, {fingerprint(made.spare)}"
+    return Finding("spare", OK, text, "", {"coordinator_number": made.number})
 
 
 def _model(patient: Patient) -> Iterator[Finding]:
