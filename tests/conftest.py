@@ -70,6 +70,12 @@ def served() -> Iterator[Served]:
         yield running
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is long by one parameter and slow by another is long."""
+    if item.get_closest_marker("long"):
+        item.own_markers = [mark for mark in item.own_markers if mark.name != "slow"]
+
+
 def pytest_collection_finish() -> None:
     """What stands now stands to the end: no collection of garbage needs to look at it again."""
     gc.collect()

@@ -83,6 +83,9 @@ TWINS = ("llama-tied", "qwen3", "gemma3")
 EVERY_FAMILY = rows([*FAMILIES], *(family for family in FAMILIES if family not in TWINS))
 """As the values of a parameter: those that others stand for are slow."""
 
+EVERY_KIND = rows([*FAMILIES], *(family for family in FAMILIES if family not in TWINS), ci=())
+"""The same for what depends on kinds of layer, window and cache alone: twins are long."""
+
 SHARDED = {
     "llama": ("llama", {"num_hidden_layers": 3}),
     "qwen3": ("qwen3", {"num_hidden_layers": 2}),

@@ -1,7 +1,7 @@
 """Rows that share a batch keep the text that each has alone."""
 
 import pytest
-from model_families import EVERY_FAMILY, FAMILIES, reference_tokens
+from model_families import EVERY_KIND, FAMILIES, reference_tokens
 from model_rings import Ring, bounds_for
 from sealring_model.mlx_lm_import import mlx_lm
 from sealring_model.stage.caches import CacheStore
@@ -40,7 +40,7 @@ def mingled(ring: Ring, count: int, sampling: dict | None = None) -> list[list[i
     return [ring.text[uids[i]][:count] for i in range(len(PROMPTS))]
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", EVERY_KIND)
 @pytest.mark.parametrize(("world", "idle"), rows([(1, 0), (2, 0), (2, 9)], (1, 0), (2, 9)))
 def test_eight_rows_that_come_and_go(models, references, family, world, idle):
     layers = FAMILIES[family]["num_hidden_layers"]

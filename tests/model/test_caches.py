@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import (
-    EVERY_FAMILY,
+    EVERY_KIND,
     FAMILIES,
     config_of,
     make_model,
@@ -81,7 +81,7 @@ def test_whether_a_stage_can_cut_is_told_by_its_caches(models, family, trimmable
     assert stage_of(models[family], 0, count(family)).trimmable is trimmable
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", EVERY_KIND)
 def test_a_row_saved_out_of_its_group_continues_where_it_was(models, references, family):
     """The longest, the shortest and one between, before and after windows have turned; the others
     go on, and so does the row that opens the snapshot, twice."""
@@ -143,7 +143,7 @@ def test_cancelling_in_the_middle_of_a_prefill_frees_all(models, family):
     assert [executor.live_rows for executor in ring.executors] == [0, 0]
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", EVERY_KIND)
 def test_evicting_the_last_row_frees_all_and_the_group_can_begin_again(models, references, family):
     ring = Ring(models[family], (0, 2, count(family)))
     ring.generate(PROMPT, 3)
@@ -204,7 +204,7 @@ SLACK = 16 * 1024
 # ----------------------------------------------------------------------- costs
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", EVERY_KIND)
 def test_what_rows_cost_is_what_they_are_charged(models, family):
     """Alone, a row is charged what its caches take and a step of growth at most; rows of a group,
     as many times the longest, within 3 percent when the rectangle has just grown."""

@@ -11,7 +11,7 @@ from random import Random
 
 import attrs
 import pytest
-from model_families import FAMILIES
+from model_families import FAMILIES, TWINS
 from model_rings import SAMPLING, Ring, StepFailed, hop_keys, stage_of
 from sealring_model.engine.executor import Executor
 from sealring_model.engine.hidden_io import SealedActivations
@@ -128,7 +128,7 @@ class RealEngine:
         ("llama", 2, 0),
         ("gpt-oss", 4, 0),
         ("qwen3-next", 3, 0),
-        ci=[course for course in COURSES if course[2] == 0],
+        ci=[course for course in COURSES if course[0] not in TWINS and course[2] == 0],
     ),
 )
 def test_guesses_change_no_text(models, alone, family, world, seed):
@@ -169,7 +169,7 @@ def test_guesses_change_no_text_of_other_caches(tmp_path, family, world):
 
 @pytest.mark.parametrize("seed", rows(range(3), 0))
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("family", rows(["llama", "qwen3"], "llama"))
+@pytest.mark.parametrize("family", rows(["llama", "qwen3"], "llama", ci=()))
 def test_guesses_change_no_text_on_a_device_that_waits(
     models, alone, monkeypatch, family, world, seed
 ):
@@ -325,7 +325,7 @@ PROMPT = (1, 2, 3, 4, 5)
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("way", range(3))
-@pytest.mark.parametrize("family", rows(["llama", "qwen3"], "llama"))
+@pytest.mark.parametrize("family", rows(["llama", "qwen3"], "llama", ci=()))
 def test_several_guesses_are_read_with_one_step(models, alone, family, way, world):
     """Right ones save steps; after a wrong one the text goes on as it would without."""
     text = alone(family, PROMPT, way)[:LENGTH]

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from functools import partial
 
 import pytest
-from model_families import FAMILIES
+from model_families import FAMILIES, TWINS
 from model_rings import SAMPLING, Ring, StepFailed, travelled
 from sealring_model import lookahead
 from sealring_protocol.codec.messages import NO_WORK, Decode, Join, Open, Prefill, Step, StepDone
@@ -157,6 +157,12 @@ CUTS = {"llama": (2,), "qwen3": (1, 3), "qwen3-next": (3,), "gpt-oss": (2,)}
         *rows(
             [(family, *which) for family in CUTS for which in ((True, 0), (False, 1))],
             ("llama", True, 0),
+            ci=[
+                (family, *which)
+                for family in CUTS
+                if family not in TWINS
+                for which in ((True, 0), (False, 1))
+            ],
         ),
         *(
             pytest.param(family, *which, marks=pytest.mark.long)
