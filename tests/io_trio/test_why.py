@@ -225,8 +225,9 @@ ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
 
 
 def in_ci(row: str) -> pytest.MarkDecorator:
-    """Where *row* is tried: a roster that expires is waited for, a quarter of a minute."""
-    return pytest.mark.long if row == "an expired roster" else pytest.mark.slow
+    """Where *row* is tried: a roster that expires is waited for, a quarter of a minute; an adapter
+    or other weights make another model as well."""
+    return pytest.mark.long if row in ("an expired roster", "another model") else pytest.mark.slow
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=in_ci(row)) for row in ROWS])
