@@ -145,6 +145,7 @@ def test_two_machines_in_two_commands(folder: Path) -> None:
     assert f"sealring up {folder / 'den'}" in again.err
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_put_out_comes_back(folder: Path) -> None:
     config, its = folder / "desk" / "node.toml", folder / "den" / "node.toml"
     began, url = start(folder, "--yes", "--json")
