@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from typing import Any
 
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.messages import Message
@@ -148,6 +149,10 @@ class Pair:
         channel, other = self.liar(name), "inviter" if name == "joiner" else "joiner"
         for message in messages:
             self.deliver(other, bytes(channel.seal(encode(message))))
+
+
+def last(pair: Pair, name: str) -> Any:
+    return pair.heard[name][-1]
 
 
 def with_dan(serial: int = 6) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import pytest
 from sealring_protocol.errors import (
@@ -34,12 +32,8 @@ from .pairs import (
     drain,
     host,
     invitations,
+    last,
 )
-
-
-def last(pair: Pair, name: str) -> Any:
-    return pair.heard[name][-1]
-
 
 # ----------------------------------------------------------------------- replays
 

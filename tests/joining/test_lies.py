@@ -64,15 +64,12 @@ from .pairs import (
     drain,
     host,
     invitations,
+    last,
     with_dan,
 )
 
 PROGRESS = Progress()
 ADMIT = Admit(with_dan(), "{}")
-
-
-def last(pair: Pair, name: str) -> Any:
-    return pair.heard[name][-1]
 
 
 def died(pair: Pair, name: str, kind: type[SealringError]) -> None:

@@ -16,7 +16,6 @@ from sealring_protocol.errors import (
     ConnectionLost,
     LocalProtocolError,
     RemoteProtocolError,
-    SealringError,
 )
 from sealring_protocol.joining.exchange import (
     INVITER_TABLE,
@@ -33,7 +32,7 @@ from sealring_protocol.joining.exchange import (
 from sealring_protocol.joining.session import JoinSession
 from sealring_protocol.table import IllegalEvent, Machine, cross_product
 
-from tests.security.pairs import bytes_of, encapsulate, frame
+from tests.security.pairs import assert_dead, bytes_of, encapsulate, frame
 
 from .pairs import (
     ADA,
@@ -170,22 +169,6 @@ MISUSES = [
     for name, (call, move) in calls.items()
     if state.name != "DEAD" and (state, move) not in TABLES[states]
 ]
-
-
-def assert_dead(machine: Role, error: SealringError) -> None:
-    """Not a byte, no event, and the same error for ever."""
-    assert machine.state.name == "DEAD"
-    for call in (
-        machine.data_to_send,
-        machine.next_event,
-        machine.close,
-        lambda: machine.receive(frame(bytes(9))),
-        lambda: machine.provide_signature(bytes(64)),
-        lambda: machine.fail(SealringError("another")),
-    ):
-        with pytest.raises(type(error)) as again:
-            call()
-        assert again.value is error
 
 
 @pytest.mark.parametrize(("state", "call"), MISUSES)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from sealring_protocol.codec.frame import Frame
 from sealring_protocol.errors import SealringError
+from sealring_protocol.joining.exchange import Inviter, Joiner
 from sealring_protocol.security.admission import ReplayCache
 from sealring_protocol.security.handshake import (
     EncapsulationRequested,
@@ -184,7 +185,7 @@ def run_to_end(*args: Any, **kwargs: Any) -> tuple[Run, Established, Established
     return run, take(run.initiator, Established), take(run.responder, Established)
 
 
-def assert_dead(machine: Initiator | Responder, error: BaseException) -> None:
+def assert_dead(machine: Initiator | Responder | Joiner | Inviter, error: BaseException) -> None:
     """Not a byte, no event, and the same error for ever."""
     assert machine.state.name == "DEAD"
     assert isinstance(error, SealringError)
@@ -192,7 +193,7 @@ def assert_dead(machine: Initiator | Responder, error: BaseException) -> None:
         machine.data_to_send,
         machine.next_event,
         machine.close,
-        machine.stored,
+        *([] if isinstance(machine, Inviter) else [machine.stored]),
         lambda: machine.receive(frame(bytes(9))),
         lambda: machine.provide_signature(bytes(64)),
         lambda: machine.fail(SealringError("another")),
