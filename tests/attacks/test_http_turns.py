@@ -35,6 +35,17 @@ POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
 ONE_BYTE = b"1\r\nx\r\n"
 
 
+def recorded() -> tuple[list[str], Any]:
+    """What is asked for, and an app that answers as `hello` does."""
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await hello(scope, receive, send)
+
+    return asked, app
+
+
 class Passes:
     """Counts the passes of the event loop, as a link's task that always has something to do."""
 
@@ -86,12 +97,7 @@ async def test_a_pass_answers_one_request_of_many_connections() -> None:
 
 
 async def test_a_new_client_does_not_wait_for_all_that_keep_the_server_busy() -> None:
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["path"])
-        await hello(scope, receive, send)
-
+    asked, app = recorded()
     async with door(app, limit=2 * MANY) as served:
         busy = [await served.connect() for _ in range(MANY)]
         async with trio.open_nursery() as nursery:
@@ -109,12 +115,7 @@ async def test_a_new_client_does_not_wait_for_all_that_keep_the_server_busy() ->
 
 
 async def test_those_that_keep_the_server_busy_do_not_wait_for_all_new_ones() -> None:
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["path"])
-        await hello(scope, receive, send)
-
+    asked, app = recorded()
     async with door(app, limit=2 * MANY) as served:
         known = await served.connect()
         for _ in range(10):
@@ -132,12 +133,7 @@ async def test_those_that_keep_the_server_busy_do_not_wait_for_all_new_ones() ->
 
 @pytest.mark.parametrize("path", PROBES)
 async def test_probes_do_not_wait_for_others(path: str) -> None:
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["path"])
-        await hello(scope, receive, send)
-
+    asked, app = recorded()
     async with door(app, limit=2 * MANY) as served:
         new = [await served.connect() for _ in range(MANY)]
         probe = await served.connect()
@@ -151,12 +147,7 @@ async def test_probes_do_not_wait_for_others(path: str) -> None:
 
 
 async def test_probes_leave_turns_to_others() -> None:
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["path"])
-        await hello(scope, receive, send)
-
+    asked, app = recorded()
     async with door(app, limit=2 * MANY) as served:
         probes = [await served.connect() for _ in range(MANY)]
         other = await served.connect()
@@ -188,12 +179,7 @@ async def test_who_has_left_waits_for_no_turn() -> None:
 
 
 async def test_new_and_known_connections_share_the_turns() -> None:
-    asked: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.append(scope["path"])
-        await hello(scope, receive, send)
-
+    asked, app = recorded()
     async with door(app, limit=4 * MANY) as served:
         known = await served.connect(get("/"))
         await one(known)

@@ -29,7 +29,7 @@ from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_time, wall_ms
 
 from sealring.cli.options import AsJson, OwnConfig
-from sealring.files.cluster import make_member, read_coordinator_key, sign_next
+from sealring.files.cluster import make_member, read_coordinator_key, sign_next, write_roster
 from sealring.files.config import Config, own_config
 from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
 from sealring.output import print_json, progress
@@ -106,13 +106,7 @@ def put_in_force(cluster: OwnCluster, signed: SignedRoster) -> Roster:
         except UserError as error:
             raise _with_file(error, cluster, signed) from None
         return signed.roster
-    try:
-        replace_file(cluster.config.roster, signed.encode())
-    except OSError as error:
-        raise UserError(
-            f"cannot write the roster {cluster.config.roster}: {error.strerror}",
-            "Nothing has changed. Make that file yours, or free space, and try again.",
-        ) from None
+    write_roster(cluster.config.roster, signed)
     return signed.roster
 
 

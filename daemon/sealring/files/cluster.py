@@ -424,3 +424,14 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
             f"cannot write {path} for you alone (mode {mode:04o}): {error.strerror}",
             "Choose a folder on a file system that has room and keeps modes.",
         ) from None
+
+
+def write_roster(path: Path, roster: SignedRoster) -> None:
+    """Have the node whose config names *path* begin with *roster*. Raises `UserError`."""
+    try:
+        replace_file(path, roster.encode())
+    except OSError as error:
+        raise UserError(
+            f"cannot write the roster {path}: {error.strerror}",
+            "Nothing has changed. Make that file yours, or free space, and try again.",
+        ) from None

@@ -51,11 +51,6 @@ class Origin:
     host: str
     port: int | None
 
-    @property
-    def is_web(self) -> bool:
-        """Whether it is a web page, and no page of a program."""
-        return self.scheme in _PORTS
-
     def is_at(self, host: Authority, *, secure: bool) -> bool:
         """Whether it is a page of the server itself, which was addressed as *host*. If *secure*,
         that server speaks TLS, and so do its pages; if not, a proxy before it may."""
@@ -92,15 +87,17 @@ def parse_origin(text: str) -> Origin | None:
 
 
 @attrs.frozen
-class AllowedHosts:
-    """What `allowed_hosts` in the config says, besides loopback."""
-
+class _Allowed:
     names: Sequence[str] = ()
 
     @property
     def everyone(self) -> bool:
-        """Whether every name is allowed."""
+        """Whether every name, or every page, is allowed."""
         return ANY in self.names
+
+
+class AllowedHosts(_Allowed):
+    """What `allowed_hosts` in the config says, besides loopback."""
 
     def allow(self, host: str) -> bool:
         """Whether a server on loopback may be addressed as *host*, in the spelling of
@@ -110,16 +107,8 @@ class AllowedHosts:
         return any(name == ANY or _fits(host, name) for name in self.names)
 
 
-@attrs.frozen
-class AllowedOrigins:
+class AllowedOrigins(_Allowed):
     """What `allowed_origins` in the config says, besides the server's own pages."""
-
-    names: Sequence[str] = ()
-
-    @property
-    def everyone(self) -> bool:
-        """Whether every page is allowed."""
-        return ANY in self.names
 
     def allow(self, origin: str) -> bool:
         """Whether pages of *origin*, as their browser says, may use the API. ``null``, which

@@ -22,11 +22,11 @@ from sealring_protocol.security.roster import (
     sign_roster,
 )
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import is_there, read_key, read_public_key, replace_file
+from sealring_trio.files.key_files import is_there, read_key, read_public_key
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_address, parse_address, wall_ms
 
-from sealring.files.cluster import keep_key, new_key, write_new
+from sealring.files.cluster import keep_key, new_key, write_new, write_roster
 from sealring.files.config import (
     CONFIG_NAME,
     NO_API,
@@ -231,13 +231,7 @@ class FormerMember:
     def settle(self, roster: SignedRoster) -> None:
         """Have the node begin with *roster*, in which this machine is a member again. Raises
         `UserError`."""
-        try:
-            replace_file(self.config.roster, roster.encode())
-        except OSError as error:
-            raise UserError(
-                f"cannot write the roster {self.config.roster}: {error.strerror}",
-                "Nothing has changed. Make that file yours, or free space, and try again.",
-            ) from None
+        write_roster(self.config.roster, roster)
 
 
 def former_member(place: MemberFiles, coordinator: bytes) -> FormerMember | None:
