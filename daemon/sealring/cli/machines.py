@@ -310,7 +310,9 @@ def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
         cluster, member = read_cluster(settings.path), _member(done)
         if cluster.roster.roster.member(member.id) is None:
             members = (*cluster.members, member)
-            done["serial"] = put_in_force(cluster, members, read_signer(settings, key)).serial
+            signer = read_signer(cluster, key)
+            signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
+            done["serial"] = put_in_force(cluster, signed).serial
     return done
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from sealring_protocol.control.head.trial import UNTRIED
 from sealring_tools.bench.measure import Result
 
 PROMPT: Final = "Tell me a story about a fox and a river."
-OPTIONS: Final = {"collectives": "shared-loopback", "guesses": False}
+OPTIONS: Final[Mapping[str, str | float]] = {"collectives": "shared-loopback", "guesses": False}
 """Without guesses: the head goes by tokens that follow no guess, and a text that repeats itself has
 few of them."""
 
@@ -45,7 +45,7 @@ def measure(setup: AutoSetup, model: Path, name: str, tell: Callable[[str], None
     took: dict[str, list[float]] = {"auto": [], "pp": []}
     for _ in range(setup.turns):
         for strategy, seconds in took.items():
-            options = {**OPTIONS, "strategy": strategy}
+            options: dict[str, str | float] = {**OPTIONS, "strategy": strategy}
             began = time.monotonic()
             with local_ring(setup.ranks, model, options=options) as (head, *_):
                 fields = {"prompt": PROMPT, "raw": True, "max_tokens": setup.tokens}
