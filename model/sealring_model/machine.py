@@ -122,7 +122,7 @@ def keep_kernels_private() -> None:
     """
     folder = _cached() or _temporary()
     os.environ["TMPDIR"] = str(folder)
-    for file in folder.rglob("*"):
+    for file in _files_below(folder):
         with contextlib.suppress(OSError):
             if file.is_file() and not (_is_being_written(file) or _is_complete(file)):
                 file.unlink()
@@ -136,12 +136,17 @@ def drop_unloadable(error: Exception) -> bool:
         return False
     if not kernels.is_absolute() or not kernels.is_dir():
         return False
-    if named := [file for file in kernels.rglob("*") if str(file) in str(error) and file.is_file()]:
+    if named := [file for file in _files_below(kernels) if str(file) in str(error)]:
         for file in named:
             file.unlink(missing_ok=True)
         return True
     shutil.rmtree(kernels, ignore_errors=True)
     return not kernels.exists()
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The files below *folder*. What another process deletes meanwhile is left out."""
+    return [Path(place, name) for place, _, names in os.walk(folder) for name in names]
 
 
 def drop_kernels_after(code: int) -> None:
