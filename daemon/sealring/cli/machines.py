@@ -28,7 +28,7 @@ from sealring.cli.members import (
     AS_CONFIGURED,
     ClusterChange,
     OwnCluster,
-    put_in_force,
+    have_members,
     read_cluster,
     read_signer,
 )
@@ -309,10 +309,7 @@ def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
         # Another roster came in force while the newcomer stored this one.
         cluster, member = read_cluster(settings.path), _member(done)
         if cluster.roster.roster.member(member.id) is None:
-            members = (*cluster.members, member)
-            signer = read_signer(cluster, key)
-            signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
-            done["serial"] = put_in_force(cluster, signed).serial
+            done["serial"] = have_members(cluster, (*cluster.members, member), key).serial
     return done
 
 

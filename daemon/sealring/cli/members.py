@@ -110,6 +110,13 @@ def put_in_force(cluster: OwnCluster, signed: SignedRoster) -> Roster:
     return signed.roster
 
 
+def have_members(cluster: OwnCluster, members: Sequence[Member], key: Path | None) -> Roster:
+    """Put the roster with *members* in force, signed as `read_signer` says. Raises `UserError`."""
+    signer = read_signer(cluster, key)
+    signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
+    return put_in_force(cluster, signed)
+
+
 def _with_file(error: UserError, cluster: OwnCluster, signed: SignedRoster) -> UserError:
     """*error*, with which the node here refused *signed*; it names the file to install at the head,
     if that could not be handed it."""
@@ -149,9 +156,8 @@ class ClusterChange:
     ) -> None:
         """Have *cluster* have *members*, and print that *what* was done, and what a person does
         next. Raises `UserError`."""
-        signer = read_signer(cluster, self.key)
-        signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
-        _end(cluster, put_in_force(cluster, signed), what, json=self.json, next_=next_)
+        after = have_members(cluster, members, self.key)
+        _end(cluster, after, what, json=self.json, next_=next_)
 
 
 AS_CONFIGURED: Final = ClusterChange()
