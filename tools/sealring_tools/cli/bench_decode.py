@@ -190,7 +190,7 @@ def plan(
     tokens: Count = 64,
     turns: Count = 5,
     check: bool = False,
-    json: bool = False,
+    json: AsList = False,
 ) -> int:
     """What `sealring plan` says of one and two ranks, beside what they give.
 
@@ -213,8 +213,6 @@ def plan(
         Turns that each ring has.
     check
         Exit with 1 if a figure that is no estimate is off by more than a fifth.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.plan import PlanSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415

@@ -156,7 +156,7 @@ def auto(
     tokens: Count = 48,
     turns: Count = 1,
     check: bool = False,
-    json: bool = False,
+    json: AsList = False,
 ) -> int:
     """Seconds to a first answer with strategy auto, beside strategy pp.
 
@@ -180,8 +180,6 @@ def auto(
         Turns that each strategy has.
     check
         Exit with 1 if auto takes more than a quarter longer.
-    json
-        Print a JSON list.
     """
     from sealring_tools.bench.auto import AutoSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
