@@ -188,6 +188,7 @@ def test_a_rank_is_ready_once_its_step_link_is_up(cluster: list[Path], tmp_path:
             "model": model.digest.hex(),
             "bounds": [0, 1, model.layers],
             "hosts": [],
+            "members": [],
         }
         orders = [{"expect": {"message": "HELLO"}}, {"send": order}]
         orders += [{"expect": {"message": "READY", "counter": "1"}}]
