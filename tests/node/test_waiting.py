@@ -203,7 +203,7 @@ def test_a_reason_of_a_rank_that_is_not_there_ends_the_link(about):
 
 @pytest.mark.parametrize(("rank", "purpose"), [(2, CONTROL), (2, Purpose.STEP), (0, Purpose.STEP)])
 def test_nobody_but_the_head_is_heard_and_on_no_other_link(rank, purpose):
-    with pytest.raises(RemoteProtocolError, match="sent Waiting to rank 1"):
+    with pytest.raises(RemoteProtocolError, match="sent Waiting, which is not for this rank"):
         follower().message(rank, purpose, why("x"), 1.0)
 
 
