@@ -36,7 +36,7 @@ export class Ring {
   /** Leave out what stands beside the ring where there is no room for it. */
   fit() {
     const wide = `0 0 ${WIDTH} ${HEIGHT + this.below + this.row}`;
-    const narrow = `${CENTRE.x - 142} 8 284 ${284 + this.row}`;
+    const narrow = `${CENTRE.x - 142} 8 284 ${284 + (this.row && this.below + this.row)}`;
     this.svg.setAttribute("viewBox", this.narrow.matches ? narrow : wide);
   }
 
