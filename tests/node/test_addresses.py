@@ -335,3 +335,19 @@ def test_who_speaks_for_another_loses_its_link():
     said = f"the head (node0) is gone: the peer closed the link (protocol_error): {why}"
     assert ("host1", said) in cluster.warnings
     assert "10.0.0.66:1" not in routes(cluster, 0, 2)
+
+
+def test_a_quiet_ring_probes_each_address_once_and_then_rarely():
+    cluster = cluster_at(*THREE)
+    cluster.run_until(lambda: cluster.ready and whole(cluster), 10.0)
+    cluster.run_for(20.0)
+    dialed = []
+    connect = cluster.network.connect
+
+    def watched(host, link, address):
+        dialed.append((host.name, address))
+        connect(host, link, address)
+
+    cluster.network.connect = watched
+    cluster.run_for(60.0)
+    assert dialed == []

@@ -877,12 +877,13 @@ class LinkManager:
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
                 if not other.up:
                     self._down(other, LocalProtocolError(DUPLICATE), now, CloseCode.DUPLICATE_LINK)
-        if key[1] is Purpose.CONTROL or key[0] not in self._linked():
+        greets = key[1] is Purpose.CONTROL and 0 not in (rank, self.rank)
+        if not greets and (key[1] is Purpose.CONTROL or key[0] not in self._linked()):
             self._addresses.linked(key[0], connection.address, now)
         self._dialer.established(key, LiveLink(connection.number, event.instance, now))
         self._release(key, now)
         self._dialer.satisfied(key)
-        if key[1] is Purpose.CONTROL and 0 not in (rank, self.rank):
+        if greets:
             if connection.dialed:
                 self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
