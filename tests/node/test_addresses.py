@@ -176,6 +176,7 @@ def test_what_is_heard_is_tried_and_decides_nothing():
         ("255.255.255.255", 1),
         ("::ffff:127.0.0.1", 1),
         ("den.local", 1),
+        ("fe80::1%a\x1b[2J", 1),
         ("", 1),
         ("10.0.0.9", 0),
         ("10.0.0.9", 1 << 16),
@@ -252,6 +253,37 @@ def test_who_hears_lies_does_not_lose_what_the_head_told():
     told = {address for address, origin in known.items() if origin is KnownFrom.TOLD}
     assert told == {"10.0.0.35:1"}
     assert len(known) == 1 + 1 + MAX_LEARNT_ADDRESSES
+
+
+def test_a_stranger_s_lies_do_not_keep_a_node_from_the_roster_s_address():
+    made, ids = book()
+    for last in range(100, 100 + MAX_LEARNT_ADDRESSES):
+        made.heard(ids[1], f"10.0.0.{last}", 1, 0.0)
+    dialed = []
+    for now in range(0, 100, 5):  # nobody answers
+        dialed.append(made.best(ids[1]))
+        made.failed(ids[1], dialed[-1], "no answer", now, linked=False)
+    assert len(set(dialed)) == 1 + MAX_LEARNT_ADDRESSES
+    waits = [round for round, address in enumerate(dialed) if address == "10.0.0.2:1"]
+    assert waits[:3] == [0, 5, 6]
+    assert len(waits) > len(dialed) / 3
+
+
+def test_what_is_known_of_a_member_goes_with_it():
+    made, ids = book()
+    made.told(ids[1], "10.0.0.9", Addresses(1, v4(9)), 0.0)
+    made.answered(ids[1], "10.0.0.9:1", 0.001, 0.0)
+    assert made.to_pass_on(ids[1]) == [(2, Addresses(1, v4(9)))]
+    assert made.to_pass_on(ids[1]) == []
+    before = roster_at(*THREE).roster
+    fewer = attrs.evolve(before, members=before.members[:1] + before.members[2:])
+    made.renew(fewer, ids[0])
+    assert made.routes(ids[1]) == ()
+    made.renew(before, ids[0])
+    assert [route.known_from for route in made.routes(ids[1])] == [KnownFrom.ROSTER]
+    made.told(ids[1], "10.0.0.9", Addresses(1, v4(9)), 0.0)
+    made.answered(ids[1], "10.0.0.9:1", 0.001, 0.0)
+    assert made.to_pass_on(ids[1]) == [(2, Addresses(1, v4(9)))]
 
 
 @pytest.mark.parametrize(

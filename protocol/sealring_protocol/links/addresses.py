@@ -10,7 +10,8 @@ often.
 The best address is the one that answered fastest. A time is what a connection took to open, the
 least of the latest few, and one is better than another only if it took about half as long.
 Addresses that were not tried come next, in the roster's order, and then those that failed, the
-longest ago first.
+longest ago first. Those that were only heard of wait longer, so that a stranger's lies do not keep
+this node from the roster's.
 
 While a member is linked, its addresses are probed now and then: dialed beside the link. So the best
 is known before it is needed, and a dead one is told while nobody misses it.
@@ -38,6 +39,9 @@ __all__ = ["KnownFrom", "Route"]
 
 REFILL_SECONDS: Final = 60.0
 """Seconds between two addresses heard of a member that each take the place of another."""
+
+HEARD_PENALTY: Final = 30.0
+"""Seconds by which an address that failed is dialed later if it was only heard of."""
 
 SETTLE_SECONDS: Final = 2.0
 """Seconds from a link with a member to the first probe of its addresses."""
@@ -109,7 +113,9 @@ class _Address:
         """The address with the least is dialed first."""
         if self.answers:
             return 0, round(math.log2(max(min(self.times), _FINEST)))
-        return (2, self.tried) if self.trouble else (1, 0)
+        only_heard = self.known_from is KnownFrom.HEARD and not self.times
+        later = HEARD_PENALTY if only_heard else 0.0
+        return (2, self.tried + later) if self.trouble else (1, 0)
 
 
 def address_of(host: str, port: int) -> str | None:
@@ -118,6 +124,8 @@ def address_of(host: str, port: int) -> str | None:
     try:
         ip = ipaddress.ip_address(host)
     except ValueError:
+        return None
+    if not (host.isascii() and host.isprintable()):  # the name of an interface may be anything
         return None
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
@@ -195,6 +203,9 @@ class AddressBook:
                 if each.known_from is not KnownFrom.ROSTER:
                     known.setdefault(at, each)
             self._known[member.id] = known
+        for table in (self._refilled, self._probed, self._passed_on, self._budgets):
+            for gone in [member for member in table if member not in self._known]:
+                del table[gone]
 
     def routes(self, member: bytes) -> tuple[Route, ...]:
         """The addresses of *member*, the roster's first."""
