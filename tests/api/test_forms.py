@@ -182,23 +182,6 @@ def test_guesses_change_no_answer_that_has_a_form(ring: Served) -> None:
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens is not None
 
 
-@pytest.mark.slow
-def test_tensor_parallelism_holds_an_answer_too(tmp_path: Path) -> None:
-    """Several members draw the same tokens, each by masks of its own."""
-    address = f"127.0.0.1:{free_ports(1)[0]}"
-    configs = write_cluster(tmp_path, 2, tiny.path(), api=address, options={"strategy": "tp"})
-    with contextlib.ExitStack() as stack:
-        head, _ = [stack.enter_context(running_node(config)) for config in configs]
-        wait_until_up(head)
-        served = stack.enter_context(connected(head, f"http://{address}", "", "tiny"))
-        served.until("/health", lambda told: told["status"] == "ok")
-        assert served.http.get("/v1/cluster").json()["strategy"] == "tp"
-        # A form without white space is over sooner, and each member masks as much for each token.
-        for choice in ask(served, n=3, seed=7, **FORMS["tight"][0]).choices:
-            assert choice.finish_reason == "stop"
-            jsonschema.validate(json.loads(choice.message.content), SCHEMA)
-
-
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "pattern": (
         {"structured_outputs": {"json": {"pattern": "(?=a)b", "type": "string"}}},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import jsonschema
 import pytest
 from sealring.generation.status import collective_link, describe_seals
 from sealring.local.reference import one_process
@@ -15,9 +17,9 @@ from sealring_model import tiny
 from sealring_protocol.codec.messages import Backend
 from sealring_protocol.control.plan import Partition, Plan, Strategy
 
+from tests.api.test_forms import FORMS, SCHEMA
 from tests.io_trio.helpers import sealring
-
-pytestmark = pytest.mark.slow
+from tests.serving import PATIENCE
 
 IN_DAEMONS = "sums sealed from node to node; in the clear inside each node's process"
 PROMPT = "Tell me a story about a fox named Pip."
@@ -37,12 +39,14 @@ def ask(node: LocalNode) -> dict[str, Any]:
     return done
 
 
+@pytest.mark.slow
 def test_both_ranks_together_say_what_one_process_says(api: LocalApi) -> None:
     with one_process(tiny.path()) as single:
         answer = single.generate(PROMPT, TOKENS)
     assert ask(api.nodes[0])["token_ids"] == list(answer.tokens)
 
 
+@pytest.mark.slow
 def test_the_status_tells_of_each_link_whether_its_sums_are_sealed(api: LocalApi) -> None:
     for rank, node in enumerate(api.nodes):
         status = sealring("status", "--config", node.config, "--json").json()
@@ -59,6 +63,7 @@ def test_the_status_tells_of_each_link_whether_its_sums_are_sealed(api: LocalApi
     assert SEALED in shown
 
 
+@pytest.mark.slow
 def test_the_cluster_tells_it_too(api: LocalApi) -> None:
     cluster = httpx2.get(f"{api.url}/v1/cluster").json()
     assert (cluster["strategy"], cluster["activations"]) == ("tp", IN_DAEMONS)
@@ -74,6 +79,24 @@ def test_the_cluster_tells_it_too(api: LocalApi) -> None:
     }
     assert [rank["layers"] for rank in cluster["ranks"]] == [[0, 8], [0, 8]]
     assert all(rank["sum_us"] > 0 and rank["token_us"] > 0 for rank in cluster["ranks"])
+
+
+@pytest.mark.slow
+def test_each_member_holds_an_answer_to_its_form(api: LocalApi) -> None:
+    """They draw the same tokens, each by masks of its own."""
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Tell me of a thing."}],
+        "max_tokens": 300,
+        "n": 3,
+        "seed": 7,
+        # Without white space it is over sooner, and each member masks as much for each token.
+        **FORMS["tight"][0],
+    }
+    answer = httpx2.post(f"{api.url}/v1/chat/completions", json=body, timeout=PATIENCE)
+    for choice in answer.json()["choices"]:
+        assert choice["finish_reason"] == "stop"
+        jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
 
 
 def sums(backend: Backend, world: int, trusted: bool) -> Plan:
