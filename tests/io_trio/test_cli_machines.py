@@ -384,6 +384,7 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
         assert head.status()["serial"] == 4
 
 
+@pytest.mark.slow
 def test_another_machine_becomes_the_head_while_a_stream_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -251,6 +251,7 @@ def test_options_out_of_range(home: Path, option: str, value: str) -> None:
     assert "sealring generate --help" in done.err
 
 
+@pytest.mark.slow
 def test_the_demo_proves_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sealring", "demo", "--max-tokens", "24", "--json"],

@@ -16,9 +16,12 @@ import pytest
 from model_families import config_of, random_weights, write_model
 from sealring_model.loading.model_folder import describe
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/io").exists(), reason="needs Linux's accounting of reads"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not Path("/proc/self/io").exists(), reason="needs Linux's accounting of reads"
+    ),
+]
 
 MEASURE = """
 import gc, json, sys
@@ -77,7 +80,6 @@ def whole(big):
     return measured(big, 0, 6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "last"),
     [(0, 3), (2, 4), (3, 6)],
