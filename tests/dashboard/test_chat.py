@@ -61,6 +61,7 @@ def exported(page: Page, button: str) -> str:
     return Path(saving.value.path()).read_text()
 
 
+@pytest.mark.slow
 def test_one_types_at_once_and_the_answer_says_what_it_cost(page: Page, served: Served) -> None:
     expect(page.locator("#chat-text")).to_be_focused()
     page.keyboard.type("Count to twenty.")

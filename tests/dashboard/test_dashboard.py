@@ -267,6 +267,7 @@ def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, served: Serv
         assert page.evaluate("document.getAnimations().length") == 0
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_shows_nothing_of_others(served: Served) -> None:
     for path in ("/", "/dashboard/main.js", "/dashboard/style.css"):
         headers = httpx2.get(f"{served.url}{path}").headers

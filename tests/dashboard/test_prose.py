@@ -160,6 +160,7 @@ ATTRIBUTES = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_hostile_is_text(page: Page) -> None:
     texts = ["\n\n".join(HOSTILE), *HOSTILE[:3]]
     shown = show(page, *texts, reasoning="\n\n".join(HOSTILE), end="stop")

@@ -17,6 +17,8 @@ from sealring_trio.errors import OperationError, UserError
 
 from tests.verify.rings import ring
 
+pytestmark = pytest.mark.slow
+
 PERSON_SECONDS = 120.0
 
 SHORT = [{"prompt": [5, 6, 7], "tokens": 3}]
@@ -130,7 +132,6 @@ def test_one_verification_runs_at_a_time(nodes: list[LocalNode]) -> None:
     unchecked(nodes[0])
 
 
-@pytest.mark.slow
 def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> None:
     first = {"prompt": [200] * 800, "tokens": 1}
     rows = [first, *({"prompt": [n], "tokens": 1, "continues": 0} for n in range(5, 65))]
@@ -144,7 +145,6 @@ def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> Non
         assert not {"step", "numbers"} & kinds(unchecked(nodes[0]))
 
 
-@pytest.mark.slow
 def test_why_rows_wait_is_told() -> None:
     with ring(tiny.path()) as own:
         asked = {"rows": LONG, "checked": True}
