@@ -50,6 +50,9 @@ def sealring(*arguments: str | Path) -> Outcome:
     """Run a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = run([str(argument) for argument in arguments])
+        try:
+            code = run([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
     assert "Traceback" not in err.getvalue()
     return Outcome(code, out.getvalue(), err.getvalue())

@@ -17,6 +17,7 @@ from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_trio.files.key_files import public_path
 from sealring_trio.files.models import TINY, find_model
 
+from tests.io_trio.helpers import sealring
 from tests.serving import PATIENCE
 
 RENEWED = {"coordinator_key": "coordinator.key"}
@@ -41,10 +42,10 @@ def run(*arguments: str | Path, home: Path | None = None) -> subprocess.Complete
 
 def findings(*arguments: str | Path, code: int) -> dict[str, list[dict[str, Any]]]:
     """What it finds, by check."""
-    done = run(*arguments, "--json")
-    assert done.returncode == code, done.stdout + done.stderr
+    done = sealring("doctor", *arguments, "--json")
+    assert done.code == code, done.out + done.err
     found: dict[str, list[dict[str, Any]]] = {}
-    for each in json.loads(done.stdout)["findings"]:
+    for each in done.json()["findings"]:
         found.setdefault(each["check"], []).append(each)
     return found
 
@@ -134,8 +135,7 @@ def test_what_is_not_right_is_told_with_what_mends_it(
     elif fault == "layers":
         config.write_text(f"layers = [1, 1]\n{config.read_text()}")
     else:
-        keygen = [sys.executable, "-m", "sealring", "keygen", str(folder / "stranger.key")]
-        subprocess.run(keygen, check=True, capture_output=True)
+        assert sealring("keygen", folder / "stranger.key").code == 0
         change(config, 'key = "rank0.key"', 'key = "stranger.key"')
     wrong = [
         each for each in findings("--config", config, code=3)[check] if each["state"] == "wrong"
@@ -147,7 +147,7 @@ def test_what_is_not_right_is_told_with_what_mends_it(
 
 def test_a_report_names_nobody(configs: list[Path], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    run("--config", configs[0], "--collect", report)
+    sealring("doctor", "--config", configs[0], "--collect", report)
     text = report.read_text()
     assert {"versions", "key", "roster", "reach"} <= {
         each["check"] for each in json.loads(text)["findings"]
@@ -156,9 +156,9 @@ def test_a_report_names_nobody(configs: list[Path], tmp_path: Path) -> None:
     for secret in ("rank0", "rank1", "demo", "127.0.0.1", str(tmp_path), str(Path.home()), public):
         assert secret not in text, secret
     assert report.stat().st_mode & 0o077 == 0
-    again = run("--config", configs[0], "--collect", report)
-    assert again.returncode == 2
-    assert "already exists, and is left as it is" in again.stderr
+    again = sealring("doctor", "--config", configs[0], "--collect", report)
+    assert again.code == 2
+    assert "already exists, and is left as it is" in again.err
 
 
 @pytest.mark.parametrize(("limit", "state"), [("-Sn", "ok"), ("-Hn", "wrong")])
