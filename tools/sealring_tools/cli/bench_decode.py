@@ -186,9 +186,9 @@ def masks(
 def plan(
     *,
     size: Literal["tiny", "25m", "450m"] = "25m",
-    dtype: Literal["f32", "bf16"] = "f32",
+    dtype: ModelType = "f32",
     tokens: Count = 64,
-    turns: Count = 5,
+    turns: Turns = 5,
     check: bool = False,
     json: AsList = False,
 ) -> int:
@@ -205,12 +205,8 @@ def plan(
     ----------
     size
         The tiny model, or a random one with so many parameters.
-    dtype
-        The values of a random one.
     tokens
         Tokens of an answer.
-    turns
-        Turns that each ring has.
     check
         Exit with 1 if a figure that is no estimate is off by more than a fifth.
     """

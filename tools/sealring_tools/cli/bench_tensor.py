@@ -151,10 +151,10 @@ def gpus(
 def auto(
     *,
     size: Literal["tiny", "25m", "450m"] = "25m",
-    dtype: Literal["f32", "bf16"] = "f32",
+    dtype: ModelType = "f32",
     ranks: Count = 2,
     tokens: Count = 48,
-    turns: Count = 1,
+    turns: Turns = 1,
     check: bool = False,
     json: AsList = False,
 ) -> int:
@@ -170,14 +170,10 @@ def auto(
     ----------
     size
         The tiny model, or a random one with so many parameters.
-    dtype
-        The values of a random one.
     ranks
         Ranks of each ring.
     tokens
         Tokens of the answer.
-    turns
-        Turns that each strategy has.
     check
         Exit with 1 if auto takes more than a quarter longer.
     """
