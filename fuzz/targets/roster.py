@@ -17,7 +17,7 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     wire_code,
 )
-from sealring_protocol.security.appointment import Appointment
+from sealring_protocol.security.appointment import SERIALS, Appointment, name_spare
 from sealring_protocol.security.identity import SIGNATURE
 from sealring_protocol.security.roster import (
     Evidence,
@@ -121,6 +121,7 @@ def _replaces(roster: Roster) -> None:
         spare, key = _PEOPLE.get(made.spare), _PEOPLE.get(made.coordinator)
         if spare is None or key is None:
             return
+        _appoints(roster, spare, key)
         roster, signer = attrs.evolve(roster, appointment=_signed(roster.cluster, made, spare)), key
     if signer.id in roster:
         refused = raised(lambda: sign_roster(roster, signer.signer))
@@ -131,6 +132,22 @@ def _replaces(roster: Roster) -> None:
     for held in HELD:
         error = raised(partial(newer, COORDINATOR.public, held, data, NOW, ADA.id, BEN.id))
         assert _expected(held, roster) == (wire_code(error).name if error else "taken")
+
+
+def _appoints(roster: Roster, spare: Node, key: Node) -> None:
+    """An owner makes what the formulas say, and no spare that is the coordinator."""
+    name = partial(name_spare, roster.cluster, roster.serial, COORDINATOR.signer)
+    assert (raised(partial(name, spare.signer)) is None) == (spare is not COORDINATOR)
+    other = EVE if spare is not EVE else SPARE
+    first = name(other.signer)
+    assert first == _signed(roster.cluster, first, other)
+    assert raised(lambda: first.followed_by(roster.cluster, key.public, spare.signer)) is not None
+    after = partial(first.followed_by, roster.cluster, key.public, other.signer)
+    assert (raised(after) is None) == (key is not other)
+    if key is not other:
+        made = after()
+        assert made == _signed(roster.cluster, made, other)
+        assert made.number == roster.serial // SERIALS + 1
 
 
 def _signed(cluster: bytes, made: Appointment, spare: Node) -> Appointment:

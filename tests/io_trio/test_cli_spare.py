@@ -13,6 +13,7 @@ from pathlib import Path
 import attrs
 import pytest
 from sealring.cli.coordinator import KEY_NAME
+from sealring.cli.doctor import examine
 from sealring.files.spare import read_spare
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
@@ -113,9 +114,8 @@ def test_doctor_knows_whether_there_is_a_spare(home: Path) -> None:
     for roster, state in (("home.roster", "ok"), ("before.roster", "note")):
         text = CONFIG.replace("home.roster", roster)
         (home / "desk.toml").write_text(text)
-        done = sealring("doctor", "--config", home / "desk.toml", "--json")
-        (found,) = (each for each in done.json()["findings"] if each["check"] == "spare")
-        assert found["state"] == state
+        (found,) = (each for each in examine(home / "desk.toml") if each.check == "spare")
+        assert found.state == state
 
 
 def test_the_former_key_signs_nothing(home: Path) -> None:

@@ -114,6 +114,22 @@ def test_what_no_owner_signs_by_mistake():
         attrs.evolve(FIRST, naming=b"")
 
 
+class Broken:
+    """A signer that makes no signature: of a security chip, say."""
+
+    def __init__(self, public_key: bytes) -> None:
+        self.public_key = public_key
+
+    def sign(self, message: bytes) -> bytes:
+        return bytes(64)
+
+
+def test_a_signer_that_signs_wrongly_makes_no_appointment():
+    for coordinator, spare in ((Broken(KEY), SPARE), (COORDINATOR, Broken(SPARE.public_key))):
+        with pytest.raises(LocalProtocolError, match="own signer"):
+            name_spare(CLUSTER, 5, coordinator, spare)
+
+
 def test_a_node_that_was_away_takes_the_newest():
     """It has a roster without a spare, with one, or of an earlier change."""
     newest = appointed(THIRD, 3, LATER)
