@@ -346,7 +346,7 @@ def read_coordinator_key(path: Path, coordinator: bytes) -> SoftwareSigner:
             f"there is no coordinator's key at {path}",
             "Check the path. If it was taken off this machine, bring it back (sealring coordinator "
             "import FILE), or take 'coordinator_key' out of the config and give it to the commands "
-            "that sign. A new key signs for no cluster that exists.",
+            "that sign. If it is lost: sealring coordinator change, with the cluster's spare.",
         )
     signer = read_key(path)
     if signer.public_key != coordinator:
