@@ -9,6 +9,7 @@ from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 
+from tests.rows import rows
 from tests.sim.brains import Brains
 from tests.sim.fake_engine import reference
 
@@ -25,7 +26,7 @@ def whole(ring: Brains, uid: int, prompt: tuple[int, ...], count: int) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("grows", [False, True], ids=["prompt", "answer"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", rows(range(5), 0, 1))
 def test_a_request_beyond_a_ranks_memory_ends_alone(
     kind: FailureKind, rank: int, grows: bool, seed: int
 ) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sealring.local.ring import LocalNode
+from sealring.local.ring import LocalNode, write_cluster
 from sealring_model import tiny
 
 from tests.io_trio.helpers import sealring
@@ -76,9 +76,10 @@ def test_layers_may_be_given() -> None:
     assert outcome.json()["bounds"] == [0, 3, 8]
 
 
-def test_mistakes_are_told(nodes: list[LocalNode]) -> None:
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    config, _ = write_cluster(tmp_path, 2, tiny.path())
     for options, says in [
-        (("--config", nodes[0].config, "--ranks", "2"), "a config names a ring"),
+        (("--config", config, "--ranks", "2"), "a config names a ring"),
         (("--layers", "3,x"), "these are no numbers"),
         (("--layers", "3,5", "--ranks", "3"), "2 numbers, for 3 ranks"),
     ]:
