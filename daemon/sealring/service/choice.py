@@ -1,8 +1,9 @@
 """Says in one line which way the head took to run the model, and what another would give.
 
-A ring begins with a pipeline of all its ranks. `choice` compares that with each rank alone, as
-`sealring plan` does, once some tokens have been timed. Tensor parallelism is the head's own to try
-(`head.trial`), and says for itself why it was taken or not.
+A ring begins with a pipeline of the members that are there. Once some tokens have been timed, that
+is compared with each of them alone, as `sealring plan` does. Nothing is taken because of it: the
+head chooses its members by who is there, and tries tensor parallelism by its own measurements
+(`head.trial`), which say for themselves why it was taken or not.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ class ChoiceTeller:
 def describe_choice(runtime: Runtime) -> str:
     """The line; empty while too little was measured, and where there is no choice."""
     node, standing = runtime.node, runtime.node.standing()
-    plan, info, members = standing.plan, node.engine_info, node.roster.roster.members
-    if plan is None or info is None or plan.world == 1 or len(standing.ready) < len(members):
+    plan, info, ring = standing.plan, node.engine_info, standing.ring
+    members = node.roster.roster.members
+    if plan is None or info is None or plan.world == 1 or len(ring) != plan.world:
         return ""
     ranks: list[dict[str, Any]] = [
-        {"rank": rank, "name": member.name, "addresses": list(member.addresses)}
-        for rank, member in enumerate(members)
+        {"rank": place, "name": members[rank].name, "addresses": list(members[rank].addresses)}
+        for place, rank in enumerate(ring)
     ]
     facts = {
         **ranks[0],
@@ -68,13 +70,13 @@ def describe_choice(runtime: Runtime) -> str:
         "sum_us": 0,
         "guess_ms": describe_costs(standing),
     }
-    if not is_measured(facts, plan.world):
+    if not is_measured(facts, plan.world) or not standing.ready.keys() >= set(ring):
         return ""
-    rooms = [standing.rooms[rank] for rank in range(plan.world)]
+    rooms = [standing.rooms[rank] for rank in ring]
     known = measured_machines(info.head, rooms, facts)
     costs = [CacheCost(0, 0)] * len(info.layers)
-    for rank, ready in standing.ready.items():
-        costs[plan.layers(rank).start] = ready.cost  # of all its layers
+    for place, rank in enumerate(ring):
+        costs[plan.layers(place).start] = standing.ready[rank].cost  # of all its layers
     counts = tuple(len(plan.layers(rank)) for rank in range(plan.world))
     asked = Workload(min(_CONTEXT, info.context), 1)
     request = PlanRequest(Strategy.PIPELINE, counts)

@@ -55,6 +55,7 @@ def measure_pace(info: ModelInfo, found: Structure, rows: int) -> LayerPace:
     try:
         model = build_model(info, _made)
         stage = PartStage(model, Outline.of(model), 0, last)
+        mx.eval(_run(stage, 1, 1))  # the first run also makes the weights
         layer = _fastest(lambda: _run(stage, 1, 1)) / last
         several = _fastest(lambda: _run(stage, rows, 1)) / last
         prompt = _fastest(lambda: _run(stage, 1, _CHUNK)) / last / _CHUNK
