@@ -157,6 +157,19 @@ def test_sampling_by_seed(ring: Ring) -> None:
     assert again["token_ids"] == unseeded["token_ids"]
 
 
+def test_the_head_says_what_its_pipeline_gives_and_what_one_machine_would(ring: Ring) -> None:
+    head = ring.nodes[0]
+    said = re.compile(
+        r"a pipeline over 2 ranks: [\d.]+ tokens/s for one stream, beside [\d.]+ on rank[01] alone "
+        r"\(estimate\)"
+    )
+    for seed in range(12):
+        if said.search(head.log.read_text()):
+            return
+        ask(head, max_tokens=48, temperature=1.0, seed=seed)
+    assert said.search(head.log.read_text())
+
+
 def test_raw_leaves_the_template_out(ring: Ring) -> None:
     raw = ask(ring.nodes[0], raw=True)
     assert raw["prompt_tokens"] < ask(ring.nodes[0])["prompt_tokens"]

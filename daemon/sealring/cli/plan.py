@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 from sealring_model.loading.model_folder import ModelInfo
+from sealring_protocol.control.head.trial import UNTRIED
 from sealring_protocol.control.plan import (
     Plan,
     PlanRequest,
@@ -112,7 +113,8 @@ def plan(
     found = structure(info)
     beside = _draft_memory(draft, info.folder, rooms[0]) if draft is not None else 0
     rooms[0] -= beside
-    request = PlanRequest(Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE, tuple(counts))
+    way = Strategy(strategy) if len(rooms) > 1 else Strategy.SINGLE
+    request = PlanRequest(way, tuple(counts), against=UNTRIED)  # as a head begins
     engine = engine_info(info, found, rooms[0])
     try:
         made = make_plan(request, engine, rooms)
