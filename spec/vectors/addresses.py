@@ -17,7 +17,7 @@ GIVEN: Final[Mapping[str, bytes]] = {}
 AS_SEEN: Final = bytes(16)
 IPV4: Final = bytes(10) + b"\xff\xff"
 SEEN: Final = IPV4 + bytes([10, 0, 0, 9])
-BUDGET: Final = 32
+BUDGET: Final = 128
 
 
 def _v4(*octets: int) -> bytes:
@@ -91,7 +91,7 @@ def _said() -> Iterator[Vector]:
     given = _input(1, 0, most)
     yield valid("addresses/most", "addresses", "AD-02", about, given, _told({1: _one(BUDGET)}))
     more = _input(1, 0, [*most, most[0]])
-    yield refused("addresses/more", "addresses", "AD-02", "33 at once", more, LIMIT)
+    yield refused("addresses/more", "addresses", "AD-02", "129 at once", more, LIMIT)
 
 
 def _unusable() -> Iterator[Vector]:

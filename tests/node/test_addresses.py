@@ -11,9 +11,11 @@ from sealring_protocol.control.effects import Send
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
-from sealring_protocol.limits import ADDRESSES_PER_SECOND, MAX_LEARNT_ADDRESSES
+from sealring_protocol.limits import ADDRESSES_PER_SECOND, MAX_LEARNT_ADDRESSES, MAX_MEMBERS
 from sealring_protocol.links.addresses import (
     AS_SEEN,
+    PROBE_EVERY,
+    PROBES_AT_ONCE,
     REFILL_SECONDS,
     SETTLE_SECONDS,
     AddressBook,
@@ -307,7 +309,7 @@ def test_nobody_speaks_for_another_but_the_head(own, sender, message):
 def test_addresses_have_a_budget():
     made, ids = book()
     for last in range(ADDRESSES_PER_SECOND):
-        made.told(ids[1], "10.0.0.9", Addresses(1, v4(last + 1)), 0.0)
+        made.told(ids[1], "10.0.0.9", Addresses(1, v4(last)), 0.0)
     with pytest.raises(LimitExceeded):
         made.told(ids[1], "10.0.0.9", Addresses(1, v4(99)), 0.0)
     made.told(ids[1], "10.0.0.9", Addresses(1, v4(99)), 1.0)
@@ -337,6 +339,45 @@ def test_a_liar_sends_the_head_to_dial_in_vain_now_and_then_and_nobody_else():
     assert not any(address.endswith(":443") for _, address in dialed["host2"])
     assert routes(cluster, 2, 1) == {"10.0.0.2:1": KnownFrom.ROSTER}
     assert whole(cluster)
+
+
+def test_a_liar_that_takes_its_lies_back_makes_nobody_dial_them_again_and_again():
+    """A third party that refuses at once: an address that is taken back is known no more, so that
+    it once was dialed each second, told anew."""
+    cluster = cluster_at(*THREE, ("10.0.0.4",))
+    cluster.run_until(lambda: cluster.ready and whole(cluster), 10.0)
+    cluster.crash(cluster.hosts["host3"])
+    cluster.run_until(lambda: cluster.ready and links_of(cluster, 1), 30.0)
+    dialed: list[str] = []
+    connect = cluster.network.connect
+
+    def watched(host, link, address):
+        dialed.append(address)
+        connect(host, link, address)
+
+    cluster.network.connect = watched
+    liar, begun = cluster.hosts["host1"], cluster.now
+    for tick in range(600):
+        lies = tuple((ip, 443 + tick % 7) for ip, _ in v4(4)) if tick % 2 else ()
+        liar.node._carry_out([Send(0, Purpose.CONTROL, Addresses(1, lies))], cluster.now)
+        cluster.settle(liar)
+        cluster.run_for(1.0)
+    lies = [address for address in dialed if address != "10.0.0.4:1" and "10.0.0.4:" in address]
+    assert 0 < len(lies) <= PROBES_AT_ONCE + (cluster.now - begun) / PROBE_EVERY
+
+
+def test_the_head_of_the_largest_cluster_introduces_all_others_at_once():
+    """More members than ADDRESSES that a follower once took: it would have left such a head."""
+    world = MAX_MEMBERS
+    head, ids = book(world)
+    follower, _ = book(world, own=1)
+    for rank in range(1, world):
+        head.told(ids[rank], f"10.1.0.{rank}", Addresses(rank, ((AS_SEEN, 7470),)), 0.0)
+        head.answered(ids[rank], f"10.1.0.{rank}:7470", 0.001, 0.0)
+    for _ in range(2):  # and once more, when the link was cut
+        for message in head.introduction(1):
+            follower.told(ids[0], "10.0.0.1", message, 0.0)
+    assert learnt(follower, ids[63]) == ["10.1.0.63:7470"]
 
 
 def test_an_address_that_stays_dead_is_probed_less_and_less_often():

@@ -49,6 +49,12 @@ SETTLE_SECONDS: Final = 2.0
 PROBE_PAUSE: Final = 1.0
 """Least seconds between two probes of a member."""
 
+PROBES_AT_ONCE: Final = 8
+PROBE_EVERY: Final = 30.0
+"""Probes of a member that may follow each other so, and seconds for each further one. A member may
+say that it is anywhere, and something else each second: what failed and was taken back is known no
+more, so that no pause of an address bounds what is dialed for it."""
+
 FAILED_PAUSE: Final = 60.0
 """Seconds until an address that failed is probed again. They double up to `ANSWERED_PAUSE`."""
 
@@ -171,8 +177,9 @@ class AddressBook:
         "_budgets",
         "_known",
         "_listens",
+        "_next_probes",
         "_passed_on",
-        "_probed",
+        "_probes_spent",
         "_rank",
         "_refilled",
         "_roster",
@@ -182,7 +189,8 @@ class AddressBook:
         self._listens = () if listens is None else _own(*listens)
         self._known: dict[bytes, dict[str, _Address]] = {}
         self._refilled: dict[bytes, float] = {}
-        self._probed: dict[bytes, float] = {}
+        self._next_probes: dict[bytes, float] = {}
+        self._probes_spent: dict[bytes, float] = {}  # until when, at `PROBE_EVERY` for each
         self._passed_on: dict[bytes, Pairs] = {}
         self._budgets: dict[bytes, TokenBucket] = {}
         self.renew(roster, own)
@@ -203,7 +211,8 @@ class AddressBook:
                 if each.known_from is not KnownFrom.ROSTER:
                     known.setdefault(at, each)
             self._known[member.id] = known
-        for table in (self._refilled, self._probed, self._passed_on, self._budgets):
+        probes = self._next_probes, self._probes_spent
+        for table in (self._refilled, *probes, self._passed_on, self._budgets):
             for gone in [member for member in table if member not in self._known]:
                 del table[gone]
 
@@ -349,11 +358,14 @@ class AddressBook:
     def next_probe(self, member: bytes) -> float:
         """When to probe *member*; infinity if it has no address."""
         due = min((each.due for each in self._known.get(member, {}).values()), default=math.inf)
-        return max(due, self._probed.get(member, -math.inf) + PROBE_PAUSE)
+        return max(due, self._next_probes.get(member, -math.inf))
 
     def probed(self, member: bytes, now: float) -> None:
         """*member* is about to be probed."""
-        self._probed[member] = now
+        spent = max(self._probes_spent.get(member, now), now) + PROBE_EVERY
+        self._probes_spent[member] = spent
+        allowed = spent - (PROBES_AT_ONCE - 1) * PROBE_EVERY
+        self._next_probes[member] = max(now + PROBE_PAUSE, allowed)
 
     def most_due(self, member: bytes) -> str | None:
         """The address at which to probe *member*; None if it has none."""
