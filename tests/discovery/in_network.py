@@ -4,17 +4,20 @@ runs one of the functions below, which fails if something is not so."""
 from __future__ import annotations
 
 import ctypes
+import re
 import secrets
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring.discovery.announcement import NONCE, door_text, node_text, waiting_text
+from sealring.discovery.announcement import door_text, node_text, waiting_text
 from sealring.discovery.discovery import Discovery, find_doors
 from sealring.discovery.neighbours import Circle, Nearby
 from sealring.discovery.orders import Announced
@@ -27,15 +30,16 @@ PATIENCE = 30.0
 NAME = "desk-of-somebody"
 _CLONE_NEWUTS = 0x04000000
 FLOOD_SECONDS = 2.0
+_NONCE = re.compile(rb"\x12n=(.{16})", re.DOTALL)
 WORDS = "abandon-ability-able-zoo"
 
 
 def node(number: int) -> Announced:
-    return Announced(node_text(CLUSTER, IDS[number], secrets.token_bytes(NONCE)), 7470 + number)
+    return Announced(partial(node_text, CLUSTER, IDS[number]), 7470 + number)
 
 
 def door() -> Announced:
-    return Announced(door_text(CLUSTER, secrets.token_bytes(NONCE)), 7479)
+    return Announced(partial(door_text, CLUSTER), 7479)
 
 
 class Program:
@@ -81,7 +85,7 @@ async def find() -> None:
     socket.sethostname(NAME)  # a short one may be in random bytes
     desk = Program(Circle(CLUSTER, frozenset(IDS[1:])), node(0), door())
     den = Program(Circle(CLUSTER, frozenset(IDS[:1])), node(1))
-    alone = Program(None, Announced(waiting_text(WORDS), 7477))
+    alone = Program(None, Announced(lambda _: waiting_text(WORDS), 7477))
     async with running(desk, den, alone) as scopes:
         await den.until(lambda found: found.members == {IDS[0]: ((HOST, 7470),)})
         await den.until(lambda found: found.doors == ((HOST, 7479),))
@@ -112,10 +116,38 @@ def _received(sniffer: socket.socket) -> bytes:
         return b""
 
 
+async def move() -> None:
+    """A machine that moves to another network has another name there, and none of before."""
+    sniffer = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    sniffer.setblocking(False)
+    desk, heard = Program(None, node(0)), [b"", b""]
+    async with running(desk):
+        for place, address in enumerate((HOST, "10.79.0.1")):
+            if place:
+                _address("add", "10.79.0.1/24")
+                _address("delete", f"{HOST}/24")
+                while _received(sniffer):
+                    pass
+            while not (_NONCE.search(heard[place]) and socket.inet_aton(address) in heard[place]):
+                heard[place] += _received(sniffer)
+                await trio.sleep(0.05)
+    heard[1] += _received(sniffer)
+    names = [set(re.findall(rb"[0-9a-f]{16}", said)) for said in heard]
+    nonces = [set(_NONCE.findall(said)) for said in heard]
+    for before, after in (names, nonces):
+        assert before
+        assert after
+        assert not before & after
+
+
+def _address(verb: str, address: str) -> None:
+    subprocess.run(["ip", "address", verb, address, "dev", "eth0"], check=True)
+
+
 async def find_a_door() -> None:
     """A newcomer finds the door of its inviter, and no other."""
     desk = Program(None, node(0), door())
-    other = Program(None, Announced(door_text(b"d" * 32, bytes(NONCE)), 7478))
+    other = Program(None, Announced(partial(door_text, b"d" * 32), 7478))
     found: list[str] = []
     done = trio.Event()
 
@@ -283,5 +315,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "flood":
         flood(sys.argv[2])
     else:
-        scenarios = (find, find_a_door, trip, withstand)
+        scenarios = (find, move, find_a_door, trip, withstand)
         trio.run({each.__name__: each for each in scenarios}[sys.argv[1]])

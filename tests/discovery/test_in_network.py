@@ -58,6 +58,10 @@ def test_programs_find_each_other_and_say_nothing_to_strangers() -> None:
     run("find")
 
 
+def test_a_machine_that_moves_is_not_known_again() -> None:
+    run("move")
+
+
 def test_a_newcomer_finds_its_inviters_door() -> None:
     run("find_a_door")
 

@@ -47,7 +47,7 @@ async def ask_invitation(
         async with trio.open_nursery() as nursery:
             if discover and may_discover(listen[0]):
                 discovery = Discovery(listen[0], waiting.heard)
-                discovery.announce(Announced(waiting_text(words), listen[1]))
+                discovery.announce(Announced(lambda _: waiting_text(words), listen[1]))
                 nursery.start_soon(discovery.run)
             nursery.start_soon(read, nursery.cancel_scope)
             await anext(signals)

@@ -1,8 +1,8 @@
 """What a machine says of itself by multicast DNS, so that only its own cluster can tell who it is.
 
 Every machine of a network hears an announcement (RFC 6762, RFC 6763), so it has no name and no id.
-Its instance and host names are random, and new each time a program starts. Its TXT record has one
-of two forms:
+Its instance and host names are random, and new each time a program starts or its machine's
+addresses change; so is *n*. Its TXT record has one of two forms:
 
 ========================= ==========================================================================
 ``v=1`` ``n=`` ``t=``     a node, or the door of one: *n* is 16 random bytes, and *t* the first 16

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -29,7 +30,7 @@ from typing import Any, Final
 import zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from sealring.discovery.announcement import SERVICE
+from sealring.discovery.announcement import NONCE, SERVICE
 from sealring.discovery.neighbours import Nearby, Neighbours, is_private
 from sealring.discovery.orders import Announced, Near, Orders
 
@@ -140,6 +141,7 @@ class _Presence:
         self._additions = 0
         self._tripped = False
         self._said = ""
+        self._told: dict[Announced, AsyncServiceInfo] = {}
 
     async def run(self) -> None:
         """Until *orders* says stop."""
@@ -168,17 +170,19 @@ class _Presence:
         circle = orders.circle
         self._neighbours, self._additions, self._tripped = Neighbours(circle), 0, False
         multicast = AsyncZeroconf(interfaces=[each.zeroconf for each in near])
-        told: dict[Announced, AsyncServiceInfo] = {}
+        told = self._told = {}
         browser = None
         try:
             browser = AsyncServiceBrowser(multicast.zeroconf, SERVICE, handlers=[self._changed])
             while not (orders.stopped or self._tripped or self._additions >= FLOOD):
                 if orders.near() != near:
+                    # Nobody in the next network is to hear what was announced in this one.
+                    multicast.zeroconf.registry.async_remove(list(told.values()))
                     break
                 if orders.circle != circle:
                     circle = orders.circle
                     self._look_again(multicast.zeroconf)
-                await self._tell(multicast, told, near)
+                await self._tell(multicast, near)
                 await self._wait(LOOK_SECONDS)
         finally:
             if browser is not None:
@@ -207,21 +211,20 @@ class _Presence:
     async def _tell(
         self,
         multicast: AsyncZeroconf,
-        told: dict[Announced, AsyncServiceInfo],
         near: tuple[Near, ...],
     ) -> None:
-        """Announce what is ordered, and take back of *told* what is so no more."""
-        wanted = self._orders.announced
+        """Announce what is ordered, and take back what is so no more."""
+        wanted, told = self._orders.announced, self._told
         for each in [each for each in told if each not in wanted]:
             await multicast.async_unregister_service(told.pop(each))
         for each in wanted - told.keys():
-            own = f"{each.instance}.local."
+            instance = secrets.token_hex(8)
             info = told[each] = AsyncServiceInfo(
                 SERVICE,
-                f"{each.instance}.{SERVICE}",
+                f"{instance}.{SERVICE}",
                 port=each.port,
-                properties=each.text,
-                server=own,
+                properties=each.text(secrets.token_bytes(NONCE)),
+                server=f"{instance}.local.",
                 host_ttl=TTL_SECONDS,
                 other_ttl=TTL_SECONDS,
                 parsed_addresses=[each.address for each in near],
@@ -251,8 +254,7 @@ class _Presence:
             self._orders.report(self._neighbours.found)
 
     def _heard(self, multicast: zeroconf.Zeroconf, name: str) -> bool:
-        own = name.removesuffix(f".{SERVICE}")
-        if any(each.instance == own for each in self._orders.announced):
+        if any(info.name == name for info in self._told.values()):
             return False
         try:
             info = AsyncServiceInfo(SERVICE, name)

@@ -6,7 +6,6 @@ Each value is replaced as a whole and never changed, so either side may read it 
 from __future__ import annotations
 
 import contextlib
-import secrets
 import socket
 from collections.abc import Callable, Iterator
 
@@ -20,12 +19,12 @@ from sealring.joining.machine import interface_addresses
 
 @attrs.frozen
 class Announced:
-    """An announcement: its TXT record *text* and the *port* where what it stands for listens. Its
-    *instance* name is random."""
+    """An announcement: what gives its TXT record, the *text*, for a nonce of `NONCE` random bytes,
+    and the *port* where what it stands for listens. Nonce and name are others in another network:
+    who hears it in two cannot tell that it is one machine."""
 
-    text: bytes
+    text: Callable[[bytes], bytes]
     port: int
-    instance: str = attrs.field(factory=lambda: secrets.token_hex(8))
 
 
 @attrs.frozen

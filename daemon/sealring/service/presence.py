@@ -6,7 +6,7 @@ Where a member was seen is one more address to dial, and no more than that.
 
 from __future__ import annotations
 
-import secrets
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -14,7 +14,7 @@ from sealring_protocol.security.keys import sha256
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.setup import OwnIdentity
 
-from sealring.discovery.announcement import NONCE, door_text, node_text
+from sealring.discovery.announcement import door_text, node_text
 from sealring.discovery.discovery import Discovery, may_discover
 from sealring.discovery.neighbours import MAX_ADDRESSES, Circle, Nearby
 from sealring.discovery.orders import Announced
@@ -38,10 +38,8 @@ class Presence:
         self._runtime: Runtime | None = None
         self._discovery = Discovery(self._host)
         self._told = Nearby()  # what the runtime was told
-        text = node_text(self._coordinator, self._own, secrets.token_bytes(NONCE))
-        self._as_node = Announced(text, port)
-        text = door_text(self._coordinator, secrets.token_bytes(NONCE))
-        self._as_door = Announced(text, door.address[1])
+        self._as_node = Announced(partial(node_text, self._coordinator, self._own), port)
+        self._as_door = Announced(partial(door_text, self._coordinator), door.address[1])
 
     async def run(self, up: trio.Event) -> None:
         """Be present from when the node is *up*, until cancelled."""
