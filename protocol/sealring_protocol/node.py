@@ -270,7 +270,7 @@ class Node:
         self._ring_due: float | None = None  # when to look at who is in the ring
         self._needs_all = ""  # why it waits for all, as it was last logged
         self._served: float | None = None  # when the ring last did
-        self._presentations = TokenBucket(PRESENTATIONS_PER_SECOND, now)  # outside of the ring
+        self._presentations: dict[int, TokenBucket] = {}  # of ranks outside of the ring
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
         self._replaced = False  # the end of the engine process, which an old brain wanted, is due
@@ -287,6 +287,7 @@ class Node:
         self.rank = self._links.rank
         self.world = len(self.roster.roster.members)
         self._report.renumber(self.rank)
+        self._presentations.clear()
         self._weights = WeightRequests(self._links)
 
     # ------------------------------------------------------------ looking in
@@ -661,10 +662,13 @@ class Node:
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
         place, attendance = self._role.place(rank), self._role.attendance
+        brain = self._brain
+        within = place is not None and isinstance(brain, Head) and brain.epochs.membership.began
         if place is None:
             if not isinstance(message, Hello):
                 return []  # it has not heard yet that the ring goes on without it
-            if not self._presentations.take(now):
+            bucket = TokenBucket(PRESENTATIONS_PER_SECOND, now)
+            if not self._presentations.setdefault(rank, bucket).take(now):
                 raise LimitExceeded("it presents itself too often")
             effects = self._role.outsider(rank, message, self.engine_info)
             self._in_ranks(effects, now)
@@ -676,7 +680,7 @@ class Node:
         if attendance is not None and isinstance(message, Hello):
             refused = any(isinstance(effect, Shut) for effect in effects)
             if not refused:
-                attendance.came(rank, message, now)
+                attendance.came(rank, message, now, restarted=within)
                 self._ring_due = now  # once these effects are carried out
         return effects
 
@@ -796,7 +800,7 @@ class Node:
                     self.ring = members
                     self._end_steps(now)
                 case EpochOver(failed):
-                    self._role.epoch_over(failed)
+                    self._role.epoch_over(failed, now)
                     self._ring_due = now  # once these effects are carried out
                 case Note():
                     self._say([effect], now)

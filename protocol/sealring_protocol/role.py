@@ -231,13 +231,13 @@ class NodeRole:
         if self.attendance is not None:
             self.attendance.lost(rank, now)
 
-    def epoch_over(self, failed: Failure | None) -> None:
+    def epoch_over(self, failed: Failure | None, now: float) -> None:
         """The head's epoch is over; *failed* names a place."""
         if self.attendance is None:
             return
         if failed is not None and self.places is not None:
             failed = attrs.evolve(failed, rank=self.places[failed.rank])
-        self.attendance.epoch_over(failed)
+        self.attendance.epoch_over(failed, now)
 
     def starved(self, rank: int, seconds: float, now: float) -> None:
         """The engine of *rank* starved for *seconds* more."""

@@ -12,6 +12,7 @@ from sealring_protocol.control.head.attendance import (
     FAILURES,
     GATHER_SECONDS,
     LONG_STAY,
+    LONGEST_ASIDE,
     LOSS_SECONDS,
     STEADY_SECONDS,
     Attendance,
@@ -44,8 +45,8 @@ class House:
         self.current = self.of.ring(self.current, self.now, self.fits)
         return self.current
 
-    def came(self, rank: int, room: int = 1000) -> tuple[int, ...]:
-        self.of.came(rank, said(room), self.now)
+    def came(self, rank: int, room: int = 1000, *, restarted: bool = False) -> tuple[int, ...]:
+        self.of.came(rank, said(room), self.now, restarted=restarted)
         return self.look()
 
     def lost(self, rank: int) -> tuple[int, ...]:
@@ -53,7 +54,7 @@ class House:
         return self.look()
 
     def failed(self, rank: int, kind: FailureKind = FailureKind.GROUP, why: str = "no") -> None:
-        self.of.epoch_over(Failure(rank, kind, why))
+        self.of.epoch_over(Failure(rank, kind, why), self.now)
         self.look()
 
     def served(self) -> None:
@@ -163,12 +164,12 @@ def test_the_ring_goes_on_with_another_that_has_come_meanwhile():
 def test_one_that_fails_alone_again_and_again_is_left_out_until_it_comes_anew():
     house = House(*ALL)
     for rank in (1, 2, 1, 1):
-        house.failed(rank)
+        house.failed(rank, FailureKind.LOAD)
         assert house.current == ALL
-    house.failed(1)
+    house.failed(1, FailureKind.LOAD)
     assert house.current == (0, 2)
     assert "could not get ready" in house.of.why_outside(1).why
-    assert house.after(1000) == (0, 2)
+    assert house.after(10 * LONGEST_ASIDE) == (0, 2)
     house.came(1)
     assert house.after(2 * STEADY_SECONDS) == ALL
 
@@ -177,13 +178,56 @@ def test_an_epoch_that_works_begins_the_count_again():
     house = House(*ALL)
     for _ in range(FAILURES):
         house.failed(1)
-        house.of.epoch_over(None)
+        house.of.epoch_over(None, house.now)
     assert house.look() == ALL
     house.failed(1)
     house.failed(1)
-    house.came(1)  # so does its word
+    house.came(1)  # its word alone does not
     house.failed(1)
-    assert house.look() == ALL
+    assert house.look() == (0, 2)
+
+
+def test_one_that_may_not_be_at_fault_is_tried_again_after_a_longer_time_each_time():
+    """A rank reports that the next hop broke, whichever end broke it."""
+    house = House(*ALL)
+    waits = []
+    for _ in range(10):
+        for _ in range(FAILURES):
+            house.failed(1, FailureKind.LINK_LOST)
+        assert house.current == (0, 2)
+        out = house.of.why_outside(1)
+        assert out.until is not None
+        waits.append(out.until - house.now)
+        assert house.after(waits[-1] - 1) == (0, 2)
+        assert house.after(1) == ALL
+    assert waits[:3] == [2 * LONG_STAY, 4 * LONG_STAY, 8 * LONG_STAY]
+    assert waits[-1] == LONGEST_ASIDE
+
+
+def test_an_engine_that_starts_again_and_again_within_epochs_makes_short_stays():
+    house = House(*ALL)
+    assert house.came(1, restarted=True) == ALL
+    assert house.came(1, restarted=True) == (0, 2)
+    assert "after a short stay" in house.of.why_outside(1).why
+    assert house.after(4 * STEADY_SECONDS) == ALL
+    assert house.came(1, restarted=True) == (0, 2)
+    assert house.after(8 * STEADY_SECONDS) == ALL
+    house.after(LONG_STAY)
+    assert house.came(1, restarted=True) == ALL  # that was a long one
+
+
+def test_one_whose_engine_starts_again_and_again_stays_where_the_others_have_too_little_room():
+    house = House(*ALL, fits=lambda ring: len(ring) == 3)
+    for _ in range(10):
+        assert house.came(1, restarted=True) == ALL
+
+
+def test_a_head_that_failed_goes_on_without_whoever_is_lost():
+    house = House(*ALL)
+    for _ in range(FAILURES):
+        house.failed(0, FailureKind.DEADLINE)
+    house.lost(2)
+    assert house.after(LOSS_SECONDS) == (0, 1)
 
 
 def test_one_that_can_never_serve_is_left_out_at_once():

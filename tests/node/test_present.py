@@ -7,15 +7,19 @@ from random import Random
 
 import attrs
 import pytest
-from sealring_protocol.codec.messages import StepDone
+from sealring_protocol.codec.messages import Build, StepDone
+from sealring_protocol.control.effects import Send, Shut
 from sealring_protocol.control.head.attendance import (
     GATHER_SECONDS,
     LONG_STAY,
     LOSS_SECONDS,
     STEADY_SECONDS,
 )
+from sealring_protocol.control.membership import hello
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.errors import CloseCode
+from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
 from sealring_protocol.words import STILL_FETCHED
@@ -226,6 +230,59 @@ def test_a_member_that_never_gets_ready_is_left_out():
     cluster.cannot_load.clear()  # somebody mends it
     cluster.kill_engine(cluster.hosts["host1"])
     cluster.run_until(lambda: ring(cluster) == (0, 1, 2), LONG_STAY)
+
+
+@pytest.mark.parametrize("pause", [0.2, 1.5])
+def test_one_that_presents_itself_again_and_again_does_not_stop_the_others(pause):
+    cluster = cluster_of(3)
+    cluster.run_until(lambda: cluster.ready)
+    asked = streams(cluster, tokens=300)
+    model = cluster.hosts["host1"].node.engine_info
+    assert model is not None
+    serves = 0
+    for _ in range(int(120 / pause)):
+        cluster.run_for(pause)
+        host = cluster.hosts["host1"]
+        said = hello(model, Build())
+        if any(rank == 0 and purpose is Purpose.CONTROL for rank, purpose, _ in host.node.links()):
+            host.node._act([Send(0, Purpose.CONTROL, said)], cluster.now)
+            cluster.settle(host)
+        serves += ring(cluster) != ()
+    assert serves > 0.5 * 120 / pause
+    check(cluster, asked)
+
+
+def test_one_whose_neighbour_breaks_their_link_again_and_again_is_tried_again():
+    """It is the one that reports it, and is left out for that."""
+    cluster = cluster_of(4)
+    cluster.run_until(lambda: cluster.ready)
+    host = cluster.hosts["host2"]
+    for _ in range(300):
+        cluster.run_for(0.1)
+        host.node._act([Shut(1, Purpose.STEP, CloseCode.SHUTDOWN, "so")], cluster.now)
+        cluster.settle(host)
+    assert ring(cluster) == (0, 2, 3)
+    assert "tried again by itself" in outside(cluster)[1]
+    cluster.run_for(3 * LONG_STAY)
+    assert ring(cluster) == (0, 1, 2, 3)
+
+
+def test_one_outside_that_presents_itself_all_the_time_keeps_nobody_else_from_it():
+    cluster = cluster_of(4)
+    for index in (2, 3):
+        cluster.crash(cluster.hosts[f"host{index}"])
+    cluster.run_until(lambda: cluster.ready)
+    loud = cluster.boot(3)
+    cluster.run_until(lambda: "it has come" in outside(cluster)[3], 2)
+    model = loud.node.engine_info
+    assert model is not None
+    cluster.boot(2)
+    for count in [PRESENTATIONS_PER_SECOND - 1, *[1] * 12]:  # as often as a member may
+        loud.node._act([Send(0, Purpose.CONTROL, hello(model, Build()))] * count, cluster.now)
+        cluster.settle(loud)
+        cluster.run_for(1 / PRESENTATIONS_PER_SECOND)
+    assert not any("presents itself too often" in text for _, who, text in cluster.notes)
+    cluster.run_until(lambda: ring(cluster) == (0, 1, 2, 3), 10)
 
 
 def tensor(cluster: Cluster) -> None:

@@ -11,13 +11,19 @@ for `LOSS_SECONDS`, in which a process may restart. A member that comes is taken
 waits for such a member a second time, so that a machine with a bad cable does not stop the others'
 work again and again.
 
+An engine that starts anew in the midst of an epoch ends its member's stay, too, and another begins.
+So one that does so again and again is left out for longer each time.
+
 A member can be present and never get ready. One that alone has failed `FAILURES` epochs in a row is
 left out, too, if the others have room, until it presents itself anew. So is, at once, one that
 comes to a ring that has served, and cannot load its layers: they may have to be fetched first.
+Where the member has not itself said what it cannot do, it may not be at fault: a link has two
+ends. It is then tried again by itself, after 2 minutes, and each time after twice as long.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -44,6 +50,12 @@ GRACE_SECONDS: Final = 15.0
 FAILURES: Final = 3
 """Epochs in a row that a member alone may fail before the others go on without it."""
 
+LONGEST_ASIDE: Final = 3600.0
+"""Seconds after which a member that failed is tried again, at most, if it has not said why."""
+
+_OWN_WORD: Final = frozenset({FailureKind.LOAD, FailureKind.MEMORY, FailureKind.UNSERVABLE})
+"""What a member says of itself: nothing changes that before it presents itself anew."""
+
 Ring = tuple[int, ...]
 """Ranks, rising from 0."""
 
@@ -67,19 +79,25 @@ class Attendance:
         self._gathers = True  # the head itself has not come yet
         self._short: Counter[int] = Counter()  # each rank's short stays in a row
         self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
-        self._aside: set[int] = set()  # present ranks that the others do without
+        self._aside: dict[int, float] = {}  # present ranks that the others do without: until when
+        self._restless: set[int] = set()  # present ranks whose engine starts again and again
         self._served: Ring = ()  # the last ring that served
         self._roomless: set[int] = set()  # ranks without which there is a plan, and with which not
 
-    def came(self, rank: int, hello: Hello, now: float) -> None:
-        """*rank* is present, and said *hello*. A second one says only that it is worth a try
-        again."""
-        self.hellos[rank] = hello
-        if rank == self._culprit:
-            self._failed = 0
+    def came(self, rank: int, hello: Hello, now: float, *, restarted: bool = False) -> None:
+        """*rank* is present, and said *hello*. A second one says that its engine is new: that ends
+        its stay if the engine *restarted* within an epoch."""
         if rank in self._came and rank not in self._aside:
-            return
-        self._aside.discard(rank)
+            self.hellos[rank] = hello
+            if not restarted:
+                return
+            self.lost(rank, now)
+            if rank in self._awaited and self._awaited[rank] <= now:
+                self._restless.add(rank)
+        elif rank == self._culprit:
+            self._failed = 0
+        self.hellos[rank] = hello
+        self._aside.pop(rank, None)
         self._awaited.pop(rank, None)
         self._away.pop(rank, None)
         self._seen.add(rank)
@@ -96,14 +114,15 @@ class Attendance:
         if came is None:
             return
         del self._steady_from[rank]
-        self._aside.discard(rank)
+        self._aside.pop(rank, None)
+        self._restless.discard(rank)
         self._away[rank] = now
         short = now - came < LONG_STAY
         self._short[rank] = min(self._short[rank] + 1, 10) if short else 0
         unsteady = self._short[rank] > 1
         self._awaited[rank] = now if unsteady else now + LOSS_SECONDS
 
-    def epoch_over(self, failed: Failure | None) -> None:
+    def epoch_over(self, failed: Failure | None, now: float) -> None:
         """An epoch is over without having worked, because a rank *failed*; None if it worked, or
         nobody failed."""
         if failed is None:
@@ -116,18 +135,22 @@ class Attendance:
         self._culprit = failed.rank
         hopeless = failed.kind is FailureKind.UNSERVABLE  # no epoch follows it by itself
         unloaded = newcomer and failed.kind in (FailureKind.LOAD, FailureKind.MEMORY)
-        if failed.rank in self._came and (hopeless or unloaded or self._failed >= FAILURES):
-            self._aside.add(failed.rank)
-            self._short[failed.rank] = min(self._short[failed.rank] + 1, 10)
+        enough = hopeless or unloaded or self._failed >= FAILURES
+        if failed.rank and failed.rank in self._came and enough:  # no ring is without the head
+            short = self._short[failed.rank] = min(self._short[failed.rank] + 1, 10)
+            again = now + min(LONG_STAY * 2**short, LONGEST_ASIDE)
+            self._aside[failed.rank] = math.inf if failed.kind in _OWN_WORD else again
 
     def serves(self, ring: Ring) -> None:
         """*ring* serves: what its members failed is past."""
         self._served = ring
-        self._aside.difference_update(ring)
+        for rank in ring:
+            self._aside.pop(rank, None)
 
     def ring(self, current: Ring, now: float, fits: Callable[[Ring], bool]) -> Ring:
         """The ranks that the ring should have at *now*, given that it has *current*; *fits* says
         whether some ranks have room for the model. *current* if nothing is to change."""
+        self._end_waits(now)
         here = self._here()
         absent = [rank for rank in current if rank not in here]
         self.stuck = False
@@ -140,12 +163,19 @@ class Attendance:
             return current
         if 0 not in here or any(now < self._awaited.get(rank, now) for rank in absent):
             return current
-        fewer = self._widest(here, fits)
+        fewer = self._widest(here, fits) or self._widest(here | self._restless, fits)
         self.stuck = fewer is None
         return fewer or current
 
+    def _end_waits(self, now: float) -> None:
+        """Those who have waited for long enough may be taken in again."""
+        for rank in [rank for rank, until in self._aside.items() if now >= until]:
+            del self._aside[rank]
+            self._failed *= rank != self._culprit
+        self._restless -= {rank for rank in self._restless if now >= self._steady_from[rank]}
+
     def _here(self) -> set[int]:
-        return self._came.keys() - self._aside
+        return self._came.keys() - self._aside.keys() - self._restless
 
     def _widest(self, ranks: Iterable[int], fits: Callable[[Ring], bool]) -> Ring | None:
         """The most of *ranks* that have room for the model: those with the least are left out."""
@@ -159,18 +189,24 @@ class Attendance:
         """When, after *now*, to ask for the `ring` again, if nobody comes or goes; None: not at
         all."""
         here = self._here()
+        again = [*self._aside.values(), *(self._steady_from[rank] for rank in self._restless)]
         absent = [rank for rank in current if rank not in here]
         if absent:
             at = max(self._awaited.get(rank, now) for rank in absent)
-            return at if at > now else None
-        waits = (self._steady_from[rank] for rank in here if rank not in current)
-        return min((at for at in waits if at > now), default=None)
+            waits = [at, *again]
+        else:
+            waits = [*again, *(self._steady_from[rank] for rank in here if rank not in current)]
+        return min((at for at in waits if now < at < math.inf), default=None)
 
     def why_outside(self, rank: int) -> Outside:
         """Why the ring is without *rank*, and until when; for people."""
         if rank not in self._came:
             why = "it is away" if rank in self._seen else "it has not come yet"
             return Outside(why, since=self._away[rank])
+        again = self._aside.get(rank, math.inf)
+        if again < math.inf:
+            why = "it could not get ready; it is tried again by itself, or once it has started anew"
+            return Outside(why, until=again)
         if rank in self._aside:
             return Outside(
                 "it could not get ready; it is tried again once its layers have been fetched, or "
