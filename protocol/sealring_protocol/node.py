@@ -33,6 +33,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.control.deadlines import StarvedRanks, earliest, is_due
 from sealring_protocol.control.effects import (
     Effect,
+    EpochExplained,
     EpochOver,
     Level,
     NewRing,
@@ -662,8 +663,6 @@ class Node:
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
         place, attendance = self._role.place(rank), self._role.attendance
-        brain = self._brain
-        within = place is not None and isinstance(brain, Head) and brain.epochs.membership.began
         if place is None:
             if not isinstance(message, Hello):
                 return []  # it has not heard yet that the ring goes on without it
@@ -680,7 +679,7 @@ class Node:
         if attendance is not None and isinstance(message, Hello):
             refused = any(isinstance(effect, Shut) for effect in effects)
             if not refused:
-                attendance.came(rank, message, now, restarted=within)
+                attendance.came(rank, message, now)
                 self._ring_due = now  # once these effects are carried out
         return effects
 
@@ -799,9 +798,12 @@ class Node:
                 case NewRing(members):
                     self.ring = members
                     self._end_steps(now)
-                case EpochOver(failed):
-                    self._role.epoch_over(failed, now)
+                case EpochOver(failed, broke):
+                    self._role.epoch_over(failed, broke, now)
                     self._ring_due = now  # once these effects are carried out
+                case EpochExplained(failed):
+                    self._role.broke(failed, now)
+                    self._ring_due = now
                 case Note():
                     self._say([effect], now)
                 case StepTiming() if places is not None:

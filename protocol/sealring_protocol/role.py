@@ -231,13 +231,25 @@ class NodeRole:
         if self.attendance is not None:
             self.attendance.lost(rank, now)
 
-    def epoch_over(self, failed: Failure | None, now: float) -> None:
-        """The head's epoch is over; *failed* names a place."""
+    def epoch_over(self, failed: Failure | None, broke: Failure | None, now: float) -> None:
+        """The head's epoch is over; *failed* and *broke* (`EpochOver`) name places."""
         if self.attendance is None:
             return
-        if failed is not None and self.places is not None:
-            failed = attrs.evolve(failed, rank=self.places[failed.rank])
-        self.attendance.epoch_over(failed, now)
+        self.attendance.epoch_over(self._of_rank(failed), now)
+        if broke is not None:
+            self.broke(broke, now)
+
+    def broke(self, failed: Failure, now: float) -> None:
+        """The place that *failed* ended an epoch."""
+        end = self._of_rank(failed)
+        if self.attendance is not None and end is not None:
+            self.attendance.broke(end, now)
+
+    def _of_rank(self, failed: Failure | None) -> Failure | None:
+        """*failed*, which names a place, with the rank that people know."""
+        if failed is None or self.places is None:
+            return failed
+        return attrs.evolve(failed, rank=self.places[failed.rank])
 
     def starved(self, rank: int, seconds: float, now: float) -> None:
         """The engine of *rank* starved for *seconds* more."""

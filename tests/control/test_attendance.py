@@ -45,8 +45,13 @@ class House:
         self.current = self.of.ring(self.current, self.now, self.fits)
         return self.current
 
-    def came(self, rank: int, room: int = 1000, *, restarted: bool = False) -> tuple[int, ...]:
-        self.of.came(rank, said(room), self.now, restarted=restarted)
+    def came(self, rank: int, room: int = 1000) -> tuple[int, ...]:
+        self.of.came(rank, said(room), self.now)
+        return self.look()
+
+    def broke(self, rank: int, kind: FailureKind = FailureKind.ENGINE_LOST) -> tuple[int, ...]:
+        self.after(STEADY_SECONDS)
+        self.of.broke(Failure(rank, kind, "no"), self.now)
         return self.look()
 
     def lost(self, rank: int) -> tuple[int, ...]:
@@ -204,22 +209,29 @@ def test_one_that_may_not_be_at_fault_is_tried_again_after_a_longer_time_each_ti
     assert waits[-1] == LONGEST_ASIDE
 
 
-def test_an_engine_that_starts_again_and_again_within_epochs_makes_short_stays():
+def test_an_engine_that_ends_again_and_again_makes_short_stays():
     house = House(*ALL)
-    assert house.came(1, restarted=True) == ALL
-    assert house.came(1, restarted=True) == (0, 2)
+    assert house.broke(1) == ALL
+    assert house.broke(1) == (0, 2)
     assert "after a short stay" in house.of.why_outside(1).why
     assert house.after(4 * STEADY_SECONDS) == ALL
-    assert house.came(1, restarted=True) == (0, 2)
+    assert house.broke(1) == (0, 2)
     assert house.after(8 * STEADY_SECONDS) == ALL
     house.after(LONG_STAY)
-    assert house.came(1, restarted=True) == ALL  # that was a long one
+    assert house.broke(1) == ALL  # that was a long one
 
 
-def test_one_whose_engine_starts_again_and_again_stays_where_the_others_have_too_little_room():
+def test_a_link_or_the_heads_engine_that_breaks_again_and_again_leaves_nobody_out():
+    house = House(*ALL)
+    for _ in range(10):
+        assert house.broke(1, FailureKind.LINK_LOST) == ALL
+        assert house.broke(0) == ALL
+
+
+def test_one_whose_engine_ends_again_and_again_stays_where_the_others_have_too_little_room():
     house = House(*ALL, fits=lambda ring: len(ring) == 3)
     for _ in range(10):
-        assert house.came(1, restarted=True) == ALL
+        assert house.broke(1) == ALL
 
 
 def test_a_head_that_failed_goes_on_without_whoever_is_lost():

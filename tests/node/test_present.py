@@ -252,6 +252,23 @@ def test_one_that_presents_itself_again_and_again_does_not_stop_the_others(pause
     check(cluster, asked)
 
 
+def test_an_engine_that_ends_again_and_again_does_not_stop_the_others_each_time():
+    """Each time after it has worked for a while, so that every epoch has given tokens."""
+    cluster = cluster_of(3)
+    cluster.run_until(lambda: cluster.ready)
+    streams(cluster, tokens=800)
+    stopped = 0
+    for _ in range(12):
+        cluster.run_for(4.0)
+        cluster.kill_engine(cluster.hosts["host1"], 4.0)
+        for _ in range(8):
+            cluster.run_for(0.5)
+            stopped += ring(cluster) == ()
+    assert stopped < 40  # half seconds, of 192
+    cluster.run_for(LONG_STAY + SETTLED)
+    assert ring(cluster) == (0, 1, 2)
+
+
 def test_one_whose_neighbour_breaks_their_link_again_and_again_is_tried_again():
     """It is the one that reports it, and is left out for that."""
     cluster = cluster_of(4)

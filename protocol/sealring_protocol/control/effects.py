@@ -202,9 +202,17 @@ INSIDE: Final = Outside("")
 @attrs.frozen
 class EpochOver:
     """The head's epoch, or the start of one, is over. A rank *failed*; None if the epoch had
-    worked, or none failed."""
+    worked, or none failed. What *broke* an epoch that had worked; None if nothing did."""
 
     failed: Failure | None
+    broke: Failure | None = None
+
+
+@attrs.frozen
+class EpochExplained:
+    """A rank says why it *failed* in an epoch that is over: a link may have told of it first."""
+
+    failed: Failure
 
 
 Effect = (
@@ -213,6 +221,7 @@ Effect = (
     | Shut
     | NewRing
     | EpochOver
+    | EpochExplained
     | ToEngine
     | RestartEngine
     | PrepareCollective

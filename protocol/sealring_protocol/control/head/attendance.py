@@ -11,8 +11,8 @@ for `LOSS_SECONDS`, in which a process may restart. A member that comes is taken
 waits for such a member a second time, so that a machine with a bad cable does not stop the others'
 work again and again.
 
-An engine that starts anew in the midst of an epoch ends its member's stay, too, and another begins.
-So one that does so again and again is left out for longer each time.
+An engine that is lost in the midst of an epoch ends its member's stay, too, and another begins. So
+a member whose engine ends again and again is left out for longer each time.
 
 A member can be present and never get ready. One that alone has failed `FAILURES` epochs in a row is
 left out, too, if the others have room, until it presents itself anew. So is, at once, one that
@@ -84,19 +84,14 @@ class Attendance:
         self._served: Ring = ()  # the last ring that served
         self._roomless: set[int] = set()  # ranks without which there is a plan, and with which not
 
-    def came(self, rank: int, hello: Hello, now: float, *, restarted: bool = False) -> None:
-        """*rank* is present, and said *hello*. A second one says that its engine is new: that ends
-        its stay if the engine *restarted* within an epoch."""
-        if rank in self._came and rank not in self._aside:
-            self.hellos[rank] = hello
-            if not restarted:
-                return
-            self.lost(rank, now)
-            if rank in self._awaited and self._awaited[rank] <= now:
-                self._restless.add(rank)
-        elif rank == self._culprit:
-            self._failed = 0
+    def came(self, rank: int, hello: Hello, now: float) -> None:
+        """*rank* is present, and said *hello*. A second one says only that one which was left out
+        is worth a try again."""
         self.hellos[rank] = hello
+        if rank in self._came and rank not in self._aside:
+            return
+        if rank == self._culprit:
+            self._failed = 0
         self._aside.pop(rank, None)
         self._awaited.pop(rank, None)
         self._away.pop(rank, None)
@@ -140,6 +135,20 @@ class Attendance:
             short = self._short[failed.rank] = min(self._short[failed.rank] + 1, 10)
             again = now + min(LONG_STAY * 2**short, LONGEST_ASIDE)
             self._aside[failed.rank] = math.inf if failed.kind in _OWN_WORD else again
+
+    def broke(self, failed: Failure, now: float) -> None:
+        """An epoch that had worked is over, because a rank *failed*. If that has lost its engine,
+        its stay is over, and another begins. A link says nothing: it has two ends."""
+        rank, engine = failed.rank, failed.kind is FailureKind.ENGINE_LOST
+        if not engine or not rank or rank not in self._came or rank in self._aside:
+            return
+        if now - self._came[rank] < STEADY_SECONDS:
+            return  # one loss may be told several times
+        hello = self.hellos[rank]
+        self.lost(rank, now)
+        if self._awaited[rank] <= now:
+            self._restless.add(rank)
+        self.came(rank, hello, now)
 
     def serves(self, ring: Ring) -> None:
         """*ring* serves: what its members failed is past."""

@@ -353,6 +353,7 @@ class Epochs:
         self._since = now  # when the membership's state last changed
         self._failures = FailureLog()  # why the last epoch, or the last try at one, ended
         self._blamed: Failure | None = None  # why the present epoch ends, if it has not worked
+        self._broke: Failure | None = None  # why it ends, if it has
         self._unplanned: Failure | None = None  # why there is no plan
         self._unreadable: dict[int, Failure] = {}  # what absent ranks said of their models
         self._refused: set[int] = set()  # for their versions; dialed again when another rank comes
@@ -701,7 +702,7 @@ class Epochs:
         it is not logged again. If no rank can ever serve so, the next epoch waits for a change."""
         if failed.kind is FailureKind.UNSERVABLE:
             self._backoff.wait_for_change()
-        self._blamed = failed
+        self._blamed = self._broke = failed
         return self._failures.is_news(failed)
 
     def progressed(self) -> None:
@@ -716,10 +717,11 @@ class Epochs:
             self.progressed()  # a trial is no try of the pipeline's
         self._since = now
         blamed = self._blamed if self._backoff.ended(now) else None
-        self._blamed = None
+        broke = self._broke if blamed is None else None
+        self._blamed = self._broke = None
         self._bootstrap.clear()
         left = self._engine.end()
-        return [EpochOver(blamed), *left, *self._try_start(now)]
+        return [EpochOver(blamed, broke), *left, *self._try_start(now)]
 
     # ---------------------------------------------------------------- timers
 

@@ -41,7 +41,7 @@ from sealring_protocol.codec.messages import (
     Waiting,
 )
 from sealring_protocol.control.deadlines import earliest, is_due
-from sealring_protocol.control.effects import Effect, Standing
+from sealring_protocol.control.effects import Effect, EpochExplained, Standing
 from sealring_protocol.control.epoch.engine import RankEngine, renewed_keys
 from sealring_protocol.control.head.epochs import EffectsAndLoss, Epochs
 from sealring_protocol.control.head.steps import Steps, Timekeeper, memory_notes
@@ -343,7 +343,8 @@ class Head:
         if self.scheduler is None:
             return []
         known = self.scheduler.learnt
-        effects: list[Effect] = [*self.scheduler.explained(epoch, failed)]
+        effects: list[Effect] = [EpochExplained(failed)]
+        effects += self.scheduler.explained(epoch, failed)
         return [*effects, *memory_notes(known, self.scheduler), *self.plan_steps(now)]
 
     # ------------------------------------------------- between epochs and steps
