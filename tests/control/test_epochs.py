@@ -19,7 +19,16 @@ from sealring_protocol.codec.messages import (
     StepDone,
 )
 from sealring_protocol.codec.tensor import DType
-from sealring_protocol.control.effects import Note, Phase, RestartEngine, Send, Shut, ToEngine, Want
+from sealring_protocol.control.effects import (
+    EpochExplained,
+    Note,
+    Phase,
+    RestartEngine,
+    Send,
+    Shut,
+    ToEngine,
+    Want,
+)
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.membership import Membership, MembershipState
@@ -80,10 +89,9 @@ def test_an_answer_of_an_old_epoch_is_dropped_and_one_that_never_was_is_an_error
     assert head.message(1, STEP, StepDone(Epoch(99, 9), 1), 0.0) == []
     assert head.message(1, CONTROL, ready(0, 0, 0), 0.0) == []
     failed = Failure(1, FailureKind.LINK_LOST, "x")
-    assert (
-        head.message(1, CONTROL, CannotServe(Epoch(HEAD, 0), failed.kind, failed.message), 0.0)
-        == []
-    )
+    late = CannotServe(Epoch(HEAD, 0), failed.kind, failed.message)
+    assert head.message(1, CONTROL, late, 0.0) == [EpochExplained(failed)]
+    assert head.serving
     for message in (StepDone(Epoch(HEAD, 2), 1), ready(2, 0, 3)):
         purpose = STEP if isinstance(message, StepDone) else CONTROL
         with pytest.raises(RemoteProtocolError, match="never was"):
