@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,15 @@ import pytest
 import trio
 import trio.testing
 from sealring.cli.doorway import describe_newcomer
+from sealring.cli.join import ask_until_signal
 from sealring.files.cluster import sign_next
-from sealring.joining.asking import MAX_SEARCHED
+from sealring.joining.asking import MAX_SEARCHED, JoinRequest
 from sealring.joining.door import Door
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
 from sealring.joining.names import free_name, look_alike
 from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS
+from sealring_protocol.joining.exchange import Admitted, InviterProved
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_JOINS
 from sealring_protocol.security.roster import Member
@@ -268,6 +271,29 @@ async def test_the_inviter_stops(tmp_path: Path) -> None:
             await made.door.close("sealring is stopped there")
             await den.over.wait()
     assert "desk stopped before this machine was let in: sealring is stopped there" in den.told
+
+
+async def test_a_signal_comes_when_the_newcomer_was_just_let_in(tmp_path: Path) -> None:
+    class Interrupted(Machine):
+        def store(self, cluster: InviterProved, admitted: Admitted) -> None:
+            super().store(cluster, admitted)
+            signal.raise_signal(signal.SIGINT)
+
+    den = Interrupted()
+    async with home(tmp_path) as made, trio.open_nursery() as nursery:
+        invitation = await made.door.invite()
+        request = JoinRequest(invitation, den.signer, lambda _: den.newcomer, den)
+        joined: list[bool] = []
+
+        async def ask() -> None:
+            joined.append(await ask_until_signal(request))
+
+        nursery.start_soon(ask)
+        await made.knocked()
+        await made.accept()
+    assert joined == [True]
+    assert request.stopped  # so that the command ends, and does not run the node
+    assert made.names == ["desk", "den"]
 
 
 async def test_the_newcomer_stops(tmp_path: Path) -> None:
@@ -523,6 +549,7 @@ async def test_names_keys_and_addresses_that_a_member_has(tmp_path: Path) -> Non
         await copied.join(await made.door.invite())
         assert "its key is that of 'desk-2', which is a member" in copied.told
         assert "sealring up" in copied.told
+        assert "Ask for another invitation" not in copied.told
     assert made.names == ["desk", "desk-2"]
 
 

@@ -184,7 +184,8 @@ def _join(
     json: bool,
 ) -> bool:
     """Join with the key of *signer*, and keep what the cluster gives at *place*; False if it was
-    interrupted. A *former* member keeps its key and its config. Raises `UserError`."""
+    interrupted, be it when this machine had just become a member. A *former* member keeps its key
+    and its config. Raises `UserError`."""
     # These take half a second to import, which a mistake need not wait for.
     import trio  # noqa: PLC0415
     from sealring_protocol.codec.messages import Build  # noqa: PLC0415
@@ -254,11 +255,16 @@ def _join(
     host, search = settings.listen[0], None
     if settings.discover and may_discover(host):
         search = partial(find_doors, host, invitation.coordinator)
-    return trio.run(_asked, JoinRequest(invitation, signer, newcomer, Told(), search))
+    asking = JoinRequest(invitation, signer, newcomer, Told(), search)
+    joined = trio.run(ask_until_signal, asking)
+    if joined and asking.stopped:
+        say("this machine is a member, and was stopped before it served: sealring up", json=json)
+    return joined and not asking.stopped
 
 
-async def _asked(asking: JoinRequest) -> bool:
-    """Run *asking*; a signal stops it, in good order."""
+async def ask_until_signal(asking: JoinRequest) -> bool:
+    """Run *asking*; a signal stops it, in good order. Whether this machine joined, which it may
+    have when the signal came. Raises `UserError`."""
     import trio  # noqa: PLC0415 - as above
 
     outcome: list[bool | UserError] = []

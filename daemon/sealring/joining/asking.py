@@ -22,7 +22,7 @@ from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.joining.session import JoinEvent, JoinSession
 from sealring_protocol.limits import JOIN_PATIENCE
 from sealring_protocol.link import LinkClosed
-from sealring_protocol.security.identity import Signer
+from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.words import ago, lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import dial
@@ -55,6 +55,9 @@ Search = Callable[[Callable[[str], None]], Awaitable[None]]
 """Calls what it is given with each address that it finds, until cancelled."""
 
 _ANOTHER: Final = "Ask for another invitation there: sealring machines invite"
+_MEMBER: Final = (
+    "A member needs no invitation. On the machine that joined with this key: sealring up"
+)
 
 
 class JoinProgress:
@@ -137,6 +140,11 @@ class JoinRequest:
         if self._stopped:
             return False
         raise self._nobody()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called: after this machine was let in it is a member all the same."""
+        return self._stopped
 
     def stop(self) -> None:
         """Give up, and tell the inviter."""
@@ -269,7 +277,15 @@ class JoinRequest:
                 what = f"{name} stopped before this machine was let in: {attempt.said.reason}"
             case _:
                 what = f"{name} ended the join: {attempt.said.reason}"
-        raise OperationError(what, f"{_ANOTHER}; then join again.")
+        raise OperationError(
+            what, _MEMBER if self._is_member(attempt) else f"{_ANOTHER}; then join again."
+        )
+
+    def _is_member(self, attempt: _Attempt) -> bool:
+        """Whether the cluster that was found has this machine's key already."""
+        own = node_id(self._signer.public_key)
+        cluster = attempt.cluster
+        return cluster is not None and cluster.roster.roster.member(own) is not None
 
     def _nobody(self) -> UserError:
         """Nobody has proved to be the inviter."""
