@@ -165,6 +165,7 @@ async def test_clocks_that_differ(
             await den.join(await made.door.invite())
     said = "the clock of the machine that joins is"
     assert said in den.told
+    assert "set the one that is wrong" in den.told
     assert said in caplog.text
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sealring.files.cluster import write_new
-from sealring.joining.founding import MemberFiles, Settings, check_start, found
+from sealring.joining.founding import MemberFiles, Settings, check_start, found, read_listen
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
@@ -85,3 +85,29 @@ def test_a_key_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_last_port_has_none_after_it() -> None:
     with pytest.raises(OperationError, match=r"cannot listen at 127\.0\.0\.1:65536"):
         check_start(("127.0.0.1", 65535), "off")
+
+
+def test_the_port_of_listen_may_be_left_out() -> None:
+    for text, read in {
+        "0.0.0.0": ("0.0.0.0", 7470),
+        "desk:7480": ("desk", 7480),
+        "::": ("::", 7470),
+        "[::1]:7480": ("::1", 7480),
+    }.items():
+        assert read_listen(text, 7470) == read, text
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:99999", "0.0.0.0:0", ":x", ":7470"])
+def test_a_listen_that_is_no_address(text: str) -> None:
+    with pytest.raises(UserError, match="is no address"):
+        read_listen(text, 7470)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """A file is in the way, which stops root as well."""
+    (tmp_path / "file").touch()
+    MemberFiles.at(tmp_path / "new" / "den").check_room()
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(OperationError, match="cannot keep this machine's files in") as told:
+        MemberFiles.at(tmp_path / "file" / "den").check_room()
+    assert "sealring join INVITATION FOLDER" in told.value.advice

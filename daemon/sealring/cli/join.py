@@ -124,6 +124,7 @@ def join(
         where, signer, discover = former.config.listen, former.signer, former.config.discover
     settings = Settings(_called(name, former), where, served, str(own), discover=discover)
     check_listen(where)
+    place.check_room()
     begin_log("info", log_format)
     if not _join(given, place, settings, signer, former, json=json):
         return 130

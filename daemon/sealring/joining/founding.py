@@ -7,6 +7,7 @@ import contextlib
 import json
 import secrets
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -46,6 +47,9 @@ DAYS: Final = 90
 CLUSTER_NAME: Final = "home"
 
 _DAY_MS: Final = 24 * 3600 * 1000
+
+_ROOM: Final = 1 << 16
+"""Bytes for which a machine needs room: those of its files, and some of its node's."""
 
 
 @attrs.frozen
@@ -116,6 +120,21 @@ class MemberFiles:
             f"mv {self.folder} {self.folder}.before",
         )
 
+    def check_room(self) -> None:
+        """Raise `OperationError` if no files can be kept here now, or where these folders would be
+        made: a machine is told so before a person elsewhere is asked to let it in."""
+        for folder in (self.folder, self.kept):
+            try:
+                there = next(each for each in (folder, *folder.parents) if each.exists())
+                with tempfile.TemporaryFile(dir=there) as file:
+                    file.write(bytes(_ROOM))
+                    file.flush()
+            except OSError as error:
+                raise OperationError(
+                    f"cannot keep this machine's files in {folder}: {error.strerror}",
+                    "Give another folder, which is yours: sealring join INVITATION FOLDER",
+                ) from None
+
 
 @attrs.frozen
 class Settings:
@@ -131,7 +150,8 @@ class Settings:
 
 def read_listen(text: str, port: int) -> tuple[str, int]:
     """The host and port of *text*, in which *port* may be left out. Raises `UserError`."""
-    for each in (text, f"{text}:{port}", f"[{text}]:{port}"):
+    whole = f"[{text}]:{port}" if text.count(":") > 1 else f"{text}:{port}"
+    for each in (text, whole):
         with contextlib.suppress(ValueError):
             return parse_address(each)
     raise UserError(f"'{text}' is no address", "Give HOST or HOST:PORT, as 192.168.1.10:7470.")

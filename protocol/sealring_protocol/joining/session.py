@@ -334,7 +334,10 @@ class JoinSession:
         elif abs(event.skew_ms) > MAX_CLOCK_SKEW_MS:
             side = "ahead of" if event.skew_ms > 0 else "behind"
             apart = lasting(abs(event.skew_ms) / 1000)
-            why = f"the clock of the machine that joins is {apart} {side} the inviter's"
+            why = (
+                f"the clock of the machine that joins is {apart} {side} the inviter's: set the one "
+                "that is wrong"
+            )
         else:
             why = invitations.fault(invitation, self._wall_ms(), newcomer)
         if why:
