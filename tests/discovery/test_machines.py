@@ -11,6 +11,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,12 +100,14 @@ def until(output: Path, pattern: str) -> str:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+def machines() -> Iterator[tuple[Machine, Machine]]:
     """The machines desk and den, linked by a cable."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("machines are network namespaces, which root makes with 'ip' on Linux")
     with contextlib.ExitStack() as stack:
         made = []
+        # A socket's path is short, and that of a test's own folder is not.
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         names = [f"sealring-{os.getpid()}-{name}" for name in ("desk", "den")]
         ends = [f"sr{os.getpid() % 10**8}{end}" for end in "ab"]
         try:
@@ -118,7 +121,7 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
             _ip("link", "set", end, "netns", name, "name", "eth0")
             for device in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", device, "up")
-            machine = Machine(name, "", tmp_path / name.rpartition("-")[2], stack)
+            machine = Machine(name, "", folder / name.rpartition("-")[2], stack)
             machine.move(f"10.79.0.{number + 1}")
             made.append(machine)
         yield made[0], made[1]

@@ -49,6 +49,8 @@ class Ring:
     def share(self) -> tuple[PartialModel, list[str]] | None:
         """What the bare rank has, and the tensors that it owns; None if it has nothing yet."""
         for found in (self.folder / "store" / "home--model").glob(f"*/{ORIGIN}"):
+            if found.parent.name.startswith("."):
+                continue  # it is being made, and gets another name
             model = PartialModel.open(found.parent)
             assert model is not None
             first = sum(SPLIT[: self.bare])
