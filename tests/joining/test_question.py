@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+
 import pytest
 import trio
 from sealring.cli.question import Answer, ask_person
@@ -83,3 +86,24 @@ async def test_a_terminal_that_ends_leaves_the_question_open(
             await terminal.until(ASKED)
             terminal.type("\x04")
         assert asking.answer == "absent"
+
+
+async def test_the_question_stands_below_what_is_logged_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = logging.getLogger()
+    with own_terminal(monkeypatch) as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", sys.stdout)
+        log = logging.StreamHandler(sys.stderr)
+        patch.setattr(root, "handlers", [log])
+        asking = Asking()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asking.run)
+            await terminal.until(ASKED)
+            for line in ("the ring is ready", "request 7 is over"):
+                root.warning(line)
+                shown = await terminal.until(ASKED)
+                assert shown.split("\r\n") == ["", line, f"{QUESTION} [y/n] "]
+            terminal.type("yes\n")
+        assert asking.answer == "yes"
+        assert root.handlers == [log]

@@ -1,15 +1,18 @@
 """A question to the person at the terminal, which another person may answer elsewhere meanwhile.
 
 Whoever sits there may be typing when the question appears. An answer is therefore what was typed
-after it: what the terminal holds from before is thrown away.
+after it: what the terminal holds from before is thrown away. A node logs to the same terminal: the
+question is shown again below each line, or it would scroll away.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import termios
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import trio
@@ -62,7 +65,8 @@ async def _read_answer(question: str) -> Answer:
         try:
             termios.tcflush(terminal, termios.TCIFLUSH)
             print(f"{hint}{question}{_CHOICE}", end="", flush=True)
-            await trio.lowlevel.wait_readable(terminal)
+            with _below_the_log(f"{question}{_CHOICE}"):
+                await trio.lowlevel.wait_readable(terminal)
             if not _in_foreground(terminal):
                 break
             line = os.read(terminal, _LONGEST)
@@ -76,6 +80,36 @@ async def _read_answer(question: str) -> Answer:
     with contextlib.suppress(OSError):
         print(flush=True)
     return "absent"
+
+
+class _Around(logging.Handler):
+    """Prints *text* before a line of the log, or after it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line is logged."""
+        del record
+        with contextlib.suppress(OSError):
+            print(self._text, end="", flush=True)
+
+
+@contextlib.contextmanager
+def _below_the_log(prompt: str) -> Iterator[None]:
+    """Meanwhile *prompt* stands below what is logged at the terminal."""
+    root = logging.getLogger()
+    handlers = root.handlers
+    shown = (isinstance(h, logging.StreamHandler) and h.stream is sys.stderr for h in handlers)
+    if not any(shown) or not sys.stderr.isatty():
+        yield
+        return
+    root.handlers = [_Around("\n"), *handlers, _Around(prompt)]
+    try:
+        yield
+    finally:
+        root.handlers = handlers
 
 
 def _in_foreground(terminal: int) -> bool:
