@@ -154,7 +154,7 @@ async def at_work(model: Path | None = None) -> AsyncIterator[AtWork]:
         keep=lambda _: None,
         model=model or tiny.path(),
     )
-    with trio.fail_after(30):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.run)
             yield AtWork(runtime, roster, address)
