@@ -59,11 +59,11 @@ def test_a_rank_whose_layers_do_not_load_says_so() -> None:
         for machine in (desk, shelf):
             machine.start()
         fault = "does not match the manifest"
-        shelf.wait_until_told(f"this node could not serve: .*{fault}")
+        shelf.wait_until_told(f"this node cannot serve this model: .*{fault}")
         # It is tried again every few seconds, and then loads for a moment.
         shelf.wait_for(lambda: shelf.status()["state"] == "cannot serve", "failed state")
         shelf.wait_for(lambda: "cannot serve" in shown(shelf), "failed state in what is shown")
-        desk.wait_until_told(rf"rank 1 \(shelf\) could not serve: .*{fault}")
+        desk.wait_until_told(rf"rank 1 \(shelf\) cannot serve.*: .*{fault}")
 
 
 def test_a_monitor_learns_of_lives_and_a_drain_has_its_limit() -> None:
@@ -123,9 +123,10 @@ def test_a_rank_says_what_the_head_says_of_too_little_room() -> None:
         words = r"the model's weights take [^(]*\d[^(]*"
         desk.wait_until_told(words)
         shelf.wait_until_told(f"the head says: {words}")
-        (head,), (rank,) = (machine.status()["why"] for machine in (desk, shelf))
+        # The head may still load its tokenizer, too.
+        whys = (machine.status()["why"] for machine in (desk, shelf))
+        head, rank = (next(e for e in why if e["cause"] == "too_little_room") for why in whys)
         assert rank["what"] == f"the head says: {head['what']}"
-        assert rank["cause"] == head["cause"] == "too_little_room"
         out = shelf.run("status", "--config", shelf.config).out
         assert f"not serving: the head says: {head['what']}" in out
         shelf.wait_for_log(f"not serving: the head says: {head['what']}")

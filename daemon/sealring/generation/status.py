@@ -326,9 +326,9 @@ VERSION: Final = version_of("sealring-trio")
 
 
 def build_info() -> dict[str, str]:
-    """The versions of sealring, Python, MLX and mlx-lm."""
+    """The versions of sealring, as other ranks hear it, of Python, MLX and mlx-lm."""
     return {
-        "version": VERSION,
+        "version": this_build().version,
         "python": platform.python_version(),
         "mlx": version_of("mlx"),
         "mlx_lm": version_of("mlx-lm"),
