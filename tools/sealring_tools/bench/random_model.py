@@ -98,13 +98,16 @@ _FORMATS: Final[Mapping[DType, _Format]] = {
 
 @contextlib.contextmanager
 def model_or_random(
-    model: str | None, size: SizeName, dtype: DType, *, steady: bool = False
+    model: str | None, size: SizeName | Literal["tiny"], dtype: DType, *, steady: bool = False
 ) -> Iterator[tuple[Path, str]]:
-    """*model*, a folder or hub id, and what to call it; or, for None, a random one, *steady* or
-    not, which is gone when the block ends."""
+    """*model*, a folder or hub id, and what to call it; or, for None, the tiny one, or a random
+    one, *steady* or not, which is gone when the block ends."""
     if model is not None:
         folder = find_whole_model(model)
         yield folder, folder.name
+        return
+    if size == "tiny":
+        yield tiny.path(), size
         return
     with tempfile.TemporaryDirectory(prefix="sealring-") as temporary:
         yield write_random_model(Path(temporary), size, dtype, steady=steady), f"{size} {dtype}"

@@ -12,11 +12,11 @@ from sealring_tools.cli.bench_tensor import (
     Check,
     Count,
     Counts,
+    ModelSize,
     ModelType,
     OtherModel,
     Turns,
 )
-from sealring_trio.files.models import TINY
 
 Share = Annotated[float, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=0, lte=1))]
 
@@ -151,7 +151,7 @@ def speculate(
 
 def masks(
     *,
-    size: Literal["tiny", "25m", "450m"] = "25m",
+    size: ModelSize = "25m",
     ranks: Count = 1,
     tokens: Count = 128,
     turns: Turns = 5,
@@ -160,15 +160,13 @@ def masks(
 ) -> int:
     """An answer that is held to a form, beside the same ring's free answers.
 
-    Leave the machine alone meanwhile.
+    The random models are of f32. Leave the machine alone meanwhile.
 
         sealring bench masks
         sealring bench masks --size tiny --ranks 2
 
     Parameters
     ----------
-    size
-        The tiny model, or a random one with so many parameters, in f32.
     ranks
         Ranks of the ring.
     tokens
@@ -177,15 +175,14 @@ def masks(
     from sealring_tools.bench.masks import Setup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
 
-    named = TINY if size == "tiny" else None
-    with model_or_random(named, "25m" if size == "tiny" else size, "f32") as (folder, _):
-        results = measure(Setup(ranks, tokens, turns), folder, f"{size} f32", reporter())
+    with model_or_random(None, size, "f32") as (folder, name):
+        results = measure(Setup(ranks, tokens, turns), folder, name, reporter())
     return report(results, json=json, check=check)
 
 
 def plan(
     *,
-    size: Literal["tiny", "25m", "450m"] = "25m",
+    size: ModelSize = "25m",
     dtype: ModelType = "f32",
     tokens: Count = 64,
     turns: Turns = 5,
@@ -203,8 +200,6 @@ def plan(
 
     Parameters
     ----------
-    size
-        The tiny model, or a random one with so many parameters.
     tokens
         Tokens of an answer.
     check
@@ -213,9 +208,6 @@ def plan(
     from sealring_tools.bench.plan import PlanSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
 
-    named = TINY if size == "tiny" else None
-    other: Literal["25m", "450m"] = "25m" if size == "tiny" else size
-    with model_or_random(named, other, dtype, steady=True) as (folder, _):
-        name = size if size == "tiny" else f"{size} {dtype}"
+    with model_or_random(None, size, dtype, steady=True) as (folder, name):
         results = measure(PlanSetup(turns, tokens), folder, name, reporter())
     return report(results, json=json, check=check)

@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 import cyclopts
 from sealring.output import reporter
 from sealring_tools.bench.shown import report
-from sealring_trio.files.models import TINY, describe_model, find_whole_model
+from sealring_trio.files.models import describe_model, find_whole_model
 
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]
 AsList = Annotated[bool, cyclopts.Parameter(help="Print a JSON list.")]
 Check = Annotated[bool, cyclopts.Parameter(help="Exit with 1 if a ratio is below its floor.")]
+ModelSize = Annotated[
+    Literal["tiny", "25m", "450m"],
+    cyclopts.Parameter(help="The tiny model, or a random one with so many parameters."),
+]
 ModelType = Annotated[Literal["f32", "bf16"], cyclopts.Parameter(help="Its values.")]
 OtherModel = Annotated[
     str | None,
@@ -150,7 +154,7 @@ def gpus(
 
 def auto(
     *,
-    size: Literal["tiny", "25m", "450m"] = "25m",
+    size: ModelSize = "25m",
     dtype: ModelType = "f32",
     ranks: Count = 2,
     tokens: Count = 48,
@@ -168,8 +172,6 @@ def auto(
 
     Parameters
     ----------
-    size
-        The tiny model, or a random one with so many parameters.
     ranks
         Ranks of each ring.
     tokens
@@ -180,9 +182,6 @@ def auto(
     from sealring_tools.bench.auto import AutoSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
 
-    named = TINY if size == "tiny" else None
-    other: Literal["25m", "450m"] = "25m" if size == "tiny" else size
-    with model_or_random(named, other, dtype, steady=True) as (folder, _):
-        name = size if size == "tiny" else f"{size} {dtype}"
+    with model_or_random(None, size, dtype, steady=True) as (folder, name):
         results = measure(AutoSetup(ranks, turns, tokens), folder, name, reporter())
     return report(results, json=json, check=check)
