@@ -203,7 +203,7 @@ def plan(
     tokens
         Tokens of an answer.
     check
-        Exit with 1 if a figure that is no estimate is off by more than a fifth.
+        Exit with 3 if a figure that is no estimate is off by more than a fifth.
     """
     from sealring_tools.bench.plan import PlanSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415

@@ -50,7 +50,7 @@ def prefill(
         Each rank has a CUDA device of its own; set up with the group cuda12 or
         cuda13. One process of mlx-lm has the first one.
     check
-        Exit with 1 if two ranks are below their floor from 4,000 tokens on,
+        Exit with 3 if two ranks are below their floor from 4,000 tokens on,
         or a row beside waited longer than it may.
     """
     from sealring_tools.bench.gpus import gpu_places  # noqa: PLC0415

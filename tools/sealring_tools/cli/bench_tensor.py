@@ -12,7 +12,7 @@ from sealring_trio.files.models import describe_model, find_whole_model
 Count = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gte=1))]
 Counts = tuple[Count, ...]
 AsList = Annotated[bool, cyclopts.Parameter(help="Print a JSON list.")]
-Check = Annotated[bool, cyclopts.Parameter(help="Exit with 1 if a ratio is below its floor.")]
+Check = Annotated[bool, cyclopts.Parameter(help="Exit with 3 if a ratio is below its floor.")]
 ModelSize = Annotated[
     Literal["tiny", "25m", "450m"],
     cyclopts.Parameter(help="The tiny model, or a random one with so many parameters."),
@@ -53,7 +53,7 @@ def comms(
     layers
         Layers, likewise.
     check
-        Exit with 1 if a sealed sum takes more than 5 times a direct one.
+        Exit with 3 if a sealed sum takes more than 5 times a direct one.
     """
     from sealring_tools.bench.comms import Shape, measure  # noqa: PLC0415 - each its own
 
@@ -177,7 +177,7 @@ def auto(
     tokens
         Tokens of the answer.
     check
-        Exit with 1 if auto takes more than a quarter longer.
+        Exit with 3 if auto takes more than a quarter longer.
     """
     from sealring_tools.bench.auto import AutoSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
