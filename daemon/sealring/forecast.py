@@ -26,6 +26,9 @@ from sealring_protocol.errors import LocalProtocolError
 ENGINE: Final = 95 << 20
 """Bytes that an engine's process takes beside weights and caches: an estimate, of a CPU."""
 
+CONTEXT: Final = 4096
+"""Tokens of a row that there should be room for, where nobody says how many."""
+
 PROMPT: Final = 1000
 """Tokens of the prompt whose first token is timed."""
 

@@ -25,7 +25,7 @@ from sealring_trio.units import format_size, parse_size
 from sealring.cli.options import AsJson
 from sealring.files.config import has_own_config, own_config
 from sealring.files.models import engine_info, find_for_command, load_text, structure
-from sealring.forecast import PROMPT, Forecast, Workload, recommend, ways
+from sealring.forecast import CONTEXT, PROMPT, Forecast, Workload, recommend, ways
 from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
 from sealring.local.paces import known_machines
 from sealring.output import print_facts, print_json, print_note, print_table, visible
@@ -131,7 +131,7 @@ def plan(
         raise UserError(
             f"--context {context}: the model takes {info.context} tokens", "Ask for no more."
         )
-    asked = Workload(context or min(4096, info.context), rows)
+    asked = Workload(context or min(CONTEXT, info.context), rows)
     ranks = [_Rank.of(found, made, rank, room, asked) for rank, room in enumerate(rooms)]
     if context:
         _check_caches(ranks, asked)

@@ -17,18 +17,14 @@ from sealring_protocol.control.plan import PlanRequest, Strategy
 from sealring_protocol.control.requests import RowOpened
 from sealring_trio.node.runtime import Runtime
 
-from sealring.forecast import Workload, describe_taken, ways
+from sealring.forecast import CONTEXT, Workload, describe_taken, ways
 from sealring.generation.paces import describe_paces
-from sealring.generation.status import describe_costs
 from sealring.local.paces import is_measured, measured_machines
 
 log = logging.getLogger("sealring.node")
 
 EVERY: Final = 32
 """Steps between two looks at whether enough is known."""
-
-_CONTEXT: Final = 4096
-"""Tokens that a rank alone has to have room for, or what the model takes."""
 
 
 class ChoiceTeller:
@@ -68,7 +64,6 @@ def describe_choice(runtime: Runtime) -> str:
         "bounds": list(plan.split.bounds),
         "paces": describe_paces(runtime.timings),
         "sum_us": 0,
-        "guess_ms": describe_costs(standing),
     }
     if not is_measured(facts, plan.world) or not standing.ready.keys() >= set(ring):
         return ""
@@ -78,7 +73,7 @@ def describe_choice(runtime: Runtime) -> str:
     for place, rank in enumerate(ring):
         costs[plan.layers(place).start] = standing.ready[rank].cost  # of all its layers
     counts = tuple(len(plan.layers(rank)) for rank in range(plan.world))
-    asked = Workload(min(_CONTEXT, info.context), 1)
+    asked = Workload(min(CONTEXT, info.context), 1)
     request = PlanRequest(Strategy.PIPELINE, counts)
     taken, *others = ways(info, costs, known.machines, known.network, asked, request)
     return describe_taken(taken, others)
