@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
 
 import cyclopts
 from sealring_protocol.security.identity import node_id
@@ -15,6 +16,11 @@ from sealring.files.cluster import create_key
 from sealring.files.config import own_config
 from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
 from sealring.output import print_facts, print_json, print_table
+
+HeadConfig = Annotated[
+    Path | None,
+    cyclopts.Parameter(help="The config of the head; that of the default folder if left out."),
+]
 
 # ---------------------------------------------------------------------- keygen
 # `sealring keygen`.
@@ -83,9 +89,7 @@ app = cyclopts.App(
 
 
 @app.command(name="new")
-def new(
-    name: str, *, config: Path | None = None, admit: bool = False, json: AsJson = False
-) -> None:
+def new(name: str, *, config: HeadConfig = None, admit: bool = False, json: AsJson = False) -> None:
     """Make a key, and show it this once.
 
     Only a hash of it is kept, so a key that is lost is replaced: revoke it
@@ -93,8 +97,8 @@ def new(
 
         sealring apikey new alice --config desk.toml
 
-    Whoever has a key may ask. Only with --admit may he also say, on the page
-    or by the API, which machines become members of the cluster:
+    Whoever has a key may ask. Only whoever has one with --admit may also say,
+    on the page or by the API, which machines become members of the cluster:
 
         sealring apikey new owner --admit --config desk.toml
 
@@ -104,8 +108,6 @@ def new(
     ----------
     name
         Whose key it is; requests take turns by it, and the log names it.
-    config
-        The config of the head; that of the default folder if left out.
     admit
         Its holder may let in machines that wait to join, and refuse them.
     """
@@ -118,13 +120,11 @@ def new(
 
 
 @app.command(name="list")
-def list_(*, config: Path | None = None, json: bool = False) -> None:
+def list_(*, config: HeadConfig = None, json: bool = False) -> None:
     """Show who has a key.
 
     Parameters
     ----------
-    config
-        The config of the head; that of the default folder if left out.
     json
         Print one JSON list.
     """
@@ -146,7 +146,7 @@ def list_(*, config: Path | None = None, json: bool = False) -> None:
 
 
 @app.command(name="revoke")
-def revoke(name: str, *, config: Path | None = None) -> None:
+def revoke(name: str, *, config: HeadConfig = None) -> None:
     """Take a key back; requests with it are refused from now on.
 
     Without the last one the API is closed to all, until there is a new one.
@@ -155,8 +155,6 @@ def revoke(name: str, *, config: Path | None = None) -> None:
     ----------
     name
         Whose key it is, as 'sealring apikey list' shows.
-    config
-        The config of the head; that of the default folder if left out.
     """
     file = _file(config)
     revoke_key(file, name)

@@ -55,7 +55,7 @@ def verify(
     every token with its log probabilities and, in an epoch that is begun for
     it, numbers that every rank sends of what it computed at each position,
     and names the first rank, layers, step, row and position that differ. Exit
-    code 0 if the ring is right, 1 if not.
+    code 0 if the ring is right, 3 if not.
 
         sealring verify
         sealring verify --config desk.toml
