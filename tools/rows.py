@@ -12,7 +12,7 @@ a table with itself, or with a copy of it, are left out.
 A row that nobody notices stands in `tools/rows_kept.txt` with the reason why no test can notice it.
 The exit code is 1 if one does not stand there, or if one that does is noticed or is gone.
 
-All 153 rows took 192 seconds on two cores with nothing else to do. `--jobs` says how many rows are
+153 rows took 192 seconds on two cores with nothing else to do. `--jobs` says how many rows are
 tried at a time.
 """
 
