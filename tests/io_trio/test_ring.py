@@ -14,9 +14,10 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import attrs
 import httpx2
@@ -90,23 +91,51 @@ def test_text_streams_to_the_terminal(ring: Ring, expected: dict[str, object]) -
     assert done.out == f"{expected['text']}\n"
 
 
+@contextlib.asynccontextmanager
+async def node_that_says(config: Path, facts: dict[str, Any]) -> AsyncIterator[None]:
+    """At the node of *config*, one that answers whatever it is asked with *facts*."""
+
+    async def answer(name: str, body: bytes, reply: Reply) -> None:
+        await reply(facts)
+
+    node = load_config(config)
+    node.state.mkdir(mode=0o700, exist_ok=True)
+    async with serving(node.control_socket, OwnerApi(answer, lambda: None)):
+        yield
+
+
 async def test_status_shows_nothing_that_a_terminal_obeys(ring: Ring, tmp_path: Path) -> None:
     facts = ring.nodes[0].status()
     facts["peers"][0]["trouble"] = [{"what": "x", "link": "step", "text": "a\x1b[2Jlink"}]
     unknown = {"source": "a\x1b[2Jsource", "reason": "a\x1b[2Jreason", "last_s": 1.0, "tries": 1}
     facts["strangers"] = [unknown]
 
-    async def answer(name: str, body: bytes, reply: Reply) -> None:
-        await reply(facts)
-
     config = tmp_path / "desk.toml"
     config.write_text(f"{GOOD}state = '{tmp_path}'\n")
-    async with serving(load_config(config).control_socket, OwnerApi(answer, lambda: None)):
+    async with node_that_says(config, facts):
         shown = await trio.to_thread.run_sync(sealring, "status", "--config", config)
     assert not shown.code
     assert "\x1b" not in shown.out
     for word in ("link", "source", "reason"):
         assert f"a[2J{word}" in shown.out
+
+
+async def test_a_node_of_an_older_release_that_still_runs_is_told_of(
+    ring: Ring, tmp_path: Path
+) -> None:
+    facts = ring.nodes[0].status()
+    facts["version"] = "0.0.9"
+    del facts["ring"]
+    for peer in facts["peers"]:
+        del peer["routes"], peer["outside"]
+
+    config, _ = write_cluster(tmp_path, 2, tiny.path())
+    async with node_that_says(config, facts):
+        shown = await trio.to_thread.run_sync(sealring, "status", "--config", config)
+        found = await trio.to_thread.run_sync(sealring, "doctor", "--config", config)
+    assert (shown.code, shown.err) == (0, "")
+    assert "0.0.9" in shown.out
+    assert "the node still runs sealring 0.0.9" in found.out
 
 
 def test_status_tells_both_ranks(ring: Ring) -> None:

@@ -79,21 +79,22 @@ class Patient:
     status: Mapping[str, Any] | None
 
     @property
+    def peers(self) -> list[Mapping[str, Any]]:
+        """What its node says of each other member."""
+        return [] if self.status is None else self.status["peers"]
+
+    @property
     def linked(self) -> dict[int, str]:
         """The names of the members to which a control link is up, by rank."""
-        peers = [] if self.status is None else self.status["peers"]
-        return {peer["rank"]: peer["name"] for peer in peers if peer["control"]}
+        return {peer["rank"]: peer["name"] for peer in self.peers if peer["control"]}
 
-    def learnt(self, rank: int) -> list[str]:
-        """The addresses beside the roster's at which the node has found the member of *rank*."""
-        peers = [] if self.status is None else self.status["peers"]
-        return [
-            route["address"]
-            for peer in peers
-            if peer["rank"] == rank
-            for route in peer["routes"]
-            if route["known_from"] != "roster" and not route["trouble"] and route["ms"] is not None
-        ]
+    def learnt(self, rank: int) -> str:
+        """An address beside the roster's at which the node has found the member of *rank*; empty
+        if there is none."""
+        peer = next((each for each in self.peers if each["rank"] == rank), {})
+        routes = peer.get("routes", ())  # the node may be of an older release
+        found = [each for each in routes if each["ms"] is not None and not each["trouble"]]
+        return next((each["address"] for each in found if each["known_from"] != "roster"), "")
 
 
 def doctor(*, config: OwnConfig = None, collect: Path | None = None, json: AsJson = False) -> None:
@@ -379,8 +380,8 @@ def _reach(patient: Patient) -> Iterator[Finding]:
         for at, (address, dial) in enumerate(zip(member.addresses, dials, strict=True)):
             yield _reached(rank, at, f"{member.name} at {address}", dial, linked)
         if learnt and all(dial.why for dial in dials):
-            text = f"{member.name} answers at {learnt[0]}, which the roster does not have"
-            advice = f"Give it that address: sealring machines address {member.name} {learnt[0]}"
+            text = f"{member.name} answers at {learnt}, which the roster does not have"
+            advice = f"Give it that address: sealring machines address {member.name} {learnt}"
             yield Finding("reach", NOTE, text, advice, {"rank": rank})
         if not member.addresses:
             text = f"{member.name} has no address in the roster, so that it has to dial"

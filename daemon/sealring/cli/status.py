@@ -70,7 +70,7 @@ def status(
         numbers_from=9,
     )
     for peer in facts["peers"]:
-        if peer.get("outside"):  # a node may be older
+        if peer.get("outside"):
             print(f"\nwithout {visible(peer['name'])}: {visible(peer['outside'])}")
     shown = {obstacle["what"] for obstacle in facts["why"]}
     for peer in facts["peers"]:
@@ -204,6 +204,7 @@ def _version(facts: dict[str, Any]) -> str:
 
 
 def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a node says of itself, for people. It may be of an older release, and say less."""
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
@@ -242,9 +243,9 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _ring(facts: dict[str, Any]) -> str:
-    """Who is in the ring, where that is not everybody; a rank that is not has no part in it."""
+    """Who is in the ring, where this node knows that it is not everybody."""
     ranks = sorted([facts, *facts["peers"]], key=lambda rank: int(rank["rank"]))
-    inside = facts.get("ring", [])
+    inside = facts.get("ring", ())
     if len(inside) in (0, len(ranks)):
         return ""
     names = ", ".join(str(ranks[rank]["name"]) for rank in inside)
@@ -257,8 +258,10 @@ def _head(facts: dict[str, Any]) -> str:
 
 
 def _addresses(peer: dict[str, Any]) -> str:
-    """How the addresses of *peer* answer; empty if it has one that does, or nobody has tried."""
-    tried = [route for route in peer["routes"] if route["trouble"] or route["ms"] is not None]
+    """How the addresses of *peer* answer; empty if it has one that does, and no other, or if
+    none was tried."""
+    routes = peer.get("routes", ())
+    tried = [route for route in routes if route["trouble"] or route["ms"] is not None]
     known = sorted(tried, key=lambda route: (bool(route["trouble"]), route["ms"] or 0.0))
     texts = [
         f"does not answer at {route['address']}: {route['trouble']}"
@@ -266,7 +269,7 @@ def _addresses(peer: dict[str, Any]) -> str:
         else f"answers at {route['address']} in {route['ms']} ms"
         for route in known
     ]
-    dull = len(peer["routes"]) == 1 and not any(route["trouble"] for route in tried)
+    dull = len(routes) == 1 and not any(route["trouble"] for route in tried)
     return "" if dull or not texts else f"{peer['name']} {', '.join(texts)}"
 
 
