@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import attrs
+import pytest
 import trio
 from sealring.files.cluster import new_key
 from sealring.files.config import load_config
 from sealring.joining.asking import JoinProgress, JoinRequest, Search
 from sealring.joining.door import Door, Knock
 from sealring.joining.founding import MemberFiles, Settings, found
+from sealring.joining.line import JoinLine
 from sealring_protocol.joining.exchange import Admitted, InviterProved, Newcomer
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.security.identity import SoftwareSigner
@@ -137,3 +139,16 @@ async def asked(home: Home, machine: Machine, nursery: trio.Nursery) -> Knock:
     nursery.start_soon(machine.join, invitation)
     waiting = await home.knocked(len(home.door.waiting()) + 1)
     return waiting[-1]
+
+
+def hold_stored(monkeypatch: pytest.MonkeyPatch) -> tuple[trio.Event, Callable[[], None]]:
+    """Keep a newcomer from saying that it has stored its roster: an event that is set when it
+    would, and what has it say so."""
+    say, silent, stored = JoinLine.stored, list[JoinLine](), trio.Event()
+
+    def keep_silent(line: JoinLine) -> None:
+        silent.append(line)
+        stored.set()
+
+    monkeypatch.setattr(JoinLine, "stored", keep_silent)
+    return stored, lambda: say(silent[0])

@@ -12,7 +12,6 @@ import pytest
 import trio
 from sealring.files.cluster import sign_next
 from sealring.files.config import load_config
-from sealring.joining.line import JoinLine
 from sealring.local.node_socket import listening
 from sealring.service.door_requests import answer_at_door
 from sealring.service.owner_api import OwnerApi, serve_owner
@@ -21,7 +20,7 @@ from sealring_trio.files.key_files import read_key
 from sealring_trio.units import wall_ms
 
 from tests.io_trio.helpers import Outcome, sealring
-from tests.joining.doors import Home, Machine, asked, home
+from tests.joining.doors import Home, Machine, asked, hold_stored, home
 
 
 @pytest.fixture
@@ -52,13 +51,7 @@ async def test_a_roster_comes_in_force_meanwhile_and_is_followed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command signs again: the rename stays, and the newcomer is a member."""
-    say, silent, sent = JoinLine.stored, list[JoinLine](), trio.Event()
-
-    def keep_silent(line: JoinLine) -> None:
-        silent.append(line)
-        sent.set()
-
-    monkeypatch.setattr(JoinLine, "stored", keep_silent)
+    stored, say = hold_stored(monkeypatch)
     den, outcomes = Machine(), list[Outcome]()
     async with home(folder, signs=False) as made, trio.open_nursery() as nursery:
         await nursery.start(serve_node, made)
@@ -71,11 +64,11 @@ async def test_a_roster_comes_in_force_meanwhile_and_is_followed(
 
         async with trio.open_nursery() as people:
             people.start_soon(accept)
-            await sent.wait()
+            await stored.wait()
             signer, (desk,) = read_key(made.files.coordinator_key), made.signed.roster.members
             renamed = (attrs.evolve(desk, name="loft"),)
             await made.install(sign_next(made.signed, renamed, signer, wall_ms()).encode())
-            say(silent[0])
+            say()
         nursery.cancel_scope.cancel()
     assert (outcomes[0].code, outcomes[0].err) == (0, "")
     assert outcomes[0].out == "den is a member now, of roster 3\n"

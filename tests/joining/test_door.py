@@ -33,7 +33,7 @@ from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
 from sealring_trio.units import wall_ms
 
-from tests.joining.doors import Home, Machine, asked, home
+from tests.joining.doors import Home, Machine, asked, hold_stored, home
 
 SECONDS = 6.0
 """Within which a mistake is told."""
@@ -407,13 +407,7 @@ async def test_two_that_are_accepted_at_once_follow_each_other(tmp_path: Path) -
 async def test_who_signs_a_roster_waits_for_a_machine_that_is_being_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    say, silent, sent = JoinLine.stored, list[JoinLine](), trio.Event()
-
-    def keep_silent(line: JoinLine) -> None:
-        silent.append(line)
-        sent.set()
-
-    monkeypatch.setattr(JoinLine, "stored", keep_silent)
+    stored, say = hold_stored(monkeypatch)
     members = list[str]()
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, Machine(), nursery)
@@ -424,11 +418,11 @@ async def test_who_signs_a_roster_waits_for_a_machine_that_is_being_admitted(
 
         async with trio.open_nursery() as people:
             people.start_soon(made.accept)
-            await sent.wait()
+            await stored.wait()
             people.start_soon(read_members)
             await trio.testing.wait_all_tasks_blocked()
             assert members == []
-            say(silent[0])
+            say()
     assert members == ["desk", "den"]
 
 
@@ -437,12 +431,6 @@ async def test_another_roster_comes_in_force_while_a_machine_stores_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signs: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is signed for again, so that nothing of that roster is undone."""
-    say, silent, sent = JoinLine.stored, list[JoinLine](), trio.Event()
-
-    def keep_silent(line: JoinLine) -> None:
-        silent.append(line)
-        sent.set()
-
     den, attic = Machine(), Machine("attic", ("127.0.0.1:7998",))
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, attic, nursery)
@@ -450,18 +438,18 @@ async def test_another_roster_comes_in_force_while_a_machine_stores_its_own(
         signer = read_key(made.files.coordinator_key)
         if not signs:
             made.files.coordinator_key.unlink()
-        monkeypatch.setattr(JoinLine, "stored", keep_silent)
+        stored, say = hold_stored(monkeypatch)
         knock = await asked(made, den, nursery)
         members = (*made.signed.roster.members, knock.member)
         own = None if signs else sign_next(made.signed, members, signer, wall_ms()).encode()
         async with trio.open_nursery() as people:
             people.start_soon(made.accept, "", own)
-            await sent.wait()
+            await stored.wait()
             # On another member, which has the key too, a person renames a machine.
             desk, other = made.signed.roster.members
             renamed = (desk, attrs.evolve(other, name="loft"))
             await made.install(sign_next(made.signed, renamed, signer, wall_ms(), 3).encode())
-            say(silent[0])
+            say()
     assert den.ended is True
     if signs:
         assert made.names == ["desk", "loft", "den"]
