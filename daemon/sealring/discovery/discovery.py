@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import trio
@@ -74,8 +73,7 @@ class Discovery:
     def _report(self) -> None:
         """In the thread: something was found."""
         if (token := self._token) is not None:
-            with contextlib.suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._pass_on, idempotent=True)
+            token.run_sync_soon(self._pass_on, idempotent=True)
 
     def _pass_on(self) -> None:
         if self._token is not None:

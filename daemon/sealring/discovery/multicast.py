@@ -50,11 +50,11 @@ SHARE: Final = 0.05
 FLOOD: Final = 4096
 """New services after which zeroconf is begun again."""
 
-SETTLE_SECONDS: Final = 0.5
-"""Seconds after which it begins again with other interfaces."""
-
 REST_SECONDS: Final = 10.0
 """Seconds without multicast DNS after that, or after it has failed."""
+
+SETTLE_SECONDS: Final = 0.5
+"""Seconds after which it begins again with other interfaces, or after it tripped."""
 
 MAX_DATAGRAM: Final = 1472
 """Bytes of a datagram that is read: what one Ethernet frame carries. zeroconf sends no longer
@@ -208,11 +208,7 @@ class _Presence:
                 await asyncio.wait_for(self._woken.wait(), seconds)
         self._woken.clear()
 
-    async def _tell(
-        self,
-        multicast: AsyncZeroconf,
-        near: tuple[Near, ...],
-    ) -> None:
+    async def _tell(self, multicast: AsyncZeroconf, near: tuple[Near, ...]) -> None:
         """Announce what is ordered, and take back what is so no more."""
         wanted, told = self._orders.announced, self._told
         for each in [each for each in told if each not in wanted]:
@@ -258,10 +254,10 @@ class _Presence:
             return False
         try:
             info = AsyncServiceInfo(SERVICE, name)
-            info.load_from_cache(multicast)
-            hosts = info.parsed_scoped_addresses()
-        except Exception:  # noqa: BLE001 - a stranger's doing; zeroconf would never get over it
+        except zeroconf.Error:  # a name that it reads, and takes for no service's
             return False
+        info.load_from_cache(multicast)
+        hosts = info.parsed_scoped_addresses()
         return self._neighbours.heard(name, info.text or b"", hosts, info.port or 0)
 
     def _look_again(self, multicast: zeroconf.Zeroconf) -> None:
