@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from sealring.http import server as unserved
 from sealring.http.openapi import OPERATIONS, document
+from sealring_trio.node.service import this_build
 
 from tests.api.conftest import Served
 
@@ -49,6 +50,14 @@ def test_it_is_public_and_describes_every_body(team: Served) -> None:
     assert "messages" in chat["required"]
     assert document()["paths"]["/health"]["get"]["security"] == []
     assert "security" not in document()["paths"][CHAT]["post"]
+
+
+def test_every_answer_has_the_version_that_other_ranks_hear(ring: Served) -> None:
+    cluster, version = (
+        httpx2.get(f"{ring.url}/{path}").json() for path in ("v1/cluster", "version")
+    )
+    assert cluster["version"] == version["version"] == this_build().version
+    assert document()["info"]["version"] == this_build().version
 
 
 def test_answers_are_as_described(ring: Served) -> None:

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import psutil  # type: ignore[import-untyped]
 import trio
@@ -320,9 +320,6 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
-
-
-VERSION: Final = version_of("sealring-trio")
 
 
 def build_info() -> dict[str, str]:

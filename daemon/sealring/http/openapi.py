@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import attrs
 import pydantic
 from pydantic.json_schema import models_json_schema
+from sealring_trio.node.service import this_build
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -29,7 +30,6 @@ from sealring.dialects.schema import (
     TokenizeChat,
     TokenizeText,
 )
-from sealring.generation.status import VERSION
 from sealring.http.gate import is_public
 
 Schema = dict[str, Any]
@@ -719,7 +719,7 @@ def document() -> Schema:
         "openapi": "3.1.0",
         "info": {
             "title": "sealring",
-            "version": VERSION,
+            "version": this_build().version,
             "description": "An OpenAI-compatible API of a ring of machines that run one language "
             "model. Fields that are not described have no effect; the header "
             f"{IGNORED_HEADER} of an answer names them.",

@@ -26,13 +26,13 @@ from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import SUITE_NAMES
 from sealring_trio.files.rosters import left
+from sealring_trio.node.service import this_build
 from sealring_trio.units import wall_ms
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sealring.dialects.errors import ApiError, no_model
 from sealring.generation.status import (
-    VERSION,
     collective_of,
     describe_collective,
     describe_costs,
@@ -132,7 +132,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
     why = head.why()
     strategy = plan.strategy.value if plan else ""
     return {
-        "version": VERSION,
+        "version": this_build().version,
         **describe_roster(roster),
         "activations": describe_seals(roster.inner_seal, strategy, collective_of(standing)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
@@ -288,7 +288,7 @@ async def _capabilities(head: ApiHead) -> dict[str, Any] | None:
 
 async def version(request: Request) -> JSONResponse:
     """``GET /version``."""
-    return JSONResponse({"version": VERSION})
+    return JSONResponse({"version": this_build().version})
 
 
 @attrs.define
