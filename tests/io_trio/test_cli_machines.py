@@ -12,14 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
+import trio
 from sealring.cli.coordinator import KEY_NAME
 from sealring.files.cluster import changed_roster, create_key
 from sealring.files.config import load_config
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
+from sealring.service.owner_api import OwnerApi
 from sealring.service.renewal import due_in
+from sealring.service.verification import Reply
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
@@ -30,6 +34,7 @@ from sealring_trio.units import wall_ms
 
 from tests.io_trio.helpers import Outcome, sealring
 from tests.io_trio.test_cli_files import make_home
+from tests.io_trio.test_control import serving
 from tests.serving import PATIENCE
 from tests.sim.rosters import WALL, make_roster
 
@@ -207,6 +212,41 @@ def test_a_machine_of_a_cluster_is_asked_about_that_and_not_told_to_serve(
     assert "laptop" in listed.out
     assert sealring("machines", "list").out == listed.out
     assert [each["state"] for each in sealring("machines", "--json").json()["machines"]] == ["", ""]
+
+
+async def test_a_machine_that_has_moved_is_listed_where_it_answers(home: Path) -> None:
+    """Beside where the roster says."""
+    signed = (home / "home.roster").read_bytes().hex()
+    routes = [
+        {"address": address, "known_from": known_from, "ms": ms, "trouble": trouble}
+        for address, known_from, ms, trouble in (
+            ("127.0.0.1:7471", "roster", 0.3, "nobody is there"),
+            ("10.0.0.9:7471", "told", 0.4, ""),
+            ("10.0.0.8:7471", "heard", None, ""),
+        )
+    ]
+    links = {"control": True, "step": True, "tunnel": False, "put_out": False}
+    laptop = {"name": "laptop", "addresses": ["127.0.0.1:7471"], "routes": routes, **links}
+    told: dict[str, dict[str, Any]] = {
+        "members": {"roster": signed, "spent": 0},
+        "status": {"name": "desk", "role": "head", "peers": [laptop]},
+        "waiting": {"waiting": []},
+        "nearby": {"waiting": []},
+    }
+
+    async def answer(name: str, _: bytes, reply: Reply) -> None:
+        await reply(told[name])
+
+    config = home / "desk.toml"
+    state = load_config(config).state
+    state.mkdir(mode=0o700, exist_ok=True)
+    async with serving(load_config(config).control_socket, OwnerApi(answer, lambda: None)):
+        listed = await trio.to_thread.run_sync(machines, home, "list", "--json")
+        shown = await trio.to_thread.run_sync(machines, home, "list")
+    beside = [each["answers_beside"] for each in listed.json()["machines"]]
+    assert beside == [[], ["10.0.0.9:7471"]]
+    for address in ("127.0.0.1:7471, now", "10.0.0.9:7471"):
+        assert address in shown.out
 
 
 def test_a_clock_that_is_behind_signs_nothing() -> None:

@@ -70,15 +70,17 @@ Minutes = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number
 def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
     """Show the machines of the cluster, in rank order: the first is the head.
 
-    If this machine's node runs, it says which of them are up, and those that
-    wait to be let in follow; then those of this private network that wait to
-    be invited ('sealring join' without an invitation).
+    If this machine's node runs, it says which of them are up, and where those
+    answer that have moved; those that wait to be let in follow; then those of
+    this private network that wait to be invited ('sealring join' without an
+    invitation).
     """
     cluster = read_cluster(config)
     roster, own = cluster.roster.roster, cluster.own
     waiting = _waiting(cluster.config) if cluster.running else []
     uninvited = _uninvited(cluster.config, waiting) if cluster.running else []
-    states = _states(cluster)
+    status = _status(cluster) if cluster.running else None
+    states, moved = _states(cluster, status), _moved(cluster, status)
     out = [name for name, state in states.items() if state == _PUT_OUT]
     if json:
         machines = [
@@ -87,6 +89,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
                 "name": member.name,
                 "fingerprint": fingerprint(member.public_key),
                 "addresses": list(member.addresses),
+                "answers_beside": moved[member.name],
                 "here": member.id == own,
                 "state": states[member.name],
             }
@@ -104,7 +107,8 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
                 f"{member.name} (this one)" if member.id == own else member.name,
                 states[member.name] or "-",
                 fingerprint(member.public_key),
-                " ".join(member.addresses),
+                " ".join(member.addresses)
+                + "".join(f", now {each}" for each in moved[member.name]),
             )
             for rank, member in enumerate(roster.members)
         ],
@@ -264,21 +268,37 @@ _PUT_OUT = "put us out"
 """The state of a machine that has a newer roster, without this one."""
 
 
-def _states(cluster: OwnCluster) -> dict[str, str]:
-    """How each machine is, by its name, as far as the node here knows; empty for what it does not.
-    The head has a link with each that is up, and another machine with some."""
+def _status(cluster: OwnCluster) -> dict[str, Any]:
+    """What the node here says of itself and of the others. Raises `UserError`."""
+    return next(ask(cluster.config.control_socket, "status", seconds=ANSWER_SECONDS))
+
+
+def _moved(cluster: OwnCluster, status: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """Where each machine answers, by its name, besides where the roster says: as far as the node
+    here knows, by its *status*."""
+    moved = {member.name: list[str]() for member in cluster.members}
+    for peer in () if status is None else status["peers"]:
+        for route in peer.get("routes", ()):  # a node may be older
+            beside = route["address"] not in peer["addresses"]
+            if beside and route["ms"] is not None and not route["trouble"]:
+                moved[peer["name"]].append(route["address"])
+    return moved
+
+
+def _states(cluster: OwnCluster, status: Mapping[str, Any] | None) -> dict[str, str]:
+    """How each machine is, by its name, as far as the node here knows, by its *status*; empty for
+    what it does not. The head has a link with each that is up, and another machine with some."""
     states = {member.name: "" for member in cluster.members}
-    if not cluster.running:
+    if status is None:
         return states
-    facts = next(ask(cluster.config.control_socket, "status", seconds=ANSWER_SECONDS))
-    states[facts["name"]] = "up"
-    for peer in facts["peers"]:
+    states[status["name"]] = "up"
+    for peer in status["peers"]:
         if peer["put_out"]:
             state = _PUT_OUT
         elif any(peer[link] for link in ("control", "step", "tunnel")):
             state = "up, left out" if peer.get("outside") else "up"
         else:
-            state = "away" if facts["role"] == "head" else ""
+            state = "away" if status["role"] == "head" else ""
         states[peer["name"]] = state
     return states
 
