@@ -149,7 +149,7 @@ ROWS: dict[str, tuple[Callable[[], Cluster], Cause, str, Cause, str]] = {
         "rank 1 (node1) at host1:1 ended the handshake without a word",
         Cause.SILENT,
         "the head (node0) at host0:1 ended the handshake without a word; this node refused a "
-        "connection from host0, too: INIT is not for this node of this cluster",
+        "connection from host0, too: it asks for another machine, or for one of another cluster",
     ),
     "another key, in a newer roster": (
         other_key,

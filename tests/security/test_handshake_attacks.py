@@ -209,7 +209,7 @@ def test_a_stranger_costs_a_verification(monkeypatch):
     monkeypatch.setattr(responder_stages, "verify", counting)
     machine, reference = at_fin(EVE)
     assert refused(machine, reference.fin(5, DIGEST), AuthenticationFailed) == (
-        "FIN comes from no member"
+        "it is no member of this cluster"
     )
     assert len(verified) == 1
 
@@ -218,7 +218,7 @@ def test_a_stranger_who_signs_with_the_dummys_key():
     """The verification that a stranger costs can never let one in, even if it succeeds."""
     machine, reference = at_fin(BEN)
     fin = reference.fin(5, DIGEST, id=H(EVE.public_key))
-    assert refused(machine, fin, AuthenticationFailed) == "FIN comes from no member"
+    assert refused(machine, fin, AuthenticationFailed) == "it is no member of this cluster"
 
 
 def test_a_claim_of_anothers_id():

@@ -108,7 +108,9 @@ def test_a_member_that_only_the_newer_roster_holds_may_dial():
 def test_a_member_that_the_responders_newer_roster_lacks_may_not_dial():
     narrower = signed(("ben", "cat"), serial=6)
     run = run_to_fin(config(ADA, OLD), config(BEN, narrower))
-    assert refused(run.responder, run.fin, AuthenticationFailed) == "FIN comes from no member"
+    assert (
+        refused(run.responder, run.fin, AuthenticationFailed) == "it is no member of this cluster"
+    )
 
 
 def test_nothing_is_adopted_before_the_mac():

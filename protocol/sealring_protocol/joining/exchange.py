@@ -369,7 +369,7 @@ class Asked:
         signed = open_roster(coordinator, roster)
         member = signed.roster.member(inviter)
         if member is None:
-            raise AuthenticationFailed("JOIN_RESP comes from no member of the cluster")
+            raise AuthenticationFailed("it is no member of the cluster that invites")
         check_proof(
             member.public_key,
             encode_join_claims(coordinator, inviter, roster),

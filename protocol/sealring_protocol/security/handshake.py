@@ -514,7 +514,7 @@ class InitForAnother(AuthenticationFailed):
     """An INIT with *tag* came that is not for this node."""
 
     def __init__(self, tag: bytes) -> None:
-        super().__init__("INIT is not for this node of this cluster")
+        super().__init__("it asks for another machine, or for one of another cluster")
         self.tag = tag
 
 

@@ -238,7 +238,7 @@ class WaitFin:
             payload = signed_payload(keys.suite, SignContext.FIN, t3, claims.encoded)
             with contextlib.suppress(AuthenticationFailed):
                 verify(self.config.signer_public_key, proven.signature, payload)
-            raise AuthenticationFailed("FIN comes from no member")
+            raise AuthenticationFailed("it is no member of this cluster")
         return VerifiedPeer(
             member.public_key,
             claims,
