@@ -51,10 +51,8 @@ class Newcomers:
     changed: Callable[[], trio.Event]
 
 
-def no_newcomers() -> Newcomers:
-    """Those of a node without a door."""
-    never = trio.Event()
-    return Newcomers(list, lambda: never)
+NO_NEWCOMERS: Final = Newcomers(list, trio.Event)
+"""Those of a node without a door."""
 
 
 @attrs.define
@@ -94,7 +92,7 @@ class ApiHead:
     model: str
     keys: ApiKeys
     tls: Tls | None = None
-    newcomers: Newcomers = attrs.field(factory=no_newcomers)
+    newcomers: Newcomers = NO_NEWCOMERS
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
     responses: ResponseStore = attrs.field(factory=ResponseStore)

@@ -167,11 +167,9 @@ class Knock:
         """Its key, in four words."""
         return fingerprint(self.newcomer.public_key)
 
-    def facts(self) -> dict[str, Any]:
-        """It, as JSON for commands."""
+    def describe(self) -> dict[str, Any]:
+        """What people see of it, as JSON; *memory* is bytes."""
         return {
-            "id": self.newcomer.id.hex(),
-            "visit": self.id,
             "name": self.name,
             "calls_itself": self.newcomer.name,
             "looks_like": self.like,
@@ -180,9 +178,17 @@ class Knock:
             "memory": self.newcomer.memory,
             "source": self.source,
             "addresses": list(self.addresses),
+            "by": self.by,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """It, as JSON for commands."""
+        return {
+            **self.describe(),
+            "id": self.newcomer.id.hex(),
+            "visit": self.id,
             "public_key": self.newcomer.public_key.hex(),
             "seconds": round(trio.current_time() - self.since),
-            "by": self.by,
         }
 
 

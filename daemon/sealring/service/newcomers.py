@@ -48,19 +48,11 @@ def describe(knock: Knock) -> dict[str, Any]:
     """A newcomer as the API shows it. Sizes are bytes; times are seconds."""
     left = knock.invitation.expires_s - wall_ms() / 1000
     return {
+        **knock.describe(),
         "id": knock.id,
         "state": knock.state,
-        "name": knock.name,
-        "calls_itself": knock.newcomer.name,
-        "looks_like": knock.like,
-        "fingerprint": knock.fingerprint,
-        "system": knock.system,
-        "memory": knock.newcomer.memory,
-        "source": knock.source,
-        "addresses": list(knock.addresses),
         "waited_s": round(min(trio.current_time(), knock.ended) - knock.since),
         "invitation_s": max(0, round(left)),
-        "by": knock.by,
         "why": knock.why,
     }
 
