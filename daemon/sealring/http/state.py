@@ -20,9 +20,9 @@ import attrs
 import trio
 from sealring_model.loading.model_folder import NO_LIMIT
 from sealring_protocol.codec.messages import Progress
-from sealring_protocol.control.effects import INSIDE
-from sealring_protocol.node import Node
+from sealring_protocol.control.effects import INSIDE, Standing
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import SUITE_NAMES
 from sealring_trio.files.rosters import left
@@ -56,13 +56,12 @@ MAX_LIVE: Final = 64
 """Requests under way that the state of the ring has at most."""
 
 
-def absent(node: Node) -> list[dict[str, Any]]:
-    """The members that the ring goes on without, and why."""
-    members = node.roster.roster.members
-    outside, now = node.standing().outside, trio.current_time()
+def absent(standing: Standing, roster: Roster) -> list[dict[str, Any]]:
+    """The members of *roster* that the ring goes on without, and why."""
+    now = trio.current_time()
     return [
-        {"rank": rank, "name": members[rank].name, "why": each.text(now)}
-        for rank, each in outside.items()
+        {"rank": rank, "name": roster.members[rank].name, "why": each.text(now)}
+        for rank, each in standing.outside.items()
     ]
 
 
@@ -76,7 +75,7 @@ async def health(request: Request) -> JSONResponse:
         node = head.generator.runtime.node
         body |= {
             "ranks": len(node.ring),
-            "degraded": absent(node),
+            "degraded": absent(node.standing(), node.roster.roster),
             "faults": found,
             "roster": left(node.roster.roster, wall_ms()),
             "why": why,
@@ -145,7 +144,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
         "reason": plan.reason if plan else "",
         "collective": describe_collective(standing),
         "healthy": not why,
-        "degraded": absent(node),
+        "degraded": absent(standing, roster),
         "faults": [obstacle["text"] for obstacle in why],
         "why": why,
         "starved": head.starved(),
