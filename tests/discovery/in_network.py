@@ -129,8 +129,8 @@ async def move() -> None:
                 while _received(sniffer):
                     pass
             while not (_NONCE.search(heard[place]) and socket.inet_aton(address) in heard[place]):
+                await trio.lowlevel.wait_readable(sniffer)
                 heard[place] += _received(sniffer)
-                await trio.sleep(0.05)
     heard[1] += _received(sniffer)
     names = [set(re.findall(rb"[0-9a-f]{16}", said)) for said in heard]
     nonces = [set(_NONCE.findall(said)) for said in heard]

@@ -79,12 +79,11 @@ class Budget:
     def spend(self) -> None:
         """Sleep if the share of this second is used up."""
         now, used = time.monotonic(), time.thread_time()
-        left = self._since + 1 - now
-        if 0 < left <= 1 and used - self._used > SHARE:
+        if (left := self._since + 1 - now) > 0:
+            if used - self._used <= SHARE:
+                return
             time.sleep(left)
             now = time.monotonic()
-        elif 0 < left <= 1:
-            return
         self._since, self._used = now, used
 
 

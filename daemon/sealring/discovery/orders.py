@@ -63,7 +63,7 @@ class Orders:
     def __init__(self, host: str, heard: Callable[[], None]) -> None:
         self._host = host
         self._heard = heard
-        self._wake: Callable[[], object] = bool
+        self._wake: Callable[[], object] = bool  # which does nothing
         self.announced: frozenset[Announced] = frozenset()
         self.circle: Circle | None = None
         self.stopped = False

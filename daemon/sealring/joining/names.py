@@ -49,7 +49,7 @@ def look_alike(name: str, other: str) -> bool:
 
 def alike(name: str, names: Iterable[str]) -> str:
     """The first of *names* that *name* is, or looks like; empty if there is none."""
-    return next((each for each in names if each == name or look_alike(name, each)), "")
+    return next((each for each in names if look_alike(name, each)), "")
 
 
 def free_name(name: str, taken: Iterable[str]) -> str:
