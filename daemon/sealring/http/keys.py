@@ -111,8 +111,7 @@ def add_key(path: Path, name: str, key: str, *, admit: bool = False) -> None:
             "Choose another name, or revoke that one first: sealring apikey revoke",
         )
     try:
-        hashed = _hash(key).hex()
-        record = KeyRecord(name=name, created_ms=wall_ms(), sha256=hashed, admit=admit)
+        record = KeyRecord(name=name, created_ms=wall_ms(), sha256=digest(key), admit=admit)
     except pydantic.ValidationError:
         raise UserError(
             f"'{name}' cannot be a key's name",
@@ -132,7 +131,7 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 def _write(path: Path, records: list[KeyRecord]) -> None:
-    # Without what is as usual, which a release from before that would not know.
+    # Without the rights that a key lacks: an earlier release refuses a field that it does not know.
     text = KeyFile(keys=records).model_dump_json(indent=2, exclude_defaults=True)
     try:
         make_private_folder(path.parent)
@@ -146,11 +145,7 @@ def _write(path: Path, records: list[KeyRecord]) -> None:
 
 def digest(key: str) -> str:
     """The whole SHA-256 of *key* in hex. A part of it could collide with another key's."""
-    return _hash(key).hex()
-
-
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @attrs.define

@@ -3,8 +3,8 @@
 A cluster's owner may give any printable name. A newcomer gives its own, and a person decides by
 what is on a screen. So the name of a newcomer is ASCII: beyond it, letters of one script look like
 those of another (Unicode Technical Standard 39, https://www.unicode.org/reports/tr39/), and which
-do changes with each version of Unicode. Of ASCII that report lists few as confusable; `look_alike`
-knows them.
+do changes with each version of Unicode. Of ASCII letters and digits few are confusable;
+`look_alike` knows them.
 """
 
 from __future__ import annotations
