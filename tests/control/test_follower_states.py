@@ -233,6 +233,15 @@ def test_a_rank_that_gets_ready_for_an_epoch_that_is_over_does_not_serve():
     assert not rank.serving
 
 
+def test_a_link_that_breaks_before_this_rank_is_ready_is_waited_for_again():
+    rank = loading()
+    rank.link_up(2, STEP, 3.0)
+    assert not sent(rank.link_down(2, STEP, "the ring has other members now", 4.0))
+    assert not sent(rank.engine_message(READY, 5.0))
+    assert rank.standing().phase is Phase.LINKING
+    assert sent(rank.link_up(2, STEP, 6.0)) == [READY]
+
+
 @pytest.mark.parametrize("way", [linking, serving, idle, failed, cut, gathering])
 def test_an_engine_that_is_ready_unasked_or_twice_changes_nothing(way: Way):
     rank = way()

@@ -453,7 +453,9 @@ class Follower:
                 effects += self._fail(FailureKind.LINK_LOST, f"a tunnel broke: {reason}", now)
         elif rank == self._next and self._next_link.up:
             self._next_link.lost()
-            if self._pipeline is not None and not unused:
+            # Before this rank is ready, nothing was sent that the next one could have missed.
+            loading = self._state.state is FollowerState.LOADING
+            if self._pipeline is not None and not unused and not loading:
                 effects += self._fail(FailureKind.LINK_LOST, f"the next hop broke: {reason}", now)
                 self._move(FollowerEvent.CUT, now)
         return effects
