@@ -85,11 +85,12 @@ from sealring_protocol.links.link_manager import (
     WeightRequests,
     hop_keys,
 )
-from sealring_protocol.links.peers import RING_CHANGED, ROSTER_CHANGED, PeerState
+from sealring_protocol.links.peers import ROSTER_CHANGED, PeerState
 from sealring_protocol.role import NodeConfig, NodeRole, handshake_config
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.words import RING_CHANGED
 
 _PING_SECONDS: Final = 1.0
 """Seconds between two requests for the engine's counters."""

@@ -1,4 +1,4 @@
-"""Ranks, durations and progress in words: for logs, and for people who wait."""
+"""Ranks, durations, progress and reasons in words: for logs, and for people who wait."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Final
 
 STILL_FETCHED: Final = "layers are still being fetched"
 """How a rank begins to say why it cannot load its layers yet, and the head for all ranks."""
+
+RING_CHANGED: Final = "the ring has other members now"
+"""The reason sent to members when the head leaves a member out of the ring, or takes one in."""
 
 _UNITS: Final = ((86_400, "day"), (3600, "hour"), (60, "minute"))
 

@@ -21,6 +21,7 @@ from sealring_protocol.codec.messages import (
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.effects import (
     EpochExplained,
+    Level,
     Note,
     Phase,
     RestartEngine,
@@ -35,6 +36,7 @@ from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import CloseCode, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.words import RING_CHANGED
 
 from tests.sim.fake_engine import info
 
@@ -80,6 +82,17 @@ def test_the_head_starts_an_epoch_when_all_are_there_and_not_before():
     assert order.message.epoch == Epoch(HEAD, 1)
     assert [send.rank for send in of(effects, Send)] == [1, 2]
     assert of(effects, Want) == [Want(1, STEP), Want(2, STEP, yields=True)]
+
+
+@pytest.mark.parametrize(("why", "level"), [("reset", Level.ERROR), (RING_CHANGED, Level.INFO)])
+def test_a_hop_that_broke_for_a_change_of_the_ring_is_no_error(why, level):
+    head = Head(HeadConfig(HEAD, ("n0", "n1", "n2"), inner_seal=False))
+    head.engine_message(info(), 0.0)
+    for rank in (1, 2):
+        head.message(rank, CONTROL, HELLO, 0.0)
+    broke = CannotServe(Epoch(HEAD, 1), FailureKind.LINK_LOST, f"the next hop broke: {why}")
+    (note, *_) = of(head.message(1, CONTROL, broke, 0.0), Note)
+    assert note == Note(level, f"rank 1 (n1) cannot serve: the next hop broke: {why}")
 
 
 def test_an_answer_of_an_old_epoch_is_dropped_and_one_that_never_was_is_an_error():

@@ -64,7 +64,6 @@ from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.peers import (
     NO_FAULT,
     NO_MEMBER,
-    RING_CHANGED,
     ROSTER_CHANGED,
     SAME_KEY,
     Fault,
@@ -78,6 +77,7 @@ from sealring_protocol.security.appointment import check_succession
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose, may_open
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, newer
+from sealring_protocol.words import RING_CHANGED
 
 
 @attrs.frozen

@@ -43,9 +43,6 @@ NO_FAULT: Final = {CloseCode.SHUTDOWN, CloseCode.DUPLICATE_LINK, CloseCode.NOT_R
 ROSTER_CHANGED: Final = "the roster changed"
 """The reason sent to members when a newer roster has other members, ranks or policies."""
 
-RING_CHANGED: Final = "the ring has other members now"
-"""The reason sent to members when the head leaves a member out of the ring, or takes one in."""
-
 NO_MEMBER: Final = "no longer a member"
 """The reason sent to a peer that a newer roster has removed, with code `ROSTER_EXPIRED`."""
 

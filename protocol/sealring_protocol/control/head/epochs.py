@@ -64,6 +64,7 @@ from sealring_protocol.control.plan import (
 )
 from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.words import RING_CHANGED
 
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
 """The start of the reason if only the manifest differs."""
@@ -682,6 +683,8 @@ class Epochs:
         if failed.kind in (FailureKind.LOAD, FailureKind.GROUP, FailureKind.MEMORY):
             self._backoff.wait(now, LONGEST_PAUSE)
         level = Level.WARNING if failed.kind is FailureKind.LOAD else Level.ERROR
+        if RING_CHANGED in failed.message:  # for the head had it so
+            level = Level.INFO
         notes = [Note(level, text)] if self.fails(attrs.evolve(failed, rank=rank)) else []
         return [*notes, *self.end(now)]
 
