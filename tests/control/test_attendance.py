@@ -260,8 +260,20 @@ def test_the_others_keep_one_that_fails_where_they_have_no_room_without_it():
     for _ in range(FAILURES):
         house.failed(1)
     assert house.current == ALL
+    assert not house.of.stuck
     house.served()
     assert house.after(100) == ALL
+
+
+def test_one_that_failed_is_tried_again_where_the_others_come_to_have_no_room_without_it():
+    house = House(*ALL, fits=lambda ring: len(ring) > 1)
+    house.failed(1, FailureKind.UNSERVABLE)
+    assert house.current == (0, 2)
+    house.after(LONG_STAY)
+    house.lost(2)
+    assert house.after(LOSS_SECONDS) == (0, 1)
+    assert not house.of.stuck
+    assert house.came(2) == (0, 2)
 
 
 @pytest.mark.parametrize("kind", [FailureKind.LOAD, FailureKind.MEMORY])

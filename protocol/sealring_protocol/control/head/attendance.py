@@ -172,7 +172,7 @@ class Attendance:
             return current
         if 0 not in here or any(now < self._awaited.get(rank, now) for rank in absent):
             return current
-        fewer = self._widest(here, fits) or self._widest(here | self._restless, fits)
+        fewer = self._widest(here, fits) or self._widest(self._came, fits)
         self.stuck = fewer is None
         return fewer or current
 
