@@ -71,12 +71,11 @@ class Attendance:
         self._came: dict[int, float] = {}  # when each of them came
         self._steady_from: dict[int, float] = {}  # when each of them may be taken in
         self._awaited = dict.fromkeys(range(world), now + GATHER_SECONDS)  # the others: until when
-        self._away = dict.fromkeys(range(world), now)  # since when
-        self._seen: set[int] = set()  # who has ever come
+        self._began = now
+        self._lost: dict[int, float] = {}  # when each that has ever come was last lost
         self.stuck = False
         """Nobody is waited for any more, and those that are present are too few, or have too little
         room."""
-        self._gathers = True  # the head itself has not come yet
         self._short: Counter[int] = Counter()  # each rank's short stays in a row
         self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
         self._aside: dict[int, float] = {}  # present ranks that the others do without: until when
@@ -90,16 +89,11 @@ class Attendance:
         self.hellos[rank] = hello
         if rank in self._came and rank not in self._aside:
             return
-        if rank == self._culprit:
-            self._failed = 0
-        self._aside.pop(rank, None)
+        self._try_again(rank)
         self._awaited.pop(rank, None)
-        self._away.pop(rank, None)
-        self._seen.add(rank)
         self._came[rank] = now
         self._steady_from[rank] = now + min(LONG_STAY, STEADY_SECONDS * 2 ** self._short[rank])
-        if rank == 0 and self._gathers:
-            self._gathers = False
+        if rank == 0 and rank not in self._lost:
             self._awaited = dict.fromkeys(self._awaited, now + GATHER_SECONDS)
 
     def lost(self, rank: int, now: float) -> None:
@@ -111,7 +105,7 @@ class Attendance:
         del self._steady_from[rank]
         self._aside.pop(rank, None)
         self._restless.discard(rank)
-        self._away[rank] = now
+        self._lost[rank] = now
         short = now - came < LONG_STAY
         self._short[rank] = min(self._short[rank] + 1, 10) if short else 0
         unsteady = self._short[rank] > 1
@@ -179,9 +173,14 @@ class Attendance:
     def _end_waits(self, now: float) -> None:
         """Those who have waited for long enough may be taken in again."""
         for rank in [rank for rank, until in self._aside.items() if now >= until]:
-            del self._aside[rank]
-            self._failed *= rank != self._culprit
+            self._try_again(rank)
         self._restless -= {rank for rank in self._restless if now >= self._steady_from[rank]}
+
+    def _try_again(self, rank: int) -> None:
+        """*rank* is not left out any more for what it failed."""
+        self._aside.pop(rank, None)
+        if rank == self._culprit:
+            self._failed = 0
 
     def _here(self) -> set[int]:
         return self._came.keys() - self._aside.keys() - self._restless
@@ -210,8 +209,8 @@ class Attendance:
     def why_outside(self, rank: int) -> Outside:
         """Why the ring is without *rank*, and until when; for people."""
         if rank not in self._came:
-            why = "it is away" if rank in self._seen else "it has not come yet"
-            return Outside(why, since=self._away[rank])
+            why = "it is away" if rank in self._lost else "it has not come yet"
+            return Outside(why, since=self._lost.get(rank, self._began))
         again = self._aside.get(rank, math.inf)
         if again < math.inf:
             why = "it could not get ready; it is tried again by itself, or once it has started anew"
