@@ -454,16 +454,16 @@ class Epochs:
             return []
         layers = [len(plan.layers(rank)) for rank in range(self._world)]
         against = token.why_no_tensor(layers, sealed=not self._asked.collectives.trusted)
-        able = make_plan(attrs.evolve(self._asked, against=""), info, self._rooms, self._ranks)
-        if able.strategy is Strategy.TENSOR and not against:
+        asked = attrs.evolve(self._asked, against=against)
+        next_plan = make_plan(asked, info, self._rooms, self._ranks)
+        if next_plan.strategy is Strategy.TENSOR:
             self.trial.begin()
             self.progressed()  # nothing has failed: the next epoch need not wait
             text = "the ring is idle: tensor parallelism is tried, which may be faster"
             return [Note(Level.INFO, text)]
         self.trial.put_off(against)
-        reason = make_plan(self._plan_request, info, self._rooms, self._ranks).reason
-        self.plan = attrs.evolve(plan, reason=reason)
-        return [] if reason == plan.reason else [Note(Level.INFO, reason)]
+        self.plan = attrs.evolve(plan, reason=next_plan.reason)
+        return [] if next_plan.reason == plan.reason else [Note(Level.INFO, next_plan.reason)]
 
     # ------------------------------------------------------------- gathering
 
