@@ -140,6 +140,8 @@ class NodeRole:
         self._last_epoch = 0
         self._tensor_slower: dict[frozenset[bytes], str] = {}  # why, by the ring's members' ids
         self._begin(roster, rank, now)
+        self.brain = self._make_brain(now)
+        """The control machine."""
 
     def _begin(self, roster: Roster, rank: int, now: float) -> None:
         self._rank, self._roster = rank, roster
@@ -151,18 +153,20 @@ class NodeRole:
         self._told.clear()
         if rank == 0 and self._may_leave_out:
             self.attendance = Attendance(len(self.ring), self._config.least, now)
-        self.brain = self._make_brain(now)
-        """The control machine."""
 
     @property
     def _may_leave_out(self) -> bool:
         whole = self._config.strategy in (Strategy.TENSOR, Strategy.SINGLE)
         return self._config.least > 0 and not whole and not self._config.layers
 
-    def _make_brain(self, now: float) -> Head | Follower:
+    def _make_brain(self, now: float, before: Head | Follower | None = None) -> Head | Follower:
+        """A head takes over the requests of a head that was there *before*."""
         if self._rank > 0:
             return Follower(follower_config(self._config, self._roster, self._rank), now)
-        return Head(self._head_config(self.ring), now)
+        head = Head(self._head_config(self.ring), now)
+        if isinstance(before, Head):
+            head.inherit(before.scheduler)
+        return head
 
     def _ids(self, ring: tuple[int, ...]) -> frozenset[bytes]:
         return frozenset(self._roster.members[rank].id for rank in ring)
@@ -181,12 +185,9 @@ class NodeRole:
         self._begin(roster, rank, now)
         if self.attendance is not None and isinstance(before, Head):
             # A member that was not in the ring is not waited for.
-            stay = tuple(sorted(roster.rank(each) for each in members if each in roster))
-            self.ring = stay
-            self.brain = self._make_brain(now)
-        if isinstance(before, Head) and isinstance(self.brain, Head):
-            self.brain.inherit(before.scheduler)
-        elif isinstance(before, Head):
+            self.ring = tuple(sorted(roster.rank(each) for each in members if each in roster))
+        self.brain = self._make_brain(now, before)
+        if isinstance(before, Head) and rank > 0:
             text = f"roster {roster.serial} makes {roster.members[0].name} the head; ask there"
             failed = FinishReason.FAILED
             effects += [RequestDone(uid, failed, text) for uid in sorted(self._requests)]
@@ -197,9 +198,7 @@ class NodeRole:
         prefilled again."""
         before, effects = self._retire()
         self.ring = ring
-        self.brain = self._make_brain(now)
-        if isinstance(before, Head) and isinstance(self.brain, Head):
-            self.brain.inherit(before.scheduler)
+        self.brain = self._make_brain(now, before)
         return effects
 
     def _retire(self) -> tuple[Head | Follower, list[Effect]]:
@@ -265,13 +264,10 @@ class NodeRole:
         standing = attrs.evolve(standing, ring=self.ring, outside=outside, needs_all=needs_all)
         if places is None:
             return standing
-        failed = standing.failed
-        if failed is not None and failed.rank < len(places):
-            failed = attrs.evolve(failed, rank=places[failed.rank])
         return attrs.evolve(
             standing,
             missing=tuple(places[place] for place in standing.missing),
-            failed=failed,
+            failed=self._of_rank(standing.failed),
             unreadable={places[place]: why for place, why in standing.unreadable.items()},
             present=[places[place] for place in standing.present],
             builds={places[place]: build for place, build in standing.builds.items()},
