@@ -277,15 +277,15 @@ class Node:
         self.loaded: Loaded | None = None  # what the engine last loaded
         self._replaced = False  # the end of the engine process, which an old brain wanted, is due
         self._role = NodeRole(config, self.roster.roster, self._links.rank, now)
+        self._take_brain()
         self._take_place()
+
+    def _take_brain(self) -> None:
+        """Take the role's present brain and places, which every step asks for."""
+        self._brain, self._places = self._role.brain, self._role.places
 
     def _take_place(self) -> None:
         """Take the place that the roster in force gives this node."""
-        self._brain = self._role.brain
-        self._places = self._role.places
-        self.ring = self._role.ring
-        """The ranks of the ring, in their order. A follower has it from the head's last order. To
-        be read only."""
         self.rank = self._links.rank
         self.world = len(self.roster.roster.members)
         self._report.renumber(self.rank)
@@ -293,6 +293,11 @@ class Node:
         self._weights = WeightRequests(self._links)
 
     # ------------------------------------------------------------ looking in
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """The ranks of the ring, in their order. A follower has it from the head's last order."""
+        return self._role.ring
 
     @property
     def roster(self) -> SignedRoster:
@@ -498,7 +503,7 @@ class Node:
 
     def give_piece(self, link: int, piece: Piece, now: float) -> None:
         """Answer the oldest `WeightsAsked` of connection *link*, unless that is gone."""
-        self._in_ranks(self._weights.answer(link, piece), now)
+        self._carry_out(self._weights.answer(link, piece), now, in_ranks=True)
         self._deliver_news(now)
 
     # ----------------------------------------------------------- connections
@@ -648,16 +653,21 @@ class Node:
             for member in self._role.members
             if member not in members or member in self._report.joined
         }
-        if before.replacing:
-            self._replaced = self._report.info is not None  # of which the new brain knows nothing
-            self._report.info = None  # the next engine presents itself
-            self._links.accept_steps = False
+        self._succeeds(before)
         self._take_place()
         self._carry_out(effects, now)
         self._want_control_links(now)
         if self.engine_info is not None:
             self._carry_out(self._brain.engine_message(self.engine_info, now), now)
         self._present_own(now)
+
+    def _succeeds(self, before: Head | Follower) -> None:
+        """Another brain has taken over from *before*. If that was replacing its engine process, the
+        new one knows nothing of it, and the next process presents itself."""
+        if before.replacing:
+            self._replaced = self._report.info is not None
+            self._report.engine_down()
+        self._take_brain()
 
     # ------------------------------------------------------ the members of the ring
 
@@ -671,7 +681,7 @@ class Node:
             if not self._presentations.setdefault(rank, bucket).take(now):
                 raise LimitExceeded("it presents itself too often")
             effects = self._role.outsider(rank, message, self.engine_info)
-            self._in_ranks(effects, now)
+            self._carry_out(effects, now, in_ranks=True)
             if any(isinstance(effect, Shut) for effect in effects):
                 return []
             effects = [Note(Level.INFO, f"{self._links.member(rank).name} is here")]
@@ -714,7 +724,7 @@ class Node:
         wanted = role.wanted_ring(self.engine_info, now)
         if wanted != role.ring:
             self._change_ring(wanted, now)
-        self._in_ranks([*role.notices()], now)
+        self._carry_out([*role.notices()], now, in_ranks=True)
         if role.needs_all != self._needs_all and role.needs_all:
             self._say([Note(Level.WARNING, f"the ring waits: {role.needs_all}")], now)
         self._needs_all = role.needs_all
@@ -722,15 +732,11 @@ class Node:
 
     def _change_ring(self, ring: tuple[int, ...], now: float) -> None:
         """Go on with the ranks of *ring*: requests go on, and are prefilled again."""
-        before, old = self._role.ring, self._brain
+        old, before = self._role.ring, self._brain
         self._end_steps(now)
         effects = self._role.change_ring(ring, now)
-        self._say_change(before, now)
-        if old.replacing:
-            self._replaced = self._report.info is not None  # of which the new brain knows nothing
-            self._report.info = None  # the next engine presents itself
-            self._links.accept_steps = False
-        self._brain, self._places, self.ring = self._role.brain, self._role.places, ring
+        self._say_change(old, now)
+        self._succeeds(before)
         self._carry_out(effects, now)
         control = {rank for rank, purpose, _ in self._links.links() if purpose is Purpose.CONTROL}
         for place, rank in enumerate(ring):
@@ -777,14 +783,9 @@ class Node:
         self._carry_out(effects, now)
         self._deliver_news(now)
 
-    def _in_ranks(self, effects: list[Effect], now: float) -> None:
-        """Carry out *effects* that name ranks, whatever the brain calls them."""
-        places, self._places = self._places, None
-        self._carry_out(effects, now)
-        self._places = places
-
-    def _carry_out(self, effects: list[Effect], now: float) -> None:
-        places = self._places
+    def _carry_out(self, effects: list[Effect], now: float, *, in_ranks: bool = False) -> None:
+        """Carry out *effects*, which name what the brain calls ranks, or are *in_ranks*."""
+        places = None if in_ranks else self._places
         for effect in effects:
             match effect:
                 case Send(rank, purpose, message):
@@ -797,7 +798,7 @@ class Node:
                     to = rank if places is None else places[rank]
                     self._links.shut(to, purpose, code, reason, now)
                 case NewRing(members):
-                    self.ring = members
+                    self._role.ring = members
                     self._end_steps(now)
                 case EpochOver(failed, broke):
                     self._role.epoch_over(failed, broke, now)

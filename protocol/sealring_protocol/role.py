@@ -147,7 +147,7 @@ class NodeRole:
         self._rank, self._roster = rank, roster
         self.members = frozenset(member.id for member in roster.members)
         self.ring = tuple(range(len(roster.members)))
-        """The ranks of the ring, place by place."""
+        """The ranks of the ring, place by place. A follower's are those of the last `NewRing`."""
         self.attendance: Attendance | None = None
         """Who is present; None where the whole roster makes the only ring."""
         self._told.clear()
