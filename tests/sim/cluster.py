@@ -18,6 +18,7 @@ from typing import Any
 
 from sealring_protocol.codec.local_messages import Group, LocalMessage, Scores
 from sealring_protocol.codec.messages import Build, Piece, Spent, Step, StepDone
+from sealring_protocol.control import plan
 from sealring_protocol.control.effects import (
     EndCollective,
     Level,
@@ -86,6 +87,7 @@ class Cluster:
         cannot_load: dict[int, str] | None = None,
         memory: int = 1 << 30,
         at: dict[int, tuple[str, ...]] | None = None,
+        trusted: bool = False,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
@@ -95,7 +97,7 @@ class Cluster:
         *trust_weights*. Unless *trimmable*, no cache can be cut. *least* is `NodeConfig.least`.
         The engines of *cannot_load* can load no layers, and say why, by rank; each rank has
         *memory* bytes for weights and caches. Hosts are *at* these addresses, and say so; or
-        else at their names, and say nothing."""
+        else at their names, and say nothing. *trusted* is `plan.Collectives.trusted`."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -111,6 +113,7 @@ class Cluster:
         self.builds = builds or {}  # what the programs can do, where not the usual
         self.trimmable = trimmable
         self.least = least
+        self.allowed = plan.Collectives(trusted)
         self.cannot_load = cannot_load or {}
         self.memory = memory
         self.at_addresses = at or {}
@@ -148,6 +151,7 @@ class Cluster:
             strategy=self.strategy,
             scheduler=self.scheduler,
             least=self.least,
+            collectives=self.allowed,
             listens=("0.0.0.0", 1) if index in self.at_addresses else None,
         )
         host = Host(f"host{index}", Node(config, self.now), None)

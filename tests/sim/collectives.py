@@ -37,6 +37,7 @@ class Collectives:
         ring = (engine.ready.epoch, group.size)  # a new roster begins to count epochs anew
         collective = self._made.setdefault(ring, Collective(group.size))
         collective.members[group.rank] = (host, engine)
+        collective.hosts = group.hosts
         host.collective = collective
         if len(collective.members) < group.size or collective.broken:
             return

@@ -27,6 +27,7 @@ class Collective:
     one has gone: then each finds out when it next says something."""
 
     size: int
+    hosts: tuple[tuple[str, int], ...] = ()  # where they meet, as the last to join was told
     members: dict[int, tuple[Host, FakeEngine]] = attrs.field(factory=dict)
     steps: dict[int, dict[int, Any]] = attrs.field(factory=dict)
     broken: bool = False
