@@ -23,12 +23,14 @@ import enum
 import ipaddress
 import math
 from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.messages import Addresses
+from sealring_protocol.control.deadlines import Backoff
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import ADDRESSES_PER_SECOND, MAX_LEARNT_ADDRESSES
@@ -65,7 +67,6 @@ TIMES: Final = 3
 """Times of an address that are remembered."""
 
 _FINEST: Final = 0.0005  # seconds: times below it are the same
-_DOUBLINGS: Final = 4  # of the pause, which then is the longest
 _MAPPED: Final = bytes(10) + b"\xff\xff"  # before an IPv4 address that is written as IPv6
 
 AS_SEEN: Final = bytes(16)
@@ -108,7 +109,7 @@ class _Address:
     times: deque[float] = attrs.field(factory=partial(deque, maxlen=TIMES))
     trouble: str = ""
     tried: float = -math.inf
-    failures: int = 0  # in a row
+    pause: Backoff = attrs.field(factory=partial(Backoff, ANSWERED_PAUSE, FAILED_PAUSE))
     warned: bool = False  # that it is dead
 
     @property
@@ -122,6 +123,28 @@ class _Address:
         only_heard = self.known_from is KnownFrom.HEARD and not self.times
         later = HEARD_PENALTY if only_heard else 0.0
         return (2, self.tried + later) if self.trouble else (1, 0)
+
+
+@attrs.define
+class _Member:
+    """What is known of one member, and the bounds of what is dialed for it."""
+
+    known: dict[str, _Address] = attrs.field(factory=dict)
+    refilled: float = -math.inf
+    next_probe: float = -math.inf
+    probes_spent: float = -math.inf  # until when, at `PROBE_EVERY` for each
+    passed_on: Pairs = ()
+    budget: TokenBucket = attrs.field(factory=partial(TokenBucket, ADDRESSES_PER_SECOND, 0.0))
+
+    def renew(self, addresses: Iterable[str]) -> None:
+        """The roster has *addresses*. What was learnt stays."""
+        before, self.known = self.known, {}
+        for at in addresses:
+            self.known[at] = before.pop(at, _Address(KnownFrom.ROSTER))
+            self.known[at].known_from = KnownFrom.ROSTER
+        for at, each in before.items():
+            if each.known_from is not KnownFrom.ROSTER:
+                self.known[at] = each
 
 
 def address_of(host: str, port: int) -> str | None:
@@ -173,54 +196,31 @@ class AddressBook:
     """The addresses of every member but this node itself, which *listens* at a host and a port and
     tells them so. Times are monotonic seconds."""
 
-    __slots__ = (
-        "_budgets",
-        "_known",
-        "_listens",
-        "_next_probes",
-        "_passed_on",
-        "_probes_spent",
-        "_rank",
-        "_refilled",
-        "_roster",
-    )
+    __slots__ = ("_listens", "_members", "_rank", "_roster")
 
     def __init__(self, roster: Roster, own: bytes, listens: tuple[str, int] | None) -> None:
         self._listens = () if listens is None else _own(*listens)
-        self._known: dict[bytes, dict[str, _Address]] = {}
-        self._refilled: dict[bytes, float] = {}
-        self._next_probes: dict[bytes, float] = {}
-        self._probes_spent: dict[bytes, float] = {}  # until when, at `PROBE_EVERY` for each
-        self._passed_on: dict[bytes, Pairs] = {}
-        self._budgets: dict[bytes, TokenBucket] = {}
+        self._members: dict[bytes, _Member] = {}
         self.renew(roster, own)
 
     def renew(self, roster: Roster, own: bytes) -> None:
         """*roster* is in force: it has other addresses, perhaps. What was learnt of its members
         stays."""
         self._roster, self._rank = roster, roster.rank(own)
-        before, self._known = self._known, {}
-        for member in roster.members:
-            if member.id == own:
-                continue
-            learnt = before.get(member.id, {})
-            known = {at: learnt.get(at, _Address(KnownFrom.ROSTER)) for at in member.addresses}
-            for each in known.values():
-                each.known_from = KnownFrom.ROSTER
-            for at, each in learnt.items():
-                if each.known_from is not KnownFrom.ROSTER:
-                    known.setdefault(at, each)
-            self._known[member.id] = known
-        probes = self._next_probes, self._probes_spent
-        for table in (self._refilled, *probes, self._passed_on, self._budgets):
-            for gone in [member for member in table if member not in self._known]:
-                del table[gone]
+        others = [member for member in roster.members if member.id != own]
+        self._members = {member.id: self._of(member.id) for member in others}
+        for member in others:
+            self._members[member.id].renew(member.addresses)
+
+    def _of(self, member: bytes) -> _Member:
+        """What is known of *member*: nothing of one whom the roster does not have."""
+        return self._members.get(member) or _Member()
 
     def routes(self, member: bytes) -> tuple[Route, ...]:
         """The addresses of *member*, the roster's first."""
         return tuple(
             Route(at, each.known_from, min(each.times, default=None), each.trouble)
-            for at, each in self._known.get(member, {}).items()
+            for at, each in self._of(member).known.items()
         )
 
     # -------------------------------------------------------------- learning
@@ -229,23 +229,23 @@ class AddressBook:
         """Somebody said that *member* is at *host*, an IP address, and *port*. What is no address
         of another machine, or one of nobody known, is ignored. Beyond `MAX_LEARNT_ADDRESSES` one
         takes the place of another that does not answer, once in `REFILL_SECONDS`."""
-        known, address = self._known.get(member), address_of(host, port)
-        if known is None or address is None or address in known:
+        kept, address = self._of(member), address_of(host, port)
+        known = kept.known
+        if address is None or address in known:
             return
         heard = [at for at, each in known.items() if each.known_from is KnownFrom.HEARD]
         if len(heard) >= MAX_LEARNT_ADDRESSES:
             dead = [at for at in heard if not known[at].answers]
-            if not dead or now - self._refilled.get(member, -math.inf) < REFILL_SECONDS:
+            if not dead or now - kept.refilled < REFILL_SECONDS:
                 return
-            self._refilled[member] = now
+            kept.refilled = now
             del known[dead[0]]
         known[address] = _Address(KnownFrom.HEARD, now)
 
     def told(self, sender: bytes, seen: str, message: Addresses, now: float) -> None:
         """The member *sender*, whose connection comes from the host *seen*, sent *message*. Raises
         `RemoteProtocolError` if it may not say that."""
-        budget = self._budgets.setdefault(sender, TokenBucket(ADDRESSES_PER_SECOND, now))
-        if not budget.take(now):
+        if not self._of(sender).budget.take(now):
             raise LimitExceeded(f"more than {ADDRESSES_PER_SECOND} ADDRESSES a second")
         rank, of = self._roster.rank(sender), message.member
         if of >= len(self._roster.members) or (of != rank and (rank or of == self._rank)):
@@ -253,7 +253,8 @@ class AddressBook:
         if of != rank and any(ip == AS_SEEN for ip, _ in message.addresses):
             raise RemoteProtocolError(f"nobody sees rank {of} here")
         found = (unpacked(ip, port, seen) for ip, port in message.addresses)
-        self._replace(self._known[self._roster.members[of].id], set(filter(None, found)), now)
+        known = self._of(self._roster.members[of].id).known
+        self._replace(known, set(filter(None, found)), now)
 
     def _replace(self, known: dict[str, _Address], told: set[str], now: float) -> None:
         for at in [at for at, each in known.items() if each.known_from is KnownFrom.TOLD]:
@@ -270,20 +271,21 @@ class AddressBook:
         """What to tell *rank*, whose control link is up: where this node listens, and at the head
         also where others do."""
         own = [Addresses(self._rank, self._listens)] if self._listens else []
-        others = [
+        if self._rank:
+            return own
+        return own + [
             Addresses(other, pairs)
             for other, member in enumerate(self._roster.members)
             if other != rank and (pairs := self._proved(member.id))
         ]
-        return own + others if self._rank == 0 else own
 
     def to_pass_on(self, member: bytes) -> list[tuple[int, Addresses]]:
         """What the head is to tell which rank, as *member* has proved itself at other addresses
         than when this was last called."""
-        pairs = self._proved(member)
-        if self._rank or set(pairs) == set(self._passed_on.get(member, ())):
+        kept, pairs = self._of(member), self._proved(member)
+        if self._rank or set(pairs) == set(kept.passed_on):
             return []
-        self._passed_on[member] = pairs
+        kept.passed_on = pairs
         of = self._roster.rank(member)
         ranks = range(1, len(self._roster.members))
         return [(rank, Addresses(of, pairs)) for rank in ranks if rank != of]
@@ -291,7 +293,7 @@ class AddressBook:
     def _proved(self, member: bytes) -> Pairs:
         """The learnt addresses at which *member* proved itself to this node, the best first: nobody
         is sent to any other."""
-        known = self._known.get(member, {})
+        known = self._of(member).known
         learnt = [
             at
             for at, each in known.items()
@@ -304,21 +306,22 @@ class AddressBook:
 
     def best(self, member: bytes) -> str | None:
         """The address at which to dial *member*; None if it has none."""
-        known = self._known.get(member, {})
+        known = self._of(member).known
         return min(known, key=lambda at: known[at].order(), default=None)
 
     def dialed(self, member: bytes, address: str, now: float) -> None:
         """*member* is dialed at *address*."""
-        if (each := self._known.get(member, {}).get(address)) is not None:
+        if (each := self._of(member).known.get(address)) is not None:
             each.due = now + FAILED_PAUSE
 
     def answered(self, member: bytes, address: str, seconds: float, now: float) -> list[Note]:
         """*member* proved itself at *address*, where a connection took *seconds* to open. Returns
         the notes to log."""
-        if (each := self._known.get(member, {}).get(address)) is None:
+        if (each := self._of(member).known.get(address)) is None:
             return []
         each.times.append(seconds)
-        each.trouble, each.failures = "", 0
+        each.trouble = ""
+        each.pause.reset()
         each.tried, each.due = now, now + ANSWERED_PAUSE
         warned, each.warned = each.warned, False
         text = f"{self._name(member)} answers at {address} again"
@@ -329,11 +332,10 @@ class AddressBook:
     ) -> list[Note]:
         """*member* did not prove itself at *address*. Returns the notes to log: an address of the
         roster is called dead once, if the member is *linked* in spite of it."""
-        if (each := self._known.get(member, {}).get(address)) is None:
+        if (each := self._of(member).known.get(address)) is None:
             return []
-        each.due = now + min(FAILED_PAUSE * 2**each.failures, ANSWERED_PAUSE)
+        each.due = now + each.pause.next()
         each.trouble, each.tried = why, now
-        each.failures += each.failures < _DOUBLINGS
         if not linked or each.warned or each.known_from is not KnownFrom.ROSTER:
             return []
         each.warned = True
@@ -351,23 +353,24 @@ class AddressBook:
     def linked(self, member: bytes, through: str, now: float) -> None:
         """A link with *member* is up, the first or a new control link, *through* an address, or
         none if the member dialed: probe the others a little later."""
-        for address, each in self._known.get(member, {}).items():
+        for address, each in self._of(member).known.items():
             if address != through:
                 each.due = now + SETTLE_SECONDS
 
-    def next_probe(self, member: bytes) -> float:
-        """When to probe *member*; infinity if it has no address."""
-        due = min((each.due for each in self._known.get(member, {}).values()), default=math.inf)
-        return max(due, self._next_probes.get(member, -math.inf))
+    def next_probe(self, member: bytes) -> float | None:
+        """When to probe *member*; None: not at all."""
+        kept = self._of(member)
+        due = min((each.due for each in kept.known.values()), default=math.inf)
+        return None if due == math.inf else max(due, kept.next_probe)
 
     def probed(self, member: bytes, now: float) -> None:
         """*member* is about to be probed."""
-        spent = max(self._probes_spent.get(member, now), now) + PROBE_EVERY
-        self._probes_spent[member] = spent
-        allowed = spent - (PROBES_AT_ONCE - 1) * PROBE_EVERY
-        self._next_probes[member] = max(now + PROBE_PAUSE, allowed)
+        kept = self._of(member)
+        kept.probes_spent = max(kept.probes_spent, now) + PROBE_EVERY
+        allowed = kept.probes_spent - (PROBES_AT_ONCE - 1) * PROBE_EVERY
+        kept.next_probe = max(now + PROBE_PAUSE, allowed)
 
     def most_due(self, member: bytes) -> str | None:
         """The address at which to probe *member*; None if it has none."""
-        known = self._known.get(member, {})
+        known = self._of(member).known
         return min(known, key=lambda at: known[at].due, default=None)

@@ -11,7 +11,6 @@ cross a hang-up.
 from __future__ import annotations
 
 import enum
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -375,9 +374,7 @@ class LinkManager:
         dial = None if self.closed else self._dialer.next_timeout()
         links = [link.next_timeout() for c in self._connections.values() if (link := c.driven)]
         probes = [] if self.closed else map(self._addresses.next_probe, self._linked())
-        probe = min(probes, default=math.inf)
-        links.append(None if probe == math.inf else probe)
-        self._due = earliest(dial, self.refusals.next_timeout(), *links)
+        self._due = earliest(dial, self.refusals.next_timeout(), *links, *probes)
         return self._due
 
     def _linked(self) -> dict[bytes, None]:
@@ -545,8 +542,7 @@ class LinkManager:
         link.keepalive.patience = patience.copy() if lent else patience
 
     def _expect_members(self) -> None:
-        """Tell the admission, and the address book, the other members' addresses."""
-        self._addresses.renew(self.config.roster.roster, self.config.node_id)
+        """Tell the admission the other members' addresses."""
         others = [m for m in self.config.roster.roster.members if m.id != self.config.node_id]
         hosts = [address.rpartition(":")[0] for m in others for address in m.addresses]
         self._admission.expect(host.strip("[]") for host in hosts)
@@ -752,7 +748,8 @@ class LinkManager:
                     self._with(connection.number, now, lambda link: link.handle_timeout(now))
         self._say(self.refusals.handle_timeout(now), now)
         for peer in [] if self.closed else self._linked():
-            if now >= self._addresses.next_probe(peer):
+            due = self._addresses.next_probe(peer)
+            if due is not None and now >= due:
                 self._addresses.probed(peer, now)
                 self._dialer.probe((peer, Purpose.CONTROL), now)
         self._dial_due(now)
@@ -901,8 +898,9 @@ class LinkManager:
     def _adopted(self, before: Roster, now: float) -> None:
         """The roster replaces *before*: close the links with removed members, and bring it to the
         others."""
-        self._expect_members()
         roster = self.config.roster
+        self._addresses.renew(roster.roster, self.config.node_id)
+        self._expect_members()
         self._dialer.wake()
         for member in before.members:
             if member.id not in roster.roster:
