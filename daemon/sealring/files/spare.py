@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
+import attrs
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.appointment import SERIALS, name_spare
 from sealring_protocol.security.identity import Signer, SoftwareSigner
@@ -72,9 +73,9 @@ def naming_roster(
     """The roster that follows *before* and names *spare*, signed by *coordinator*, whose key is the
     pinned one. For *wall_ms* and *spent* see `changed_roster`. Raises `UserError`."""
     check_signed_by(before, coordinator)
-    roster = before.roster
-    made = name_spare(roster.cluster, max(roster.serial, spent) + 1, coordinator, spare)
-    return sign_roster(changed_roster(roster, roster.members, wall_ms, spent, made), coordinator)
+    after = changed_roster(before.roster, before.roster.members, wall_ms, spent)
+    made = name_spare(after.cluster, after.serial, coordinator, spare)
+    return sign_roster(attrs.evolve(after, appointment=made), coordinator)
 
 
 def changing_roster(

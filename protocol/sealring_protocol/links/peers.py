@@ -87,21 +87,25 @@ class Trouble:
 class PeerState:
     """The state of the member of *rank*.
 
-    *addresses* are those of *routes*, which say how each answers, the roster's first.
-    *up* has the start of each established link, by purpose. *dialing* has the address last dialed,
-    *dialed* and *incoming* the latest trouble, each by purpose. *put_out* is True if the peer seems
-    to hold a newer roster without this node. Times are monotonic seconds.
+    *routes* are its addresses, the roster's first, and how each answers. *up* has the start of each
+    established link, by purpose. *dialing* has the address last dialed, *dialed* and *incoming* the
+    latest trouble, each by purpose. *put_out* is True if the peer seems to hold a newer roster
+    without this node. Times are monotonic seconds.
     """
 
     rank: int
     name: str
-    addresses: tuple[str, ...]
+    routes: tuple[Route, ...]
     up: Mapping[Purpose, float] = attrs.field(factory=dict)
     dialing: Mapping[Purpose, str] = attrs.field(factory=dict)
     dialed: Mapping[Purpose, Trouble] = attrs.field(factory=dict)
     incoming: Mapping[Purpose, Trouble] = attrs.field(factory=dict)
     put_out: bool = False
-    routes: tuple[Route, ...] = ()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of *routes*."""
+        return tuple(route.address for route in self.routes)
 
     def trouble(self, purpose: Purpose, now: float) -> Trouble | None:
         """What keeps the link with *purpose* down; None if nothing is known, or the link stands.
@@ -246,17 +250,15 @@ class PeerBook:
             PeerState(
                 rank,
                 member.name,
-                tuple(route.address for route in routes),
+                addresses.routes(member.id),
                 dialer.standing(member.id),
                 {p: at for p in Purpose if (at := self._addresses.get((member.id, p)))},
                 self._of(member.id, dialer, dialed=True),
                 self._of(member.id, dialer, dialed=False),
                 dialer.is_resting(member.id),
-                routes,
             )
             for rank, member in enumerate(roster.members)
             if member.id != own
-            for routes in [addresses.routes(member.id)]
         ]
 
     def _of(self, peer: bytes, dialer: Dialer, *, dialed: bool) -> dict[Purpose, Trouble]:
