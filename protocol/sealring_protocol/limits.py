@@ -152,8 +152,8 @@ MAX_LEARNT_ADDRESSES: Final = 4
 heard of elsewhere. Memory: about 500 bytes each."""
 
 ADDRESSES_PER_SECOND: Final = 128
-"""ADDRESSES that a peer may send per second on one link (token bucket, burst of the same size). A
-head introduces all other members at once, and perhaps twice."""
+"""ADDRESSES that a peer may send per second (token bucket, burst of the same size). A head
+introduces all other members at once, and perhaps twice."""
 
 FIRST_KEY_UPDATE: Final = 64
 """Frames sealed under a direction's first key. It is small, so that every session exercises the
