@@ -9,7 +9,6 @@ from sealring_protocol.security.roles import (
     Purpose,
     Role,
     allowed,
-    may_open,
     role,
 )
 
@@ -78,23 +77,6 @@ def test_steps_come_from_lower_ranks_alone():
 
 def test_nobody_sends_accept():
     assert not any(Accept in kinds for kinds in ALLOWED.values())
-
-
-OTHERS = {(a, b) for a in range(4) for b in range(4) if a != b}
-
-
-@pytest.mark.parametrize(
-    ("purpose", "pairs"),
-    [
-        (Purpose.CONTROL, {(a, b) for a in range(4) for b in range(4)}),
-        (Purpose.STEP, OTHERS),
-        (Purpose.TUNNEL, OTHERS),
-        (Purpose.WEIGHTS, {(a, b) for a in range(4) for b in range(4)}),
-    ],
-)
-def test_who_opens_which_links(purpose, pairs):
-    opened = {(a, b) for a in range(4) for b in range(4) if may_open(purpose, a, b, 4)}
-    assert opened == pairs
 
 
 def test_ranks_beyond_the_ring_have_no_place_in_it():

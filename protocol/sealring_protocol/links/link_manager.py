@@ -74,7 +74,7 @@ from sealring_protocol.links.peers import (
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.appointment import check_succession
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
-from sealring_protocol.security.roles import Purpose, may_open
+from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, newer
 from sealring_protocol.words import RING_CHANGED
 
@@ -249,18 +249,6 @@ class Connection:
     def dialed(self) -> bool:
         """True if this node dialed it."""
         return not self.source
-
-
-def why_not(
-    purpose: Purpose, peer: int, own: int, world: int, *, engine: bool
-) -> tuple[CloseCode, str] | None:
-    """Why rank *own* of *world* refuses a link with *purpose* from rank *peer*; None to accept it.
-    Step links need an *engine*."""
-    if not may_open(purpose, peer, own, world):
-        return CloseCode.ROLE_VIOLATION, f"rank {peer} opens no {purpose.name} link to rank {own}"
-    if purpose is Purpose.STEP and not engine:
-        return CloseCode.NOT_READY, "the engine is not up yet"
-    return None
 
 
 DUPLICATE: Final = "there is such a link already"
@@ -830,11 +818,9 @@ class LinkManager:
         if not self.current_roster.is_in_force(proved.roster):
             self._refuse(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             return
-        ranks = self._rank(key), self.rank, len(self.config.roster.roster.members)
-        refusal = why_not(proved.purpose, *ranks, engine=self.accept_steps)
         verdict = self._dialer.judge(key, proved.instance)
-        if refusal is not None:
-            self._refuse(connection, *refusal, now)
+        if proved.purpose is Purpose.STEP and not self.accept_steps:
+            self._refuse(connection, CloseCode.NOT_READY, "the engine is not up yet", now)
         elif verdict is Verdict.DUPLICATE or key in self._held:
             self._refuse(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
         elif verdict is Verdict.TWIN:

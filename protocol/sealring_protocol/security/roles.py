@@ -76,46 +76,22 @@ only a link's first frame is ACCEPT."""
 
 
 def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
-    """The role of rank *sender* towards rank *receiver* on a link of *purpose*, in a ring of
-    *world*."""
-    if purpose is Purpose.CONTROL:
-        return _control_role(sender, receiver, world)
-    if purpose is Purpose.STEP:
-        return _step_role(sender, receiver, world)
-    if purpose is Purpose.TUNNEL and _are_two(sender, receiver, world):
-        return Role.NEIGHBOUR
+    """The role of rank *sender* towards rank *receiver* on a link of *purpose*, where the roster
+    has *world* members."""
+    if sender == receiver or not (0 <= sender < world and 0 <= receiver < world):
+        return Role.PEER
+    match purpose:
+        case Purpose.CONTROL if sender == 0:
+            return Role.HEAD_TO_RANK
+        case Purpose.CONTROL if receiver == 0:
+            return Role.RANK_TO_HEAD
+        case Purpose.STEP if sender < receiver:
+            return Role.TO_NEXT
+        case Purpose.STEP if receiver == 0:
+            return Role.LAST_TO_HEAD
+        case Purpose.TUNNEL:
+            return Role.NEIGHBOUR
     return Role.PEER
-
-
-def _control_role(sender: int, receiver: int, world: int) -> Role:
-    if sender == 0 and 0 < receiver < world:
-        return Role.HEAD_TO_RANK
-    if receiver == 0 and 0 < sender < world:
-        return Role.RANK_TO_HEAD
-    return Role.PEER
-
-
-def _step_role(sender: int, receiver: int, world: int) -> Role:
-    if 0 <= sender < receiver < world:
-        return Role.TO_NEXT
-    if receiver == 0 and 0 < sender < world:
-        return Role.LAST_TO_HEAD
-    return Role.PEER
-
-
-def _are_two(sender: int, receiver: int, world: int) -> bool:
-    return 0 <= sender < world and 0 <= receiver < world and sender != receiver
-
-
-def may_open(purpose: Purpose, dialer: int, dialed: int, world: int) -> bool:
-    """True if rank *dialer* may open links of *purpose* to rank *dialed*.
-
-    Any two ranks may have links of each purpose. Which end dialed does not change what may travel
-    on a link, except that only the dialing end of a link for weights may ask (`WeightRequests`).
-    """
-    if purpose in (Purpose.CONTROL, Purpose.WEIGHTS):
-        return True
-    return purpose in (Purpose.STEP, Purpose.TUNNEL) and _are_two(dialer, dialed, world)
 
 
 def allowed(purpose: Purpose, sender: int, receiver: int, world: int) -> frozenset[type[Any]]:

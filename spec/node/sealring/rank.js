@@ -114,8 +114,8 @@ export class Rank {
       return;
     }
     if (message.message === "WAITING") {
-      const isOfRing = (/** @type {{rank: number}} */ { rank }) => rank < this.#roster || rank === NO_RANK;
-      must(message.reasons.every(isOfRing), "a reason of a rank that is not there [EP-13]");
+      const isOfRoster = (/** @type {{rank: number}} */ { rank }) => rank < this.#roster || rank === NO_RANK;
+      must(message.reasons.every(isOfRoster), "a reason of a rank that is not there [EP-13]");
       this.told = message.reasons;
       return;
     }
