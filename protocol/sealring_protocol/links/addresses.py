@@ -146,6 +146,17 @@ class _Member:
             if each.known_from is not KnownFrom.ROSTER:
                 self.known[at] = each
 
+    def told(self, addresses: set[str], now: float) -> None:
+        """These *addresses* take the place of those that were told before."""
+        known = self.known
+        for at in [at for at, each in known.items() if each.known_from is KnownFrom.TOLD]:
+            if at not in addresses:
+                del known[at]
+        for at in sorted(addresses):
+            each = known.setdefault(at, _Address(KnownFrom.TOLD, now))
+            if each.known_from is KnownFrom.HEARD:
+                each.known_from = KnownFrom.TOLD
+
 
 def address_of(host: str, port: int) -> str | None:
     """*host*, an IP address, and *port* as ``host:port``; None for one at which another machine
@@ -253,17 +264,7 @@ class AddressBook:
         if of != rank and any(ip == AS_SEEN for ip, _ in message.addresses):
             raise RemoteProtocolError(f"nobody sees rank {of} here")
         found = (unpacked(ip, port, seen) for ip, port in message.addresses)
-        known = self._of(self._roster.members[of].id).known
-        self._replace(known, set(filter(None, found)), now)
-
-    def _replace(self, known: dict[str, _Address], told: set[str], now: float) -> None:
-        for at in [at for at, each in known.items() if each.known_from is KnownFrom.TOLD]:
-            if at not in told:
-                del known[at]
-        for at in sorted(told):
-            each = known.setdefault(at, _Address(KnownFrom.TOLD, now))
-            if each.known_from is KnownFrom.HEARD:
-                each.known_from = KnownFrom.TOLD
+        self._of(self._roster.members[of].id).told(set(filter(None, found)), now)
 
     # --------------------------------------------------------------- telling
 

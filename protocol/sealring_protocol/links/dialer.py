@@ -78,7 +78,7 @@ class _Wanted:
     dialing: bool = False
     greeting: bool = False  # exchange rosters even if a link is up
     probing: bool = False  # dial once, even if a link is up
-    brief: bool = False  # only to probe
+    probe_only: bool = False  # neither wanted nor greeted: gone once it was dialed
 
 
 @attrs.frozen
@@ -111,7 +111,7 @@ class Dialer:
         *yields*."""
         after = YIELD_SECONDS if yields else 0.0
         wish = self._wishes.setdefault(key, _Wanted(False, now + after))
-        wish.once = wish.brief = False
+        wish.once = wish.probe_only = False
         wish.yields = after
         wish.next_try = min(wish.next_try, now + after)
 
@@ -119,14 +119,14 @@ class Dialer:
         """Dial *key* until the peer has exchanged rosters once. If a link is up, the peer refuses
         the dial as a duplicate, but only after it has taken the roster."""
         wish = self._wishes.setdefault(key, _Wanted(True, now))
-        wish.brief = False
+        wish.probe_only = False
         if key in self.up:
             wish.greeting = True
             wish.next_try = min(wish.next_try, now)
 
     def probe(self, key: Key, now: float) -> None:
         """Dial *key* once, even if a link is up. If it fails, nothing follows."""
-        wish = self._wishes.setdefault(key, _Wanted(True, now, brief=True))
+        wish = self._wishes.setdefault(key, _Wanted(True, now, probe_only=True))
         wish.probing = True
         wish.next_try = min(wish.next_try, now)
 
@@ -188,7 +188,7 @@ class Dialer:
         """A dial of this node failed, or its link is gone: dial again after a pause."""
         self._answered.discard(key)
         wish = self._wishes.get(key)
-        if wish is not None and wish.brief:
+        if wish is not None and wish.probe_only:
             del self._wishes[key]
         elif wish is not None:
             wish.dialing = False
