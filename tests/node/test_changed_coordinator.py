@@ -115,6 +115,8 @@ def test_two_changes_with_one_number_do_not_meet_until_the_next():
     assert not cluster.ready
     text = "the spare has appointed two coordinators with the number 1"
     assert any(text in note for _, _, note in cluster.notes)
+    with pytest.raises(LocalProtocolError, match=f"{text}: change the coordinator again$"):
+        bring(cluster, 0, twin)
     bring(cluster, 0, appointed(make_roster(3), 2, by=COORDINATOR))
     cluster.run_until(lambda: cluster.ready and serials(cluster) == [2 * SERIALS + 1] * 3)
 

@@ -30,7 +30,6 @@ from sealring_protocol.errors import (
     PeerTimeout,
     RemoteProtocolError,
     RoleViolation,
-    RosterConflict,
     RosterExpired,
     SealringError,
 )
@@ -146,6 +145,13 @@ class Arrival(enum.Enum):
     TO_STORE = "to store"
 
 
+_FOR_OWNERS: Final = {
+    "the peer holds another roster": "sign one with a greater serial: it is another roster",
+    "both ends of this link": "this node; a member that it holds can take it",
+}
+"""Words about a roster that a peer brings, and those for the owner who brings it."""
+
+
 class CurrentRoster:
     """The roster in force, inside the *config* of every handshake that begins now, and its
     replacement by a newer one, which is stored first.
@@ -189,12 +195,10 @@ class CurrentRoster:
             return newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
         except RosterExpired:
             raise LocalProtocolError("it has expired, by this machine's clock") from None
-        except RosterConflict as error:
-            reason = str(error).replace("the peer holds", "it is")
-            raise LocalProtocolError(f"{reason}; sign one with a greater") from None
         except RemoteProtocolError as error:
-            elsewhere = "this node; a member that it holds can take it"
-            reason = str(error).replace("both ends of this link", elsewhere)
+            reason = str(error)
+            for of_peer, of_owner in _FOR_OWNERS.items():
+                reason = reason.replace(of_peer, of_owner)
             raise LocalProtocolError(reason) from None
 
     def brought(self, data: bytes, wall_ms: int) -> bytes:

@@ -134,7 +134,8 @@ def check_succession(current: Appointment | None, candidate: Appointment | None)
         )
     if candidate.number == current.number and candidate.coordinator != current.coordinator:
         raise RosterConflict(
-            f"the spare has appointed two coordinators with the number {current.number}"
+            f"the spare has appointed two coordinators with the number {current.number}: "
+            "change the coordinator again"
         )
 
 
