@@ -128,7 +128,8 @@ def import_(file: Path, *, config: OwnConfig = None, json: AsJson = False) -> No
     if settings.coordinator_key is not None and is_there(settings.coordinator_key):
         raise UserError(
             f"{settings.path} names a coordinator's key already, {settings.coordinator_key}",
-            "There is nothing to bring.",
+            "If it signs rosters, there is nothing to bring. If it is from before a change of the "
+            "coordinator, take it out of the config, and the file away.",
         )
     signer = read_coordinator_key(file, read_cluster(settings.path).coordinator)
     path = settings.path.resolve().parent / KEY_NAME
