@@ -103,6 +103,8 @@ def _unusable() -> Iterator[Vector]:
         "broadcast": _v4(255, 255, 255, 255),
         "loopback-6": _v6(0, 1),
         "multicast-6": _v6(0xFF, 1),
+        "link-local-6": bytes([0xFE, 0x80, *bytes(13), 1]),
+        "link-local-last-6": bytes([0xFE, 0xBF, *bytes(13), 1]),
         "embedded-6": bytes(12) + bytes([10, 0, 0, 1]),
     }.items():
         given = _input(1, 0, [Addresses(1, ((ip, 1), *_one(1)))])
@@ -115,6 +117,8 @@ def _unusable() -> Iterator[Vector]:
         "last": _v4(223, 255, 255, 255),
         "first-6": _v6(1, 0),
         "last-6": _v6(0xFD, 1),
+        "before-link-local-6": bytes([0xFE, 0x7F, *bytes(13), 1]),
+        "after-link-local-6": bytes([0xFE, 0xC0, *bytes(13), 1]),
     }.items():
         given = _input(1, 0, [Addresses(1, ((ip, 1),))])
         about = f"an address at the edge of those that are dialed ({name})"

@@ -212,6 +212,8 @@ def test_an_address_is_told_as_it_was_learnt(host, address):
 def test_an_address_that_only_one_network_knows_is_kept_and_not_told():
     assert address_of("fe80::9%eth0", 7) == "[fe80::9%eth0]:7"
     assert packed("[fe80::9%eth0]:7") is None
+    assert unpacked(bytes([0xFE, 0x80, *bytes(13), 9]), 7) is None
+    assert unpacked(AS_SEEN, 7, "fe80::9%eth0") == "[fe80::9%eth0]:7"
 
 
 def book(world: int = 3, own: int = 0) -> tuple[AddressBook, list[bytes]]:

@@ -79,7 +79,9 @@ def test_an_init_does_not_tell_dialers_apart_by_their_clocks(late):
 def test_an_init_with_a_wrong_tag(admission):
     replay = ReplayCache()
     init = reference_initiator().init(NOW, admission=admission)
-    assert "asks for another machine" in refused(responder(replay=replay), init, AuthenticationFailed)
+    assert "asks for another machine" in refused(
+        responder(replay=replay), init, AuthenticationFailed
+    )
     assert len(replay) == 0, "strangers may not fill the cache"
 
 

@@ -186,8 +186,12 @@ def packed(address: str) -> tuple[bytes, int] | None:
 
 
 def unpacked(ip: bytes, port: int, seen: str = "") -> str | None:
-    """The inverse of `packed`. `AS_SEEN` stands for the host *seen*. None as of `address_of`."""
-    return address_of(seen if ip == AS_SEEN else str(ipaddress.IPv6Address(ip)), port)
+    """The inverse of `packed`. `AS_SEEN` stands for the host *seen*. None as of `address_of`, and
+    for one that only its own network knows, if it is not *seen*."""
+    if ip == AS_SEEN:
+        return address_of(seen, port)
+    address = address_of(str(ipaddress.IPv6Address(ip)), port)
+    return None if address is None or packed(address) is None else address
 
 
 def _own(host: str, port: int) -> Pairs:

@@ -16,6 +16,8 @@ function leadsElsewhere(ip) {
   return first > 0 && (isIpv4(ip) ? first < 224 && first !== 127 : first < 255);
 }
 
+const isLinkLocal = (/** @type {Buffer} */ ip) => ip[0] === 0xfe && (ip[1] & 0xc0) === 0x80;
+
 /** The addresses that one peer has told in the same second. */
 export class ToldAddresses {
   /** @type {Map<number, Address[]>} by rank */
@@ -51,7 +53,7 @@ export class ToldAddresses {
     for (const { ip, port } of addresses) {
       must(own || !ip.equals(AS_SEEN), "another as it is seen here [AD-01]");
       const at = ip.equals(AS_SEEN) ? seen : ip;
-      if (leadsElsewhere(at)) left.set(`${at.toString("hex")} ${port}`, { ip: at, port });
+      if (leadsElsewhere(at) && !isLinkLocal(ip)) left.set(`${at.toString("hex")} ${port}`, { ip: at, port });
     }
     this.told.delete(member);
     if (left.size > 0) this.told.set(member, [...left.values()]);
