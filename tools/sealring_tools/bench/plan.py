@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,10 +37,12 @@ CEILING: Final = 1.2
 
 @attrs.frozen
 class PlanSetup:
-    """So many *turns*, with so many *tokens* each."""
+    """So many *turns*, with so many *tokens* each. *places* is what each rank finds in its
+    environment."""
 
     turns: int = 5
     tokens: int = 64
+    places: Sequence[Mapping[str, str]] = ()
 
 
 def measure(setup: PlanSetup, model: Path, name: str, tell: Callable[[str], None]) -> list[Result]:
@@ -50,7 +52,9 @@ def measure(setup: PlanSetup, model: Path, name: str, tell: Callable[[str], None
     with contextlib.ExitStack() as stack:
         tell("bringing a ring of one and one of two up")
         rings = {
-            ranks: stack.enter_context(local_ring(ranks, model, options=OPTIONS))[0]
+            ranks: stack.enter_context(
+                local_ring(ranks, model, options=OPTIONS, places=setup.places)
+            )[0]
             for ranks in (1, 2)
         }
         for head in rings.values():

@@ -182,10 +182,11 @@ def masks(
 
 def plan(
     *,
-    size: ModelSize = "25m",
+    size: Literal["tiny", "25m", "450m", "8b"] = "25m",
     dtype: ModelType = "f32",
     tokens: Count = 64,
     turns: Turns = 5,
+    gpus: bool = False,
     check: bool = False,
     json: AsList = False,
 ) -> int:
@@ -197,17 +198,25 @@ def plan(
 
         sealring bench plan
         sealring bench plan --size 450m --dtype bf16 --tokens 12 --turns 4
+        sealring bench plan --gpus --size 8b --dtype bf16
 
     Parameters
     ----------
+    size
+        The tiny model, or a random one with so many parameters.
     tokens
         Tokens of an answer.
+    gpus
+        Each rank has a CUDA device of its own; set up with the group cuda12 or
+        cuda13. The ring of one shares the first one with a rank of the other.
     check
         Exit with 3 if a figure that is no estimate is off by more than a fifth.
     """
+    from sealring_tools.bench.gpus import gpu_places  # noqa: PLC0415
     from sealring_tools.bench.plan import PlanSetup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
 
+    setup = PlanSetup(turns, tokens, gpu_places(2) if gpus else ())
     with model_or_random(None, size, dtype, steady=True) as (folder, name):
-        results = measure(PlanSetup(turns, tokens), folder, name, reporter())
+        results = measure(setup, folder, name, reporter())
     return report(results, json=json, check=check)
