@@ -13,8 +13,8 @@ import trio
 from sealring.files.cluster import sign_next
 from sealring.files.config import load_config
 from sealring.local.node_socket import listening
-from sealring.service.door_requests import answer_at_door
 from sealring.service.owner_api import OwnerApi, serve_owner
+from sealring.service.requests import answer_at_door
 from sealring.service.verification import Reply
 from sealring_trio.files.key_files import read_key
 from sealring_trio.units import wall_ms

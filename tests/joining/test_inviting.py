@@ -13,8 +13,8 @@ import pytest
 import trio
 from sealring.cli.inviting import Inviting
 from sealring.joining.fingerprint import fingerprint
-from sealring.service import door_requests
-from sealring.service.door_requests import answer_at_door
+from sealring.service import requests
+from sealring.service.requests import answer_at_door
 from sealring_protocol.joining.invitation import Invitation
 from sealring_trio.errors import OperationError
 
@@ -209,4 +209,4 @@ async def test_a_reader_of_the_news_may_be_slow(tmp_path: Path) -> None:
         while len(events) < 4:
             await trio.lowlevel.checkpoint()
     assert [event["event"] for event in events] == ["invitation", "knock", "refused", "over"]
-    assert min(patience) > 10 * door_requests._LOOK_SECONDS
+    assert min(patience) > 10 * requests._OVER_SECONDS

@@ -1,15 +1,18 @@
-"""What a node's owner may ask it at its Unix socket: the fields of each request, and `Requests`,
-which answers them.
+"""What a node's owner may ask it at its Unix socket: the fields of each request, and what answers
+them.
 
-`generate` and `verify` are for the head, `status`, `profile` and `roster` for every rank, `end` for
-a head that people watch. `use` outlives the node that it is asked of, so `service.ModelSwitch`
-answers that; `verify` is in `verification`, and `nearby` is for `presence`.
+`Requests` answers for a life of the node: `generate` and `verify` are for the head, `status`,
+`profile` and `roster` for every rank, `end` for a head that people watch; `verify` is in
+`verification`. `answer_at_door` answers for the node's door: `invite`, which then reports what
+happens until the invitation is over; `waiting`, `accept` and `refuse`; and `members`: the roster
+that the next one follows, and the serial that this has to exceed. `use` outlives the node that it
+is asked of, so `service.ModelSwitch` answers that, and `nearby` is for `service.Presence`.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import pydantic
@@ -17,12 +20,15 @@ import trio
 from sealring_protocol.codec.messages import Row
 from sealring_protocol.control.requests import FinishReason, Request, RequestDone
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.joining.invitation import Invitation
+from sealring_protocol.limits import INVITATION_SECONDS
 from sealring_trio.errors import OperationError, UserError
 
 from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.status import describe_node, describe_place
 from sealring.generation.trace import StepRecorder, Trace, processor_times
 from sealring.http.connections import OWNER
+from sealring.joining.door import Door, DoorNews
 from sealring.service.verification import Reply, Verification, VerifyFields, WaitNotes
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull, keys_in
 
@@ -327,3 +333,97 @@ async def _pass_on(
             await reply({"event": "text", "text": piece.text, "count": unsaid})
             unsaid = 0
     return piece, tokens
+
+
+# ---------------------------------------------------------------------- the door
+
+
+DOOR_REQUESTS: Final = ("accept", "invite", "members", "refuse", "waiting")
+
+_MAX_SECONDS: Final = 7 * 86_400
+_OVER_SECONDS: Final = 1.0
+"""Seconds between two looks at whether an invitation is over."""
+
+
+class InviteFields(_Fields):
+    """For how many *seconds* an invitation is good, and whether to *watch* what comes of it."""
+
+    seconds: Annotated[float, pydantic.Field(ge=1, le=_MAX_SECONDS)] = INVITATION_SECONDS
+    watch: bool = True
+
+
+class WhoFields(_Fields):
+    """*who* is meant of those that wait, as in `Door.waiting`; empty for all."""
+
+    who: str = ""
+
+
+class AcceptFields(WhoFields):
+    """The same, and a signed *roster* that holds it, in hex; null if the node is to sign."""
+
+    roster: Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{2})+$")] | None = None
+
+
+async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> None:
+    """Answer the request *name*, one of `DOOR_REQUESTS`. Raises `UserError`."""
+    match name:
+        case "invite":
+            await _invite(door, read_fields(InviteFields, body, "machines invite"), reply)
+        case "accept":
+            asked = read_fields(AcceptFields, body, "machines accept")
+            roster = None if asked.roster is None else bytes.fromhex(asked.roster)
+            knock = door.find(asked.who)
+            await door.accept(knock, roster)
+            done = {"serial": door.roster.roster.serial, "installed": knock.installed}
+            await reply({"event": "done", **knock.facts(), **done})
+        case "refuse":
+            knock = door.find(read_fields(WhoFields, body, "machines refuse").who)
+            door.refuse(knock)
+            await reply({"event": "done", **knock.facts()})
+        case "members":  # of which a roster is signed
+            await door.settled()
+            await reply({"roster": door.roster.encode().hex(), "spent": door.spent})
+        case _:
+            who = read_fields(WhoFields, body, "machines list").who
+            await reply({"waiting": [knock.facts() for knock in door.waiting(who)]})
+
+
+async def _invite(door: Door, asked: InviteFields, reply: Reply) -> None:
+    with door.news() as news:
+        invitation = await door.invite(asked.seconds)
+        await reply(
+            {
+                "event": "invitation",
+                "invitation": invitation.encode(),
+                "addresses": list(invitation.addresses),
+                "expires_s": invitation.expires_s,
+                "cluster": door.roster.roster.name,
+            }
+        )
+        if not asked.watch:
+            return
+        while not (why := door.fault(invitation)):
+            each = await _next_of(news, trio.current_time() + _OVER_SECONDS)
+            if each is not None:
+                await _report(each, invitation, reply)
+        # What has just happened is why it is over.
+        end = trio.current_time() + _OVER_SECONDS
+        while (each := await _next_of(news, end)) is not None:
+            await _report(each, invitation, reply)
+        await reply({"event": "over", "why": why})
+
+
+async def _next_of(news: AsyncIterator[DoorNews], deadline: float) -> DoorNews | None:
+    """The next of *news*; None if there is none before *deadline*. A slow reader, to whom it is
+    reported then, has no such limit: what was taken would be lost."""
+    with trio.move_on_at(deadline):
+        return await anext(news)
+    return None
+
+
+async def _report(news: DoorNews, invitation: Invitation, reply: Reply) -> None:
+    """Report *news* of whoever brings *invitation*, or of a stranger."""
+    knock = news.knock
+    if knock is None or knock.invitation is invitation:
+        line: dict[str, Any] = {"event": news.kind, "text": news.text}
+        await reply(line if knock is None else {**line, **knock.facts()})

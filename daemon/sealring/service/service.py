@@ -37,12 +37,18 @@ from sealring.http.connections import raise_limit
 from sealring.joining.door import Door
 from sealring.local.node_socket import listening
 from sealring.service.choice import ChoiceTeller
-from sealring.service.door_requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.head_api import HeadApi, prepare, why_not_head
 from sealring.service.notify import Supervision
 from sealring.service.presence import Presence
 from sealring.service.renewal import renew_rosters
-from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
+from sealring.service.requests import (
+    DOOR_REQUESTS,
+    GenerateFields,
+    Requests,
+    UseFields,
+    answer_at_door,
+    read_fields,
+)
 from sealring.service.verification import Reply
 
 log = logging.getLogger("sealring")
