@@ -14,8 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 import trio
-from sealring.discovery.discovery import Discovery, may_discover
-from sealring.discovery.orders import Near, near_addresses
+from sealring.discovery.discovery import Discovery, Near, may_discover, near_addresses
 from sealring.joining.machine import interface_addresses
 
 from tests.networks import own_network

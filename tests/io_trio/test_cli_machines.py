@@ -22,7 +22,7 @@ from sealring.files.cluster import changed_roster, create_key
 from sealring.files.config import load_config
 from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cluster
 from sealring.service.owner_api import OwnerApi
-from sealring.service.renewal import due_in
+from sealring.service.service import due_in
 from sealring.service.verification import Reply
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner

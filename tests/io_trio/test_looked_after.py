@@ -26,7 +26,7 @@ from sealring.files.config import load_config
 from sealring.http.health import build_health
 from sealring.local.ring import LocalNode, local_ring, running_node, wait_until_up, write_cluster
 from sealring.logs import JsonLines
-from sealring.service.notify import Supervision
+from sealring.service.service import Supervision
 from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import UserError

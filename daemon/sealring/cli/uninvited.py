@@ -17,9 +17,8 @@ from sealring_trio.errors import UserError
 
 from sealring.cli.doorway import read_invitation, say
 from sealring.discovery.announcement import waiting_text
-from sealring.discovery.discovery import Discovery, may_discover
+from sealring.discovery.discovery import Announced, Discovery, may_discover
 from sealring.discovery.neighbours import Nearby
-from sealring.discovery.orders import Announced
 
 _PROMPT: Final = "Paste here what that prints: "
 _MOST: Final = 8

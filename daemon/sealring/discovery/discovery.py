@@ -1,14 +1,63 @@
-"""Multicast DNS for a trio program: it announces, and says what was found, while `run` runs."""
+"""Multicast DNS for a trio program: it announces, and says what was found, while `Discovery.run`
+runs.
+
+A thread does so (`multicast`). What the program and the thread say to each other are values of
+`Discovery` that are replaced as a whole and never changed, so either side may read them at any
+time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
 
+import attrs
+import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_trio.units import format_address, is_unspecified
 
 from sealring.discovery.neighbours import Circle, Nearby, is_private
-from sealring.discovery.orders import Announced, Orders
+from sealring.joining.machine import interface_addresses
+
+
+@attrs.frozen
+class Announced:
+    """An announcement: what gives its TXT record, the *text*, for a nonce of `NONCE` random bytes,
+    and the *port* where what it stands for listens. Nonce and name are others in another network:
+    who hears it in two cannot tell that it is one machine."""
+
+    text: Callable[[bytes], bytes]
+    port: int
+
+
+@attrs.frozen
+class Near:
+    """A private *address* of this machine, and the index of the *interface* that has it."""
+
+    interface: int
+    address: str
+
+    @property
+    def zeroconf(self) -> str | int:
+        """What zeroconf calls it: IPv6 interfaces by index, for all have the same prefix."""
+        return self.interface if ":" in self.address else self.address
+
+
+def near_addresses(host: str) -> tuple[Near, ...]:
+    """The private addresses at which neighbours reach what listens at *host*. Empty for a name, and
+    where there is none. An interface with another end and no neighbours, as a VPN has, does not
+    count: who is at that end is not known."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    interfaces = psutil.net_if_stats()
+    found = []
+    for name, address in interface_addresses(family):
+        if name not in interfaces or "pointopoint" in interfaces[name].flags.split(","):
+            continue
+        if is_private(address) and (is_unspecified(host) or address == host.partition("%")[0]):
+            with contextlib.suppress(OSError):  # the interface has gone meanwhile
+                found.append(Near(socket.if_nametoindex(name), address))
+    return tuple(sorted(found, key=lambda near: (near.interface, near.address)))
 
 
 def may_discover(host: str) -> bool:
@@ -26,22 +75,29 @@ class Discovery:
     is found, each time that changes."""
 
     def __init__(self, host: str, heard: Callable[[Nearby], None] = _unheard) -> None:
+        self._host = host
         self._heard = heard
-        self._orders = Orders(host, self._report)
         self._token: trio.lowlevel.TrioToken | None = None
+        self._wake: Callable[[], object] = bool  # which does nothing
+        self.announced: frozenset[Announced] = frozenset()
+        self.circle: Circle | None = None
+        self.stopped = False
+        self.found = Nearby()
+        """What the thread has found."""
 
-    @property
-    def found(self) -> Nearby:
-        """What is known now."""
-        return self._orders.found
+    # ----------------------------------------------------------- the program
 
     def look_for(self, circle: Circle | None) -> None:
         """Recognise announcements of *circle* from now on; without one, none."""
-        self._orders.look_for(circle)
+        if circle != self.circle:
+            self.circle = circle
+            self._wake()
 
     def announce(self, *announced: Announced) -> None:
         """Announce these from now on, and no others."""
-        self._orders.announce(frozenset(announced))
+        if frozenset(announced) != self.announced:
+            self.announced = frozenset(announced)
+            self._wake()
 
     async def run(self) -> None:
         """Be present where this machine has private addresses, until cancelled."""
@@ -52,11 +108,10 @@ class Discovery:
                 try:
                     await trio.sleep_forever()
                 finally:
-                    self._orders.stop()
+                    self.stopped = True
+                    self._wake()
         finally:
             self._token = None  # what the thread said last may come later
-
-    # ----------------------------------------------------------------- inside
 
     async def _hold(self) -> None:
         """Run the thread to its end: what was announced is taken back."""
@@ -64,20 +119,37 @@ class Discovery:
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._present, limiter=limiter)
 
+    def _pass_on(self) -> None:
+        if self._token is not None:
+            self._heard(self.found)
+
+    # ------------------------------------------------------------ the thread
+
     def _present(self) -> None:
         # A tenth of a second to import, in this thread: the event loop does not wait for it.
         from sealring.discovery.multicast import present  # noqa: PLC0415
 
-        present(self._orders)
+        present(self)
 
-    def _report(self) -> None:
-        """In the thread: something was found."""
-        if (token := self._token) is not None:
-            token.run_sync_soon(self._pass_on, idempotent=True)
+    @contextlib.contextmanager
+    def watched(self, wake: Callable[[], object]) -> Iterator[None]:
+        """Have *wake* called, in the program's thread, after each order within the block."""
+        self._wake = wake
+        try:
+            yield
+        finally:
+            self._wake = bool
 
-    def _pass_on(self) -> None:
-        if self._token is not None:
-            self._heard(self._orders.found)
+    def near(self) -> tuple[Near, ...]:
+        """Where this machine can be reached just now."""
+        return near_addresses(self._host)
+
+    def report(self, found: Nearby) -> None:
+        """There is *found* in this network."""
+        if found != self.found:
+            self.found = found
+            if (token := self._token) is not None:
+                token.run_sync_soon(self._pass_on, idempotent=True)
 
 
 async def find_doors(host: str, coordinator: bytes, found: Callable[[str], None]) -> None:

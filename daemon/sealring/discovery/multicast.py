@@ -25,14 +25,16 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from sealring.discovery.announcement import NONCE, SERVICE
 from sealring.discovery.neighbours import Nearby, Neighbours, is_private
-from sealring.discovery.orders import Announced, Near, Orders
+
+if TYPE_CHECKING:
+    from sealring.discovery.discovery import Announced, Discovery, Near
 
 log = logging.getLogger("sealring")
 logging.getLogger("zeroconf").setLevel(logging.CRITICAL)  # or strangers would fill the log
@@ -63,10 +65,10 @@ ones."""
 _NAME: Final = SERVICE.partition(".")[0].encode()
 
 
-def present(orders: Orders) -> None:
-    """Announce and listen as *orders* says, until it says stop. Call from a thread of its own."""
+def present(program: Discovery) -> None:
+    """Announce and listen as *program* says, until it says stop. Call from a thread of its own."""
     with asyncio.Runner(loop_factory=_GatedLoop) as runner:
-        runner.run(_Presence(orders).run())
+        runner.run(_Presence(program).run())
 
 
 class Budget:
@@ -131,10 +133,10 @@ class _GatedLoop(asyncio.SelectorEventLoop):
 
 
 class _Presence:
-    """Announces and listens as *orders* says."""
+    """Announces and listens as *program* says."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
+    def __init__(self, program: Discovery) -> None:
+        self._program = program
         self._woken = asyncio.Event()
         self._neighbours = Neighbours(None)
         self._additions = 0
@@ -143,7 +145,7 @@ class _Presence:
         self._told: dict[Announced, AsyncServiceInfo] = {}
 
     async def run(self) -> None:
-        """Until *orders* says stop."""
+        """Until *program* says stop."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._trip)
 
@@ -151,11 +153,11 @@ class _Presence:
             with contextlib.suppress(RuntimeError):  # the loop is closed, for it was told to stop
                 loop.call_soon_threadsafe(self._woken.set)
 
-        with self._orders.watched(wake):
-            while not self._orders.stopped:
+        with self._program.watched(wake):
+            while not self._program.stopped:
                 pause = LOOK_SECONDS
                 try:
-                    if near := self._orders.near():
+                    if near := self._program.near():
                         await self._within(near)
                         pause = REST_SECONDS if self._additions >= FLOOD else SETTLE_SECONDS
                 except Exception as error:  # noqa: BLE001 - whatever it is, the program goes on
@@ -165,21 +167,21 @@ class _Presence:
 
     async def _within(self, near: tuple[Near, ...]) -> None:
         """Be present at *near* for as long as this machine has these addresses."""
-        orders = self._orders
-        circle = orders.circle
+        program = self._program
+        circle = program.circle
         self._neighbours, self._additions, self._tripped = Neighbours(circle), 0, False
         multicast = AsyncZeroconf(interfaces=[each.zeroconf for each in near])
         told = self._told = {}
         browser = None
         try:
             browser = AsyncServiceBrowser(multicast.zeroconf, SERVICE, handlers=[self._changed])
-            while not (orders.stopped or self._tripped or self._additions >= FLOOD):
-                if orders.near() != near:
+            while not (program.stopped or self._tripped or self._additions >= FLOOD):
+                if program.near() != near:
                     # Nobody in the next network is to hear what was announced in this one.
                     multicast.zeroconf.registry.async_remove(list(told.values()))
                     break
-                if orders.circle != circle:
-                    circle = orders.circle
+                if program.circle != circle:
+                    circle = program.circle
                     self._look_again(multicast.zeroconf)
                 await self._tell(multicast, near)
                 await self._wait(LOOK_SECONDS)
@@ -187,7 +189,7 @@ class _Presence:
             if browser is not None:
                 await browser.async_cancel()
             await multicast.async_close()
-            self._orders.report(Nearby())
+            self._program.report(Nearby())
         if self._additions >= FLOOD:
             self._say(
                 f"over {FLOOD} new announcements of sealring came in this network, more than any "
@@ -202,14 +204,14 @@ class _Presence:
 
     async def _wait(self, seconds: float) -> None:
         """Wait for *seconds*, or until there is another order."""
-        if not self._orders.stopped:
+        if not self._program.stopped:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), seconds)
         self._woken.clear()
 
     async def _tell(self, multicast: AsyncZeroconf, near: tuple[Near, ...]) -> None:
         """Announce what is ordered, and take back what is so no more."""
-        wanted, told = self._orders.announced, self._told
+        wanted, told = self._program.announced, self._told
         for each in [each for each in told if each not in wanted]:
             await multicast.async_unregister_service(told.pop(each))
         for each in wanted - told.keys():
@@ -246,7 +248,7 @@ class _Presence:
         else:
             changed = self._heard(zeroconf, name)
         if changed:
-            self._orders.report(self._neighbours.found)
+            self._program.report(self._neighbours.found)
 
     def _heard(self, multicast: zeroconf.Zeroconf, name: str) -> bool:
         if any(info.name == name for info in self._told.values()):
@@ -261,10 +263,10 @@ class _Presence:
 
     def _look_again(self, multicast: zeroconf.Zeroconf) -> None:
         """Others are to be recognised from now on."""
-        self._neighbours = Neighbours(self._orders.circle)
+        self._neighbours = Neighbours(self._program.circle)
         for record in multicast.cache.entries_with_name(SERVICE):
             self._heard(multicast, str(getattr(record, "alias", "")))
-        self._orders.report(self._neighbours.found)
+        self._program.report(self._neighbours.found)
 
     def _say(self, text: str) -> None:
         """Log *text*, if it is not what was logged last."""

@@ -14,22 +14,33 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_store import check_whole
 from sealring_protocol.diagnosis import Obstacle, first_permanent
+from sealring_protocol.security.keys import sha256
+from sealring_protocol.security.roster import Roster
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.key_files import is_there
+from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import build_runtime, running
-from sealring_trio.node.setup import NodeSetup, renewed
+from sealring_trio.node.setup import NodeSetup, OwnIdentity, renewed
 from sealring_trio.processes.launcher import ask_short_slice, hide_memory
+from sealring_trio.units import format_time, wall_ms
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sealring.discovery.announcement import door_text, node_text
+from sealring.discovery.discovery import Announced, Discovery, may_discover
+from sealring.discovery.neighbours import MAX_ADDRESSES, Circle, Nearby
+from sealring.files.cluster import read_coordinator_key, sign_next
 from sealring.files.config import REREAD, Config, load_config
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_node
@@ -38,9 +49,6 @@ from sealring.joining.door import Door
 from sealring.local.node_socket import listening
 from sealring.service.choice import ChoiceTeller
 from sealring.service.head_api import HeadApi, prepare, why_not_head
-from sealring.service.notify import Supervision
-from sealring.service.presence import Presence
-from sealring.service.renewal import renew_rosters
 from sealring.service.requests import (
     DOOR_REQUESTS,
     GenerateFields,
@@ -519,3 +527,195 @@ def _own_obstacle(generator: Generator) -> Obstacle | None:
 
 async def _unheard(_: dict[str, Any]) -> None:
     """Takes an answer that nobody reads."""
+
+
+# ---------------------------------------------------------------------- systemd
+# The node tells systemd that it is up and that it is alive (sd_notify(3)). It does so from its
+# event loop, which is what ``/livez`` would show: so a unit with ``WatchdogSec`` needs neither a
+# timer nor an HTTP client, and no port. Without systemd, which names its socket in
+# ``NOTIFY_SOCKET``, nothing is done.
+
+
+_SOCKET: Final = "NOTIFY_SOCKET"
+_WATCHDOG: Final = "WATCHDOG_USEC"
+_TIMES: Final = 3
+"""How often the node says that it is alive, within the time that the unit gives it."""
+
+
+class Supervision:
+    """The service manager of this process, if it has one."""
+
+    def __init__(self) -> None:
+        """Take the manager's variables out of the environment: they are for no child."""
+        self._place = os.environ.pop(_SOCKET, "")
+        within = os.environ.pop(_WATCHDOG, "")
+        self._seconds = int(within) / 1e6 / _TIMES if within.isdecimal() else 0.0
+
+    def say(self, state: str) -> None:
+        """Send *state*, such as ``READY=1``. A manager that does not listen is no fault of ours."""
+        if not self._place:
+            return
+        # A name that begins with @ is of Linux's abstract namespace.
+        name = "\0" + self._place[1:] if self._place[0] == "@" else self._place
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock,
+        ):
+            sock.setblocking(False)
+            sock.connect(name)
+            sock.send(state.encode())
+
+    async def watch(self, up: trio.Event) -> None:
+        """Say that the node is up once it is *up*; then that it is alive, until cancelled."""
+        await up.wait()
+        self.say("READY=1")
+        while self._seconds:
+            self.say("WATCHDOG=1")
+            await trio.sleep(self._seconds)
+
+
+# ---------------------------------------------------------------------- presence
+# A node's place in its network, by multicast DNS: it announces itself, and its door while somebody
+# is invited; and it hears where members are, and which machines wait to be invited. Where a member
+# was seen is one more address to dial, and no more than that.
+
+
+_PRESENCE_SECONDS: Final = 1.0
+"""Seconds between two looks at the roster and the door, of which announcements follow, and at what
+was heard: whoever announces much is not to enter the node as often."""
+
+
+class Presence:
+    """Of the node of *config*, which is *identity* to others and has this *door*."""
+
+    def __init__(self, config: Config, identity: OwnIdentity, door: Door) -> None:
+        self._host, port = config.listen
+        self._on = config.discover and may_discover(self._host)
+        self._coordinator = sha256(identity.coordinator)
+        self._own = identity.id
+        self._door = door
+        self._runtime: Runtime | None = None
+        self._discovery = Discovery(self._host)
+        self._told = Nearby()  # what the runtime was told
+        self._as_node = Announced(partial(node_text, self._coordinator, self._own), port)
+        self._as_door = Announced(partial(door_text, self._coordinator), door.address[1])
+
+    async def run(self, up: trio.Event) -> None:
+        """Be present from when the node is *up*, until cancelled."""
+        await up.wait()
+        if not self._on:
+            return
+        async with trio.open_nursery() as nursery:
+            self._renew()
+            nursery.start_soon(self._discovery.run)
+            while True:
+                await trio.sleep(_PRESENCE_SECONDS)
+                self._renew()
+
+    def begin(self, runtime: Runtime) -> None:
+        """*runtime* runs the node from now on."""
+        self._runtime, self._told = runtime, Nearby()
+
+    def pause(self) -> None:
+        """The node does not run."""
+        self._runtime = None
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """The machines here that wait to be invited, as JSON for commands."""
+        return [
+            {"fingerprint": words, "hosts": [host for host, _ in places[:MAX_ADDRESSES]]}
+            for words, places in self._discovery.found.waiting.items()
+        ]
+
+    # ----------------------------------------------------------------- inside
+
+    def _renew(self) -> None:
+        if self._runtime is None:
+            return
+        members = {member.id for member in self._runtime.node.roster.roster.members}
+        self._discovery.look_for(Circle(self._coordinator, frozenset(members - {self._own})))
+        announced = [self._as_node] if self._own in members else []
+        if self._door.invites:
+            announced.append(self._as_door)
+        self._discovery.announce(*announced)
+        self._tell(self._runtime, self._discovery.found)
+
+    def _tell(self, runtime: Runtime, found: Nearby) -> None:
+        """Tell *runtime* what is new in *found*."""
+        for member, places in found.members.items():
+            for place in places:
+                if place not in self._told.members.get(member, ()):
+                    runtime.enter(runtime.node.address_heard, member, *place)
+        self._told = found
+
+
+# ---------------------------------------------------------------------- renewal
+# The roster is renewed where the coordinator's key lies: the same members, the next serial, and the
+# same lifetime from then on, once a third of it is left.
+#
+# The key may lie on several members, and two rosters with one serial are a conflict that no node
+# can resolve. So each member waits longer than the ones before it in the order of ranks, a node
+# that has just begun waits for what others may bring, and one that others have put out renews
+# nothing. The key is read each time: it may have been taken off this machine meanwhile, and then
+# there is nothing to do.
+
+
+SETTLE: Final = 20.0
+"""Seconds after a node of several has begun in which others may bring it a newer roster."""
+
+TURN: Final = 3600.0
+"""Seconds by which a rank waits longer than the one before it; a hundredth of the lifetime if that
+is less."""
+
+_CLOCK_SECONDS: Final = 60.0
+"""Most seconds between looks at the wall clock, which may be set at any time."""
+
+
+def due_in(roster: Roster, rank: int, wall_ms: int) -> float:
+    """Seconds until the member of *rank* renews *roster*; 0 or less once it should."""
+    lifetime = (roster.expires_ms - roster.issued_ms) / 1000
+    left = (roster.expires_ms - wall_ms) / 1000
+    return left - lifetime / 3 + rank * min(TURN, lifetime / 100)
+
+
+async def renew_rosters(runtime: Runtime, config: Config, coordinator: bytes, door: Door) -> None:
+    """Renew the roster of *runtime*, whose *door* is this, whenever it is due, with the key that
+    *config* names, until cancelled; *coordinator* is the pinned key. A failure is logged once, and
+    tried again."""
+    if config.coordinator_key is None:
+        return
+    if runtime.node.world > 1:
+        await trio.sleep(SETTLE)
+    said = ""
+    while True:
+        changed = runtime.roster_changed
+        node = runtime.node
+        wait = due_in(node.roster.roster, node.rank, wall_ms())
+        put_out = any(peer.put_out for peer in node.peers())
+        if wait <= 0 and not put_out and is_there(config.coordinator_key):
+            await door.settled()
+            try:
+                await _renew(runtime, config.coordinator_key, coordinator, door.spent)
+                said = ""
+                continue
+            except UserError as error:
+                if error.what != said:
+                    log.warning("the roster cannot be renewed: %s. %s", error.what, error.advice)
+                said = error.what
+        with trio.move_on_after(min(_CLOCK_SECONDS, wait) if wait > 0 else _CLOCK_SECONDS):
+            await changed.wait()
+
+
+async def _renew(runtime: Runtime, path: Path, coordinator: bytes, spent: int) -> None:
+    """Sign the members again with the key at *path*, and install that; *coordinator* is the pinned
+    key. Raises `UserError`."""
+    before = runtime.node.roster
+    signer = read_coordinator_key(path, before.roster.coordinator(coordinator))
+    signed = sign_next(before, before.roster.members, signer, wall_ms(), spent)
+    await runtime.install(signed.encode())
+    log.info(
+        "roster %d is renewed as roster %d, valid until %s; the other members take it from here",
+        before.roster.serial,
+        signed.roster.serial,
+        format_time(signed.roster.expires_ms),
+    )
