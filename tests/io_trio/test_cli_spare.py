@@ -14,7 +14,7 @@ import attrs
 import pytest
 from sealring.cli.coordinator import KEY_NAME
 from sealring.cli.doctor import examine
-from sealring.files.spare import read_spare
+from sealring.files.backups import read_spare
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
 from sealring_protocol.security.appointment import SERIALS

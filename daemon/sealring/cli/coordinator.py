@@ -13,10 +13,16 @@ from sealring_trio.units import format_time, wall_ms
 from sealring.cli.backup import read_passphrase
 from sealring.cli.members import put_in_force, read_cluster, read_signer
 from sealring.cli.options import AsJson, OwnConfig
-from sealring.files.backups import check_passphrase, passphrase_bytes
+from sealring.files.backups import (
+    changing_roster,
+    check_passphrase,
+    naming_roster,
+    passphrase_bytes,
+    read_spare,
+    spare_text,
+)
 from sealring.files.cluster import new_key, read_coordinator_key, write_new
 from sealring.files.config import Config, own_config, with_keys
-from sealring.files.spare import changing_roster, naming_roster, read_spare, spare_text
 from sealring.joining.fingerprint import fingerprint
 from sealring.output import print_json
 

@@ -1,4 +1,5 @@
-"""The backup of a machine: some small files, sealed with a passphrase.
+"""What is sealed with a passphrase: the backup of a machine, which is some small files, and the
+spare coordinator's key.
 
 A backup: ``title 18 · version u8 · salt 16 · check 32 · sealed``. scrypt makes 64 bytes of the
 passphrase and the salt: a key, and the check, by which a wrong passphrase is known as that. The key
@@ -8,14 +9,19 @@ JSON: each file's name (a path below the folder), mode and content.
 
 A backup may come from anywhere. Its size is limited before it is read, its names before a file is
 made; and `unpack` makes new files only, in folders that it made itself but for the top one.
+
+The spare's private key is in one file, which its owner keeps off the machines. The file is text, so
+it can be printed: lines of comment, and the sealed key in base64.
 """
 
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import hmac
 import secrets
+import textwrap
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +32,14 @@ import pydantic
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+from sealring_protocol.errors import SealringError
+from sealring_protocol.security.appointment import SERIALS, name_spare
+from sealring_protocol.security.identity import Signer, SoftwareSigner
+from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import WRITABLE, is_there, others_may, read_file
+from sealring_trio.files.key_files import WRITABLE, decoded, is_there, others_may, read_file
 
-from sealring.files.cluster import write_new
+from sealring.files.cluster import changed_roster, check_signed_by, write_new
 
 TITLE: Final = b"sealring backup\r\n\x00"
 VERSION: Final = 1
@@ -326,3 +336,87 @@ def save(files: Sequence[tuple[str, Path]], config: tuple[str, str, int]) -> Sav
             f"a file of this machine cannot be in a backup: {fault}",
             f"Its files are: {', '.join(each for each, *_ in contents)}. Give it a plain name.",
         ) from None
+
+
+# ---------------------------------------------------------------------- the spare coordinator
+# Its sealed key, and the rosters that name it and that it makes possible.
+
+
+SPARE_TITLE: Final = b"sealring spare\r\n\x00"
+
+_COMMENT: Final = "#"
+_SPARE: Final = "spare coordinator's key"
+
+
+def spare_text(spare: SoftwareSigner, roster: Roster, passphrase: bytes) -> str:
+    """The file with the key of *spare*, for the cluster of *roster*, sealed with *passphrase*."""
+    sealed = base64.b64encode(seal_bytes(spare.to_pem(), passphrase, SPARE_TITLE)).decode()
+    return "\n".join(
+        [
+            f"# The spare coordinator of the sealring cluster {roster.name},",
+            f"# whose id is {roster.cluster.hex()}.",
+            "# Keep it off every machine of the cluster. It may be printed, and copied.",
+            "# If the coordinator's key is lost or stolen, on any machine of the cluster:",
+            "#     sealring coordinator change --key FILE",
+            *textwrap.wrap(sealed, 64),
+            "",
+        ]
+    )
+
+
+def read_spare(path: Path, passphrase: bytes) -> SoftwareSigner:
+    """The spare coordinator's key that is sealed in the file at *path*. Raises `UserError`."""
+    no_spare = UserError(
+        f"{path} has no spare coordinator's key",
+        "Give the file that 'sealring coordinator spare' wrote.",
+    )
+    try:
+        lines = decoded(read_file(path)[0]).splitlines()
+        text = "".join(line.strip() for line in lines if not line.startswith(_COMMENT))
+        data = base64.b64decode(text, validate=True)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}", "Check the path.") from None
+    except (UnicodeDecodeError, binascii.Error):
+        raise no_spare from None
+    if not data.startswith(SPARE_TITLE):
+        raise no_spare
+    try:
+        return SoftwareSigner.from_pem(unseal_bytes(data, passphrase, SPARE_TITLE, _SPARE))
+    except SealringError:
+        raise no_spare from None
+
+
+def naming_roster(
+    before: SignedRoster, coordinator: Signer, spare: Signer, wall_ms: int, spent: int
+) -> SignedRoster:
+    """The roster that follows *before* and names *spare*, signed by *coordinator*, whose key is the
+    pinned one. For *wall_ms* and *spent* see `changed_roster`. Raises `UserError`."""
+    check_signed_by(before, coordinator)
+    after = changed_roster(before.roster, before.roster.members, wall_ms, spent)
+    made = name_spare(after.cluster, after.serial, coordinator, spare)
+    return sign_roster(attrs.evolve(after, appointment=made), coordinator)
+
+
+def changing_roster(
+    before: SignedRoster, coordinator: Signer, spare: Signer, wall_ms: int
+) -> SignedRoster:
+    """The roster that follows *before*, in which *spare* appoints *coordinator*, who signs it: the
+    same members, and the first of the serials of that coordinator.
+
+    Raises `UserError` if *before* does not name that spare.
+    """
+    former = before.roster.appointment
+    if former is None:
+        raise UserError(
+            f"roster {before.roster.serial} of {before.roster.name} names no spare coordinator",
+            "Only a key that was named before can take the place of the coordinator's. Without "
+            "one, a lost key means a new cluster: sealring start FOLDER",
+        )
+    if former.spare != spare.public_key:
+        raise UserError(
+            f"this is not the spare coordinator of {before.roster.name}",
+            "Give the file that 'sealring coordinator spare' wrote for this cluster.",
+        )
+    made = former.followed_by(before.roster.cluster, coordinator.public_key, spare)
+    beyond, members = made.number * SERIALS, before.roster.members
+    return sign_roster(changed_roster(before.roster, members, wall_ms, beyond, made), coordinator)
