@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import trio
-from sealring.files.tls_files import read_pair
-from sealring.http.tls import HANDSHAKE_SECONDS, Tls
+from sealring.http.tls import HANDSHAKE_SECONDS, Tls, read_pair
 from sealring_trio.errors import UserError
 from trio.testing import MockClock, wait_all_tasks_blocked
 

@@ -24,7 +24,7 @@ from sealring_trio.units import is_loopback
 from sealring.cli.options import LogFormatChoice, Port, Positive
 from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.files.origins import check_host, check_origin
-from sealring.files.tls_files import read_pair
+from sealring.http.tls import read_pair
 from sealring.local.ring import guess_options
 from sealring.logs import LogLevel, begin_log
 from sealring.output import print_facts, print_json, print_note, progress, reporter, visible

@@ -4,6 +4,13 @@ The node's event loop serves the app, so that an answer costs no change of threa
 what each client gets. Neither a client nor a lack of descriptors ends the listening: connections
 that wait for their clients are closed first (`connections`). The generator closes the server once
 the requests under way have finished.
+
+Any rank serves ``/livez``, ``/readyz`` and ``/metrics`` to whoever watches machines, at the address
+`health` of its config (`serve_health`). Nobody needs a key there, as no probe or scraper has to
+have one. So no answer names a member, an address, a model or a caller: there are numbers of ranks,
+causes, counts, sizes and versions, of this node alone. What the head counts of requests is at its
+API. The probes are served for all lives of a node, as its Unix socket: while the node changes to
+another model it is alive, and not ready.
 """
 
 from __future__ import annotations
@@ -13,11 +20,12 @@ import errno
 import itertools
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 import trio
+from sealring_protocol.diagnosis import Cause
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import model_name
 from sealring_trio.units import format_address, is_loopback, wall_ms
@@ -25,7 +33,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
@@ -46,11 +54,12 @@ from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, Genera
 from sealring.http.head import ApiHead, Newcomers
 from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Endpoints, Http1, HttpConnection, refusal
 from sealring.http.keys import KEY_FILE, ApiKeys
-from sealring.http.metrics import metrics
+from sealring.http.metrics import MetricsPage, NodeCollector, metrics
 from sealring.http.openapi import openapi
 from sealring.http.tls import Tls, TlsSocket
 
 log = logging.getLogger("sealring.api")
+node_log = logging.getLogger("sealring")
 
 BACKLOG: Final = 1024
 """Connections that wait to be accepted."""
@@ -428,3 +437,58 @@ async def _refuse(request: Request) -> Response:
 
 def _route(request: Request) -> Any:
     return request.scope["route"].path
+
+
+# ---------------------------------------------------------------------- probes
+
+
+MAX_PROBES: Final = 32
+"""Connections of probes at once. A further one takes the place of one that waits for a request."""
+
+
+async def serve_health(
+    address: tuple[str, int],
+    generator: Callable[[], Generator | None],
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve at *address* until cancelled. *generator* gives that of the node's present life. Raises
+    `OperationError` when it cannot listen."""
+    listeners = await listen(*address, "for the probes", "health")
+    at = format_address(*address)
+    node_log.info("/livez, /readyz and /metrics are at http://%s", at)
+    if not is_loopback(address[0]):
+        text = "whoever reaches %s sees how this rank is; it names nobody, and asks no key"
+        node_log.info(text, at)
+    task_status.started()
+    app = build_health(generator)
+    await serve_connections(app, listeners, Connections(MAX_PROBES), trio.Event())
+
+
+def build_health(generator: Callable[[], Generator | None]) -> Starlette:
+    """The ASGI app of the three paths."""
+    page = MetricsPage()
+    page.registry.register(NodeCollector(generator))
+
+    async def readyz(_: Request) -> JSONResponse:
+        """Whether this rank does its part; else why not, by cause."""
+        present = generator()
+        if present is None:
+            causes = [Cause.BEGINNING.value]
+        else:
+            causes = list(dict.fromkeys(each.cause.value for each in present.obstacles()))
+            if present.serving and not causes:
+                return JSONResponse({"status": "ready", "reasons": []})
+        body = {"status": "unavailable", "reasons": causes}
+        return JSONResponse(body, 503, {"Retry-After": "1"})
+
+    async def counts(_: Request) -> Response:
+        return await page.answer()
+
+    return Starlette(
+        routes=[
+            Route("/livez", state.livez),
+            Route("/readyz", readyz),
+            Route("/metrics", counts),
+        ],
+        exception_handlers={ApiError: api_error, HTTPException: http_error},
+    )

@@ -22,9 +22,9 @@ from sealring_trio.units import format_address, is_loopback, is_unspecified
 from sealring.files.cluster import read_coordinator_key
 from sealring.files.config import Config
 from sealring.files.models import NO_TEMPLATE, check_text
-from sealring.files.tls_files import read_pair
 from sealring.generation.generation import Generator
 from sealring.http.keys import KEY_FILE, read_keys
+from sealring.http.tls import read_pair
 from sealring.joining.door import Door
 
 if TYPE_CHECKING:

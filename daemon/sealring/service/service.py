@@ -113,7 +113,7 @@ async def serve(
                 nursery.start_soon(_begin, beside, door, held.up)
             if (address := setup.config.health) is not None:
                 # An import that only a node with this address pays for.
-                from sealring.http.health import serve_health  # noqa: PLC0415
+                from sealring.http.server import serve_health  # noqa: PLC0415
 
                 await nursery.start(serve_health, address, switch.present)
             await _live(setup, switch, door, presence, signals, held)
