@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from sealring.cli.inviting import Inviting
+from sealring.cli.machines import Inviting
 from sealring.joining.fingerprint import fingerprint
 from sealring.service import requests
 from sealring.service.requests import answer_at_door

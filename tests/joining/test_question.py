@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import trio
-from sealring.cli.question import Answer, ask_person
+from sealring.cli.doorway import Answer, ask_person
 
 from tests.joining.terminals import own_terminal
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import attrs
+import trio
 from cyclopts import Parameter
 from sealring_protocol.codec.wire import is_plain
 from sealring_protocol.joining.invitation import Invitation
@@ -17,9 +20,12 @@ from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.models import TINY, find_model, is_hub_id
 
-from sealring.cli.doorway import read_invitation, say
+from sealring.cli.doorway import LONGEST_LINE, read_invitation, say
 from sealring.cli.options import STDIN, LogFormatChoice
 from sealring.cli.up import run_node
+from sealring.discovery.announcement import waiting_text
+from sealring.discovery.discovery import Announced, Discovery, find_doors, may_discover
+from sealring.discovery.neighbours import Nearby
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
 from sealring.joining.fingerprint import fingerprint
@@ -34,7 +40,7 @@ from sealring.joining.founding import (
     read_listen,
     settle,
 )
-from sealring.joining.machine import machine_name
+from sealring.joining.machine import addresses_of, machine_memory, machine_name, system_name
 from sealring.joining.names import plain_name
 from sealring.logs import begin_log
 from sealring.output import print_json
@@ -163,10 +169,6 @@ def _given(
     his time: the machine, which has these *words*, waits there to be invited. None if he gives
     up. Raises `UserError`."""
     if text == STDIN and sys.stdin.isatty() and place.is_free and not json:
-        import trio  # noqa: PLC0415 - as below
-
-        from sealring.cli.uninvited import ask_invitation  # noqa: PLC0415 - as below
-
         return trio.run(partial(ask_invitation, words, where, discover=discover))
     if text == STDIN:
         if sys.stdin.isatty():
@@ -188,7 +190,6 @@ def _join(
     interrupted, be it when this machine had just become a member. A *former* member keeps its key
     and its config. Raises `UserError`."""
     # These take half a second to import, which a mistake need not wait for.
-    import trio  # noqa: PLC0415
     from sealring_protocol.codec.messages import Build  # noqa: PLC0415
     from sealring_protocol.joining.exchange import (  # noqa: PLC0415
         Admitted,
@@ -197,13 +198,7 @@ def _join(
         build_of,
     )
 
-    from sealring.discovery.discovery import find_doors, may_discover  # noqa: PLC0415
     from sealring.joining.asking import JoinProgress, JoinRequest  # noqa: PLC0415
-    from sealring.joining.machine import (  # noqa: PLC0415
-        addresses_of,
-        machine_memory,
-        system_name,
-    )
 
     words = fingerprint(signer.public_key)
 
@@ -266,8 +261,6 @@ def _join(
 async def ask_until_signal(asking: JoinRequest) -> bool:
     """Run *asking*; a signal stops it, in good order. Whether this machine joined, which it may
     have when the signal came. Raises `UserError`."""
-    import trio  # noqa: PLC0415 - as above
-
     outcome: list[bool | UserError] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
 
@@ -304,6 +297,74 @@ def _told_model(settings: str) -> str:
 
 def _with_model(settings: Settings, told: str) -> Settings:
     """*settings* with a model: their own, the one that was *told*, or a folder yet to be made."""
-    import attrs  # noqa: PLC0415 - as above
-
     return attrs.evolve(settings, model=settings.model or told or _ABSENT)
+
+
+# ---------------------------------------------------------------------- without an invitation
+# The machine shows its four words, announces them in its private networks, and says where sealring
+# runs there. The invitation is still typed by a person: nothing that was announced admits anybody.
+
+
+_PROMPT: Final = "Paste here what that prints: "
+_MOST: Final = 8
+"""Places that are shown: anybody may announce more."""
+
+
+async def ask_invitation(
+    words: str, listen: tuple[str, int], *, discover: bool
+) -> Invitation | None:
+    """The invitation that the person at the terminal pastes for this machine, which is to *listen*
+    there and whose key has these *words*; None at Ctrl-C or the end of the input. Meanwhile, if it
+    is to *discover*, it is announced."""
+    waiting = _Uninvited()
+    say(f"this machine waits to be invited. Its fingerprint is {words}", json=False)
+    say("to invite it, on a machine of the cluster: sealring machines invite", json=False)
+    found: list[Invitation | None] = []
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+
+        async def read(scope: trio.CancelScope) -> None:
+            found.append(await waiting.read())
+            scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            if discover and may_discover(listen[0]):
+                discovery = Discovery(listen[0], waiting.heard)
+                discovery.announce(Announced(lambda _: waiting_text(words), listen[1]))
+                nursery.start_soon(discovery.run)
+            nursery.start_soon(read, nursery.cancel_scope)
+            await anext(signals)
+            nursery.cancel_scope.cancel()
+    return found[0] if found else None
+
+
+class _Uninvited:
+    """The terminal of a machine that waits."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def heard(self, found: Nearby) -> None:
+        """Say where sealring runs here, each place once."""
+        for host in dict.fromkeys(host for host, _ in found.others):
+            if host not in self._seen and len(self._seen) < _MOST:
+                self._seen.add(host)
+                print()
+                say(f"sealring runs at {host}: whoever runs it can invite you", json=False)
+                print(_PROMPT, end="", flush=True)
+
+    async def read(self) -> Invitation | None:
+        """The invitation that is pasted; what is none is asked for again."""
+        terminal = sys.stdin.fileno()
+        while True:
+            print(_PROMPT, end="", flush=True)
+            await trio.lowlevel.wait_readable(terminal)
+            line = os.read(terminal, LONGEST_LINE)
+            if not line:
+                print()
+                return None
+            if not line.strip():
+                continue
+            try:
+                return read_invitation(line.decode(errors="replace").strip())
+            except UserError as error:
+                say(f"{error.what}. {error.advice}", json=False)

@@ -17,13 +17,14 @@ from sealring_trio.units import format_address
 
 from sealring.cli.doorway import (
     QUESTION,
+    ask_person,
     decided_where,
     describe_newcomer,
     join_command,
+    late_answer,
     print_invitation,
 )
 from sealring.cli.options import LogFormatChoice
-from sealring.cli.question import ask_person, late_answer
 from sealring.cli.up import run_node
 from sealring.files.config import DEFAULT_API, Config, load_config
 from sealring.joining.founding import (
