@@ -22,7 +22,7 @@ from sealring.joining.asking import MAX_SEARCHED, JoinRequest
 from sealring.joining.door import Door
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
-from sealring.joining.names import free_name, look_alike
+from sealring.joining.machine import free_name, look_alike
 from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS
 from sealring_protocol.joining.exchange import Admitted, InviterProved
 from sealring_protocol.joining.invitation import Invitation

@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from itertools import groupby, takewhile
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import cyclopts
 from attrs import evolve
@@ -113,7 +113,7 @@ GROUPS: Final = {
     },
     "Around it": {
         "completion": (
-            "completion:completion",
+            "sealring.cli:completion",
             "Have bash, zsh or fish complete commands and options.",
         ),
     },
@@ -159,7 +159,7 @@ def build_app(asked: str = "") -> cyclopts.App:
             if place.startswith(_TOOLS) and not checkout:
                 continue
             app.command(
-                place if place.startswith(_TOOLS) else f"sealring.cli.{place}",
+                place if place.startswith("sealring") else f"sealring.cli.{place}",
                 name=name,
                 help=None if name == asked else summary,
                 group=group,
@@ -168,6 +168,27 @@ def build_app(asked: str = "") -> cyclopts.App:
     flags = cyclopts.Group("Options", sort_key=len(GROUPS))
     app["--help"].group = app["--version"].group = flags
     return app
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+    """Print what has a shell complete commands and their options.
+
+        sealring completion bash > ~/.local/share/bash-completion/completions/sealring
+        sealring completion zsh > ~/.zfunc/_sealring
+        sealring completion fish > ~/.config/fish/completions/sealring.fish
+
+    The folder must be there; for zsh, ~/.zshrc must have 'fpath+=~/.zfunc'
+    before 'compinit'. Print it again once you have another version of
+    sealring.
+
+    Next: a new shell, which then has it.
+
+    Parameters
+    ----------
+    shell
+        Which one.
+    """
+    print(build_app().generate_completion(prog_name="sealring", shell=shell), end="")
 
 
 def _version() -> str:

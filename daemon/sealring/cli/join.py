@@ -40,8 +40,13 @@ from sealring.joining.founding import (
     read_listen,
     settle,
 )
-from sealring.joining.machine import addresses_of, machine_memory, machine_name, system_name
-from sealring.joining.names import plain_name
+from sealring.joining.machine import (
+    addresses_of,
+    machine_memory,
+    machine_name,
+    plain_name,
+    system_name,
+)
 from sealring.logs import begin_log
 from sealring.output import print_json
 

@@ -37,8 +37,7 @@ from sealring.joining.founding import (
     read_listen,
     undo,
 )
-from sealring.joining.machine import machine_name
-from sealring.joining.names import plain_name
+from sealring.joining.machine import machine_name, plain_name
 from sealring.logs import begin_log
 from sealring.output import print_facts, print_json, visible
 

@@ -12,8 +12,8 @@ roster in between: then one is signed that follows that and holds the newcomer t
 left in between is in no roster: the next one that is signed has a greater serial than what it was
 sent.
 
-What a newcomer says of itself is a stranger's: its name is ASCII and like nobody else's (`names`),
-and its system is shown as ASCII.
+What a newcomer says of itself is a stranger's: its name is ASCII and like nobody else's
+(`free_name`), and its system is shown as ASCII.
 
 The door stays open for `TOLD_SECONDS` beyond the time of the last invitation, so that whoever
 brings one that was used, or that is just over, is told.
@@ -67,8 +67,7 @@ from sealring.files.cluster import read_coordinator_key, sign_next
 from sealring.files.config import Config
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
-from sealring.joining.machine import addresses_of
-from sealring.joining.names import alike, ascii_text, free_name
+from sealring.joining.machine import addresses_of, alike, ascii_text, free_name
 
 log = logging.getLogger("sealring")
 newcomer_log = logging.getLogger("sealring.newcomers")
