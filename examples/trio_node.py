@@ -10,8 +10,7 @@ from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import NodeFile, load_file
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.service import build_runtime, running
-from sealring_trio.node.setup import prepare
+from sealring_trio.node.service import build_runtime, prepare, running
 
 
 async def continued(runtime: Runtime, prompt: tuple[int, ...]) -> list[int]:

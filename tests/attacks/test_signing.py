@@ -12,7 +12,7 @@ from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
 from sealring_trio.files.rosters import read_roster
-from sealring_trio.node.setup import prepare
+from sealring_trio.node.service import prepare
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import make_home

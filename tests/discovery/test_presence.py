@@ -12,7 +12,7 @@ from sealring.joining.founding import MemberFiles, Settings, found
 from sealring.service.service import Presence
 from sealring_protocol.security.keys import Suite
 from sealring_trio.files.key_files import read_key, read_public_key
-from sealring_trio.node.setup import OwnIdentity
+from sealring_trio.node.service import OwnIdentity
 
 
 @pytest.mark.parametrize(

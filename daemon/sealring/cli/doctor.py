@@ -30,8 +30,7 @@ from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.key_files import WRITABLE, others_may, read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.rosters import DAY, WARNING_DAYS, RosterStore, left, seconds_left
-from sealring_trio.node.service import this_build
-from sealring_trio.node.setup import check_member, check_model
+from sealring_trio.node.service import check_member, check_model, this_build
 from sealring_trio.units import parse_address, wall_ms
 
 from sealring.cli.options import AsJson, OwnConfig

@@ -15,8 +15,8 @@ import trio
 from sealring_model.text.tokens import has_chat_template
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.members import Pause
-from sealring_trio.node import setup as node_setup
-from sealring_trio.node.setup import NodeSetup
+from sealring_trio.node import service as node_service
+from sealring_trio.node.service import NodeSetup
 from sealring_trio.units import format_address, is_loopback, is_unspecified
 
 from sealring.files.cluster import read_coordinator_key
@@ -36,9 +36,9 @@ log = logging.getLogger("sealring")
 
 
 def prepare(config: Config, pause: Pause | None = time.sleep) -> NodeSetup[Config]:
-    """As `sealring_trio.node.setup.prepare`, and check the coordinator's key, where it lies here,
+    """As `sealring_trio.node.service.prepare`, and check the coordinator's key, where it lies here,
     and what a head alone needs. Raises `UserError`."""
-    setup = node_setup.prepare(config, pause)
+    setup = node_service.prepare(config, pause)
     if config.coordinator_key is not None:
         _check_coordinator_key(config.coordinator_key, setup)
     if setup.roster.roster.rank(setup.identity.id) == 0:

@@ -31,8 +31,7 @@ from sealring_protocol.security.roster import Roster
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import is_there
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.service import build_runtime, running
-from sealring_trio.node.setup import NodeSetup, OwnIdentity, renewed
+from sealring_trio.node.service import NodeSetup, OwnIdentity, build_runtime, renewed, running
 from sealring_trio.processes.launcher import ask_short_slice, hide_memory
 from sealring_trio.units import format_time, wall_ms
 from starlette.types import ASGIApp, Receive, Scope, Send

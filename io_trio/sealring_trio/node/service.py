@@ -1,6 +1,8 @@
-"""A node at work: its runtime, the files of its model, its draft model, and its end.
+"""A node from its config: what it needs is read and checked, it works, and it ends.
 
-An application reads a config with `setup.prepare`, and has a node while a block lasts::
+`prepare` reads every file that the config names, and finds everything that is wrong with them
+before the first socket is opened. `files.rosters` decides which roster the node begins with: never
+an older one than it has used. An application has a node while a block lasts::
 
     setup = prepare(load_file(path, NodeFile))
     async with running(setup, build_runtime(setup)) as runtime:
@@ -14,37 +16,283 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import logging
+import secrets
+import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic
 
+import attrs
+import psutil  # type: ignore[import-untyped]
 import sealring_model
 import sealring_protocol
 import trio
+from sealring_model.errors import LoadError
+from sealring_model.loading.model_folder import ModelInfo
 from sealring_protocol.codec.messages import Backend, Build
 from sealring_protocol.control.plan import Collectives, Strategy
 from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig
-from sealring_protocol.security.roster import Member, SignedRoster
+from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.roster import Member, Roster, SignedRoster
 
 from sealring_trio.engine.group import EngineGroup, GroupSettings
 from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, Supervisor
-from sealring_trio.errors import UserError
+from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.fetcher import RankFetch
-from sealring_trio.fetching.members import hand_over
-from sealring_trio.fetching.source import FetchFault
-from sealring_trio.files.config import AnyFile, NodeFile
-from sealring_trio.files.key_files import KeyLog
-from sealring_trio.files.rosters import watch_expiry
-from sealring_trio.node.drafts import Drafts
+from sealring_trio.fetching.hub import Hub
+from sealring_trio.fetching.members import Members, Pause, find_with_members, hand_over
+from sealring_trio.fetching.source import FetchFault, Source
+from sealring_trio.files.config import SUITES, AnyFile, NodeFile
+from sealring_trio.files.key_files import KeyLog, read_key, read_public_key
+from sealring_trio.files.models import describe_model, find_model, is_hub_id, refuse_absent_folder
+from sealring_trio.files.rosters import RosterStore, watch_expiry
+from sealring_trio.node.drafts import DraftModel, Drafts, find_draft
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.node.setup import NodeSetup, source_for
-from sealring_trio.units import format_address, wall_ms
+from sealring_trio.processes.namespace import ALLOW, why_not
+from sealring_trio.units import format_address, is_unspecified, parse_address, wall_ms
+
+log = logging.getLogger("sealring")
+
+
+@attrs.frozen
+class OwnIdentity:
+    """Who a node is to other members: it signs with *signer*, trusts rosters that *coordinator*
+    signed, and offers *suites*. Its process is *instance*."""
+
+    signer: Signer
+    coordinator: bytes
+    instance: int
+    suites: tuple[Suite, ...]
+
+    @property
+    def id(self) -> bytes:
+        """The id of its node."""
+        return node_id(self.signer.public_key)
+
+    def members(
+        self, roster: Callable[[], SignedRoster], keep: Callable[[SignedRoster], None]
+    ) -> Members:
+        """The members of the *roster* in force. *keep* is that of `Members`."""
+        return Members(roster, self.coordinator, self.signer, self.instance, keep, self.suites)
+
+
+def find_for(
+    config: NodeFile,
+    identity: OwnIdentity,
+    store: RosterStore,
+    roster: SignedRoster,
+    pause: Pause | None,
+) -> tuple[Path, SignedRoster]:
+    """The folder of the model of *config*, which can be described; and the roster to begin with,
+    since a member that is asked for the model may bring a newer one than *roster*.
+
+    Waits for a member that gives it, by *pause*, or not at all without one. Raises `UserError` if
+    there can be no such model, or nobody gives it.
+    """
+    if config.fetch == "hub" or not is_hub_id(config.model):
+        return find_model(config.model, Hub(offline=config.offline)), roster
+    rosters = [roster]
+
+    def keep(newer: SignedRoster) -> None:
+        try:
+            store.begin(newer)
+        except (UserError, OperationError) as error:
+            raise FetchFault(f"a newer roster cannot be kept: {error.what}") from None
+        rosters.append(newer)
+
+    try:
+        refuse_absent_folder(config.model)
+        members = identity.members(lambda: rosters[-1], keep)
+        return find_with_members(config.model, members, pause), rosters[-1]
+    except LoadError as error:
+        advice = "With fetch = 'members' a model is named as on the hub: owner/name."
+        raise UserError(f"cannot find the model: {error}", advice) from None
+
+
+def source_for(
+    config: NodeFile, identity: OwnIdentity, roster: Callable[[], SignedRoster]
+) -> Source:
+    """Where tensors come from that are still missing, while the node runs with *roster*."""
+    if config.fetch == "hub":
+        return Hub(offline=config.offline)
+
+    def keep(_: SignedRoster) -> None:
+        raise FetchFault("a member has a newer roster, which comes over a control link first")
+
+    return identity.members(roster, keep)
+
+
+@attrs.frozen
+class NodeSetup(Generic[AnyFile]):
+    """Everything that a node needs, read and checked."""
+
+    config: AnyFile
+    identity: OwnIdentity
+    roster: SignedRoster
+    store: RosterStore
+    model: Path
+    layers: int  # of the model
+    unpinned: bytes  # as `NodeConfig` has it
+    draft: DraftModel | None = None  # on a head that has one
+
+
+def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyFile]:
+    """Read and check every file that *config* names. Where other members are to give the model,
+    wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
+    signer = read_key(config.key)
+    coordinator = read_public_key(config.coordinator)
+    if coordinator == signer.public_key:
+        raise UserError(
+            f"{config.path}: 'key' and 'coordinator' name one key",
+            "The coordinator's belongs to no node: 'coordinator' is the .pub file of the key that "
+            "signs rosters, and 'key' one of this node's own: sealring keygen node.key",
+        )
+    store = RosterStore(config.state, coordinator)
+    roster = store.newest(config.roster, wall_ms())
+    own = node_id(signer.public_key)
+    check_member(config, roster.roster, own)
+    suites = tuple(SUITES[name] for name in config.suites)
+    identity = OwnIdentity(signer, coordinator, secrets.randbits(63) | 1, suites)
+    model, roster = find_for(config, identity, store, roster, pause)
+    info = describe_model(model, config.adapter)
+    check_model(config, roster.roster, info)
+    draft = None
+    if config.draft is not None and roster.roster.rank(own) == 0:
+        named = f"'draft' in {config.path}"
+        draft = find_draft(config.draft, model, named, Hub(offline=config.offline))
+    for note in info.notes:
+        log.info("%s", note)
+    return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
+
+
+def check_member(config: NodeFile, roster: Roster, own: bytes) -> None:
+    """Raise `UserError` unless the node *own* of *config* is a member of *roster*, listens at no
+    other member's address, and the members are no more than a ring may have."""
+    if own not in roster:
+        raise UserError(
+            f"the key {config.key} (node id {own.hex()[:16]}...) is not in the roster "
+            f"{config.roster}",
+            "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
+        )
+    _check_place(config, roster, own)
+    if len(roster.members) > MAX_WORLD:
+        raise UserError(
+            f"the roster has {len(roster.members)} members",
+            f"A ring has at most {MAX_WORLD} ranks.",
+        )
+
+
+def _check_place(config: NodeFile, roster: Roster, own: bytes) -> None:
+    """Raise `UserError` where the roster has another member than *own* at the address at which this
+    node listens: the keys of two machines are swapped, or a key was copied."""
+    host, port = config.listen
+    hosts = {host.lower()}
+    if is_unspecified(host):
+        found = itertools.chain.from_iterable(psutil.net_if_addrs().values())
+        hosts = {socket.gethostname().lower(), *(each.address.partition("%")[0] for each in found)}
+    here = {
+        member.id: address
+        for member in roster.members
+        for address in member.addresses
+        if (parsed := parse_address(address))[0].lower() in hosts and parsed[1] == port
+    }
+    mine, other = roster.member(own), roster.member(next(iter(here), own))
+    if mine is None or other is None or own in here or not here:
+        return
+    raise UserError(
+        f"{config.path} has the key of '{mine.name}', and the roster has '{other.name}' at "
+        f"{here[other.id]}, where this node listens",
+        f"If this machine is '{other.name}', give it the key of '{other.name}' ('key' in the "
+        "config). If it is not, correct 'listen'; or, if the roster has the .pub files swapped, "
+        "correct the draft and sign it again.",
+    )
+
+
+def renewed(setup: NodeSetup[AnyFile]) -> NodeSetup[AnyFile]:
+    """*setup* for another life in the same process: peers must see that it is another, and a
+    newer roster may be in force. Raises `UserError`."""
+    identity = attrs.evolve(setup.identity, instance=secrets.randbits(63) | 1)
+    roster = setup.store.newest(setup.config.roster, wall_ms())
+    return attrs.evolve(setup, identity=identity, roster=roster)
+
+
+def check_model(config: NodeFile, roster: Roster, info: ModelInfo) -> None:
+    """Raise `UserError` for layers or a strategy that this *roster* and model rule out. Only the
+    engine can find whether mlx-lm can shard a model of this class."""
+    world = len(roster.members)
+    if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
+        raise UserError(
+            f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
+            f"model of {len(info.layers)} layers",
+            "Give one number for each rank; they add up to the model's. See: sealring plan --help",
+        )
+    if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
+        raise UserError(
+            f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
+            "Use strategy = 'pp', or have the coordinator sign a roster that allows it.",
+        )
+    shared = config.strategy == "tp" or (
+        config.strategy == "auto" and roster.tensor_parallelism and not info.even % world
+    )
+    if world > len(info.layers) and not shared:
+        raise UserError(
+            f"{config.path}: the roster has {world} ranks, too many for a model of "
+            f"{len(info.layers)} layers",
+            "Each rank has at least one layer: take a roster with fewer members.",
+        )
+    if config.strategy == "single" and world > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'single' runs on one rank, and the roster has {world}",
+            "Use 'auto', 'tp' or 'pp', or a roster with one member.",
+        )
+    if config.strategy == "tp" and world > 1 and config.tp > 1:
+        raise UserError(
+            f"{config.path}: strategy = 'tp' makes one collective of all {world} ranks, and "
+            f"tp = {config.tp} one of this node alone",
+            "Use strategy = 'pp': the ranks are its stages, and each may have a 'tp' of its own.",
+        )
+    if config.adapter is not None and (config.tp > 1 or (config.strategy == "tp" and world > 1)):
+        raise UserError(
+            f"{config.path}: mlx-lm cannot share out a model with an adapter",
+            "Fuse the two with mlx_lm.fuse, or use strategy = 'pp' without 'tp'.",
+        )
+    if config.collectives == "sealed" and (
+        config.tp > 1 or (config.strategy == "tp" and world > 1)
+    ):
+        _check_namespace(config)
+    parts = config.tp if config.tp > 1 else world if config.strategy == "tp" else 1
+    if info.even % parts:
+        heads = " and ".join(map(str, info.heads))
+        key = f"tp = {config.tp}" if config.tp > 1 else f"strategy = 'tp' with {world} ranks"
+        raise UserError(
+            f"{config.path}: {key} does not fit a model with {heads} heads: they cannot be "
+            "shared out evenly",
+            f"Take a divisor of {info.even}, or use strategy = 'pp'.",
+        )
+
+
+def _check_namespace(config: NodeFile) -> None:
+    """Raise `UserError` where the collective that *config* asks for would be within reach of other
+    users of this machine."""
+    if reason := why_not():
+        what = f"tp = {config.tp}" if config.tp > 1 else "strategy = 'tp'"
+        instead = "leave 'tp' out" if config.tp > 1 else "use strategy = 'pp'"
+        raise UserError(
+            f"{config.path}: {what} would have its sums within reach of every user of this "
+            f"machine: {reason}",
+            f"{ALLOW}, or {instead}.".capitalize(),
+        )
+
 
 log = logging.getLogger("sealring")
 

@@ -34,8 +34,7 @@ from sealring_model import tiny
 from sealring_tools.bench.measure import Result
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
-from sealring_trio.node.service import build_runtime
-from sealring_trio.node.setup import prepare
+from sealring_trio.node.service import build_runtime, prepare
 from sealring_trio.processes.interpreter import run_module
 
 TURNS: Final = 11
