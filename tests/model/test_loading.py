@@ -24,10 +24,9 @@ from model_families import (
 )
 from model_rings import Ring
 from sealring_model.errors import LoadError
-from sealring_model.loading.assemble import load_shard, load_stage
+from sealring_model.loading.assemble import WeightReader, load_shard, load_stage
 from sealring_model.loading.model_folder import NO_LIMIT, describe, find
 from sealring_model.loading.structure import describe_engine, structure_of
-from sealring_model.loading.weight_reader import WeightReader
 from sealring_model.loading.weights import (
     ENDS,
     FOREIGN,

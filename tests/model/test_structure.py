@@ -28,7 +28,7 @@ from pathlib import Path
 import mlx.core as mx
 from sealring_model.loading.assemble import build_model
 from sealring_model.loading.model_folder import describe
-from sealring_model.loading.weight_reader import WeightReader
+from sealring_model.loading.assemble import WeightReader
 
 info = describe(Path(sys.argv[1]))
 first, last = int(sys.argv[2]), int(sys.argv[3])

@@ -20,9 +20,8 @@ from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Backend, CacheCost
 
 from sealring_model.errors import FORWARD_ERRORS, LoadError
-from sealring_model.loading.assemble import build_model, lacks, splits_of
+from sealring_model.loading.assemble import build_model, lacks, placeholders, splits_of
 from sealring_model.loading.model_folder import ModelInfo, pins_of
-from sealring_model.loading.weight_reader import placeholders
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
 from sealring_model.stage.outline import Outline, can_batch, new_caches
