@@ -39,7 +39,6 @@ PUBLIC = [
     "control.requests",
     "links.peers",
     "links.addresses",
-    "links.logs",
     "diagnosis",
     "errors",
     "events",

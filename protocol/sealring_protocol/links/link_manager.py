@@ -58,7 +58,6 @@ from sealring_protocol.link import (
 )
 from sealring_protocol.links.addresses import AddressBook
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
-from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.peers import (
     NO_FAULT,
     NO_MEMBER,
@@ -66,9 +65,11 @@ from sealring_protocol.links.peers import (
     SAME_KEY,
     Fault,
     MetItself,
+    Notes,
     PeerBook,
     PeerClosed,
     PeerState,
+    RefusalLog,
 )
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.appointment import check_succession
