@@ -46,7 +46,6 @@ PUBLIC = [
     "link",
     "node",
     "security.admission",
-    "security.appointment",
     "security.handshake",
     "security.identity",
     "security.initiator",

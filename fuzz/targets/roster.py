@@ -17,12 +17,14 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     wire_code,
 )
-from sealring_protocol.security.appointment import SERIALS, Appointment, name_spare
 from sealring_protocol.security.identity import SIGNATURE
 from sealring_protocol.security.roster import (
+    SERIALS,
+    Appointment,
     Evidence,
     Roster,
     SignedRoster,
+    name_spare,
     newer,
     open_roster,
     sign_evidence,

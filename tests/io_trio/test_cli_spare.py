@@ -17,8 +17,7 @@ from sealring.cli.doctor import examine
 from sealring.files.backups import read_spare
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_model import tiny
-from sealring_protocol.security.appointment import SERIALS
-from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+from sealring_protocol.security.roster import SERIALS, Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.rosters import RosterStore

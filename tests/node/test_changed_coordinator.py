@@ -8,9 +8,8 @@ import pytest
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.links.link_manager import Arrival, CurrentRoster
-from sealring_protocol.security.appointment import SERIALS, name_spare
 from sealring_protocol.security.handshake import HandshakeConfig
-from sealring_protocol.security.roster import SignedRoster, sign_roster
+from sealring_protocol.security.roster import SERIALS, SignedRoster, name_spare, sign_roster
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference

@@ -16,11 +16,13 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     RosterConflict,
 )
-from sealring_protocol.security.appointment import SERIALS, Appointment, name_spare
 from sealring_protocol.security.identity import SoftwareSigner, node_id
 from sealring_protocol.security.roster import (
+    SERIALS,
+    Appointment,
     Roster,
     SignedRoster,
+    name_spare,
     newer,
     open_roster,
     sign_roster,

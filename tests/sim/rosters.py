@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import attrs
-from sealring_protocol.security.appointment import SERIALS, Appointment, name_spare
 from sealring_protocol.security.identity import SoftwareSigner
-from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+from sealring_protocol.security.roster import (
+    SERIALS,
+    Appointment,
+    Member,
+    Roster,
+    SignedRoster,
+    name_spare,
+    sign_roster,
+)
 
 WALL = 1_700_000_000_000
 COORDINATOR = SoftwareSigner.from_scalar(99991)

@@ -33,9 +33,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 from sealring_protocol.errors import SealringError
-from sealring_protocol.security.appointment import SERIALS, name_spare
 from sealring_protocol.security.identity import Signer, SoftwareSigner
-from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+from sealring_protocol.security.roster import SERIALS, Roster, SignedRoster, name_spare, sign_roster
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import WRITABLE, decoded, is_there, others_may, read_file
 

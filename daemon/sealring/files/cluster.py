@@ -23,9 +23,9 @@ import pydantic
 from cryptography.hazmat.primitives.asymmetric import ec
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME
-from sealring_protocol.security.appointment import Appointment
 from sealring_protocol.security.identity import Signer, SoftwareSigner
 from sealring_protocol.security.roster import (
+    Appointment,
     Member,
     Roster,
     SignedRoster,

@@ -24,10 +24,9 @@ import attrs
 import trio
 from sealring_protocol.errors import RemoteProtocolError, SealringError
 from sealring_protocol.limits import MAX_ROSTER
-from sealring_protocol.security.appointment import check_succession
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import sha256
-from sealring_protocol.security.roster import Roster, SignedRoster
+from sealring_protocol.security.roster import Roster, SignedRoster, check_succession
 from sealring_protocol.words import lasting
 
 from sealring_trio.errors import OperationError, UserError

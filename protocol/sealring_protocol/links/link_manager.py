@@ -72,10 +72,9 @@ from sealring_protocol.links.peers import (
     RefusalLog,
 )
 from sealring_protocol.security.admission import Admission
-from sealring_protocol.security.appointment import check_succession
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Member, Roster, SignedRoster, newer
+from sealring_protocol.security.roster import Member, Roster, SignedRoster, check_succession, newer
 from sealring_protocol.words import RING_CHANGED
 
 
