@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.serving import PATIENCE
 
@@ -53,9 +53,16 @@ def window(browser: Browser, url: str, expected: str = "", **settings: object) -
     context.set_default_timeout(PATIENCE * 1000)
     page = context.new_page()
     faults: list[str] = []
-    page.on("console", lambda message: faults.append(message.text))
-    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(written(message)))
+    page.on("pageerror", lambda error: faults.append(f"{error}, {error.stack or 'no stack'}"))
     page.goto(url)
     yield page
     context.close()
-    assert [fault for fault in faults if not expected or expected not in fault] == []
+    if news := [fault for fault in faults if not expected or expected not in fault]:
+        pytest.fail("the page's console:\n" + "\n".join(news))
+
+
+def written(message: ConsoleMessage) -> str:
+    """*message* with its kind and where it is from: some have no text."""
+    at = message.location
+    return f"{message.type} {message.text!r} at {at['url']}:{at['lineNumber']}"
