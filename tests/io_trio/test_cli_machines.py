@@ -362,37 +362,42 @@ def wait_for(node: LocalNode, key: str, value: object) -> None:
 
 
 @attrs.define
-class Answer:
-    """A request to *node*, answered in a thread."""
+class Answers:
+    """Answers of *node* to one request, in a thread: at least one, and until they are enough."""
 
     node: LocalNode
-    tokens: int
     begun: threading.Event = attrs.field(factory=threading.Event)
-    summary: dict[str, object] = attrs.field(factory=dict)
+    enough: threading.Event = attrs.field(factory=threading.Event)
+    whole: list[dict[str, Any]] = attrs.field(factory=list)
+    """How each ended."""
 
     def run(self) -> None:
-        fields = {"prompt": "Count to a thousand.", "max_tokens": self.tokens, "seed": 1}
-        for event in self.node.ask("generate", fields):
-            if event["event"] == "text":
-                self.begun.set()
-        self.summary = event
+        fields = {"prompt": "Count to a thousand.", "max_tokens": 400, "seed": 1}
+        while not (self.whole and self.enough.is_set()):
+            for event in self.node.ask("generate", fields):
+                if event["event"] == "text":
+                    self.begun.set()
+            self.whole.append(event)
 
 
 @contextlib.contextmanager
-def answering(node: LocalNode, tokens: int) -> Iterator[Answer]:
-    """A long answer of *node*, begun with the block and whole at its end."""
-    answer = Answer(node, tokens)
-    thread = threading.Thread(target=answer.run)
+def answering(node: LocalNode) -> Iterator[Answers]:
+    """Long answers of *node*: the first has begun before the block, and the last, which is whole
+    after it, was going on at its end."""
+    answers = Answers(node)
+    thread = threading.Thread(target=answers.run)
     thread.start()
-    assert answer.begun.wait(PATIENCE)
-    yield answer
+    assert answers.begun.wait(PATIENCE)
+    try:
+        yield answers
+    finally:
+        answers.enough.set()
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
 @pytest.mark.slow
 def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
-    tokens = 400
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         key = {"coordinator_key": KEY_NAME}
@@ -401,17 +406,17 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
         for node in (head, other):
             wait_until_up(node)
         wait_for(head, "state", "serving")
-        with answering(head, tokens) as whole:
+        with answering(head) as alone:
             pass
-        with answering(head, tokens) as answer:
+        with answering(head) as answers:
             done = sealring("machines", "rename", "rank1", "den", "--config", other.config)
             assert done.code == 0, done.err
             assert "It is in force here" in done.out
             wait_for(head, "serial", 2)
             done = sealring("machines", "remove", "den", "--config", head.config, "--json")
             assert done.json() == {"serial": 3, "installed": True, "members": ["rank0"]}
-            assert not answer.summary  # it was going on
-        assert answer.summary["token_ids"] == whole.summary["token_ids"]
+        for each in answers.whole:
+            assert each["token_ids"] == alone.whole[0]["token_ids"]
         assert head.status()["world"] == 1
 
         # The key is taken off a node that runs, which asks for it then.
@@ -429,7 +434,6 @@ def test_another_machine_becomes_the_head_while_a_stream_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The roster is signed on a machine that is not the head, which hands it to the head."""
-    tokens = 400
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         key = {"coordinator_key": KEY_NAME}
@@ -438,11 +442,12 @@ def test_another_machine_becomes_the_head_while_a_stream_goes_on(
         for node in (head, other):
             wait_until_up(node)
         wait_for(head, "state", "serving")
-        with answering(head, tokens) as answer:
+        with answering(head) as answers:
+            answers.enough.set()  # a head that lets its requests finish takes no other
             move = ("machines", "move", "rank1", "--rank", "0", "--config", other.config)
             done = sealring(*move, "--json")
         assert done.json() == {"serial": 2, "installed": True, "members": ["rank1", "rank0"]}, done
-        assert answer.summary["reason"] == "stop"  # a head that is cut off has its requests fail
+        assert answers.whole[0]["reason"] == "stop"  # a head that is cut off has its requests fail
         assert "rank0 lets its requests finish: roster 2 makes rank1 the head" in done.err
         wait_for(other, "role", "head")
         wait_for(other, "state", "serving")
