@@ -10,8 +10,9 @@ import pytest
 from sealring_protocol.conformance.result import plaintext
 
 from spec import tables
+from spec.vectors import permissions
 from tests.spec.files import every, of_kinds
-from tests.spec.test_spec import layout
+from tests.spec.test_spec import TEXTS, layout
 
 TOLD = json.loads(tables.FILE.read_text(encoding="utf-8"))
 MESSAGES = [each for each in of_kinds("message", "local-message") if each["result"] == "valid"]
@@ -79,8 +80,7 @@ class Reading:
                 return self.one("rest")
             case "byte":
                 data = self.take(int(count))
-                texts = ("reason", "name", "settings", "version")
-                return data.decode() if then["field"] in texts else data.hex()
+                return data.decode() if then["field"] in TEXTS else data.hex()
             case str() as kind:
                 return [self.one(kind) for _ in range(int(count))]
         named = [(field["name"], field["type"]) for field in then["fields"]]
@@ -115,3 +115,11 @@ def test_handshake_messages_have_the_lengths_that_their_state_takes(name: str) -
         size += TOLD["limits"]["AEAD_TAG"]["value"]
     state = {"INIT": ("responder", "WAIT_INIT"), "RESP": ("initiator", "WAIT_RESP")}[name]
     assert TOLD["takes"][state[0]][state[1]] == {"handshake": size}
+
+
+def test_each_message_has_a_vector_that_is_valid_and_its_senders() -> None:
+    """Another implementation that reads a message only to refuse it would pass all others."""
+    sealed = {name for name, each in TOLD["messages"].items() if "sealed" in each["frames"]}
+    shown = {vector["output"]["fields"]["message"] for vector in MESSAGES}
+    assert sealed <= shown
+    assert sealed == set(permissions.ALL)

@@ -254,7 +254,7 @@ async def serve_connections(
             async with trio.open_nursery() as connections:
                 async with trio.open_nursery() as accepting:
                     for listener in doors:
-                        served = _Door(app, book, tls, connections)
+                        served = _Acceptor(app, book, tls, connections)
                         accepting.start_soon(served.accept, listener)
                     await closing.wait()
                     accepting.cancel_scope.cancel()
@@ -277,7 +277,7 @@ def _plain(listener: trio.SocketListener) -> socket.socket:
 
 
 @attrs.frozen
-class _Door:
+class _Acceptor:
     """Where connections to *app* come in, to be served in *connections*."""
 
     app: ASGIApp
