@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import attrs
 
@@ -375,7 +375,7 @@ class Link:
         now: float,
         wall_ms: int,
         entropy: bytes,
-    ) -> Link:
+    ) -> Self:
         """The end that dials *peer* (node id). *wall_ms* is the time of day in milliseconds since
         1970; *entropy* is 96 random bytes.
 
@@ -396,7 +396,7 @@ class Link:
         now: float,
         wall_ms: int,
         entropy: bytes,
-    ) -> Link:
+    ) -> Self:
         """The end that was dialed from the address *source*. *wall_ms* is the time of day in
         milliseconds since 1970; *entropy* is 32 random bytes."""
         handshake = Responder(config, wall_ms, entropy, admission.replay)

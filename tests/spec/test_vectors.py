@@ -33,5 +33,5 @@ def test_a_handshake_frame_cut_off_and_framed_anew(name: str, at: int, step: int
         data = header(1, size) + body[:size]
         end = run_end({**given, "deliveries": [*before, {"at": 0.02, "data": data.hex()}]})
         assert isinstance(end.error, RemoteProtocolError)
-        assert end.output()["told"] is None
-        assert len(end.output()["sent"]) == (1 if at or "peer" in given else 0)
+        assert end.output["told"] is None
+        assert len(end.output["sent"]) == (1 if at or "peer" in given else 0)

@@ -84,20 +84,19 @@ from sealring_protocol.security.seal import (
 # ---------------------------------------------------------------------- brains
 # Drives the control machines through the events of a vector.
 #
-# `run_rank` drives a follower with messages of the head and of its own engine, and with the ports
-# that its node opens for a collective. `run_lockstep` drives the head in one epoch of tensor
-# parallelism. Both write results into *output* at once, so that it has them even if the last
-# event is refused.
+# `_rank` drives a follower with messages of the head and of its own engine, and with the ports
+# that its node opens for a collective. `_lockstep` drives the head in one epoch of tensor
+# parallelism. Both write into the output at once, so that it has what came before a refused event.
 
 
 _PRESENT: Final = Hello(bytes(32), 1, DType.F32, 1, 0)
 
 
-def run_rank(given: Given, output: Given) -> None:
-    """Run a follower whose control link is up. *output* has what it sends to the head and its
+def _rank(given: Given, result: Result) -> None:
+    """Run a follower whose control link is up. The output has what it sends to the head and its
     engine."""
-    output |= {"head": [], "engine": [], "restarts": 0, "told": []}
-    rank = _Rank(given, output)
+    result.output = {"head": [], "engine": [], "restarts": 0, "told": []}
+    rank = _Rank(given, result.output)
     for happens in given["course"]:
         rank.take(happens)
 
@@ -161,14 +160,14 @@ def _error(code: int, reason: str) -> SealringError:
     return next(error for error, wire in WIRE_CODES.items() if wire == code)(reason)
 
 
-def run_lockstep(given: Given, output: Given) -> None:
-    """Run the head's leader. *output* has the finished steps, and what ended the epoch."""
-    output |= {"over": [], "failed": None}
+def _lockstep(given: Given, result: Result) -> None:
+    """Run the head's leader. The output has the finished steps, and what ended the epoch."""
+    result.output = {"over": [], "failed": None}
     epoch = Epoch(int(given["instance"]), int(given["counter"]))
     membership = _in_epoch(epoch, given["world"])
     leader = TensorLeader(epoch, given["world"])
     for happens in given["course"]:
-        _tell(_happens(leader, membership, happens), output)
+        _tell(_happens(leader, membership, happens), result.output)
 
 
 def _in_epoch(epoch: Epoch, world: int) -> Membership:
@@ -438,26 +437,6 @@ def _inner(given: Given, result: Result) -> None:
         result.released += elements
 
 
-SECURITY_KINDS: Final[Kinds] = {
-    "sign": _sign,
-    "verify": _verify,
-    "roster": _roster,
-    "newer": _newer,
-    "evidence": _evidence,
-    "admission-key": _admission_key,
-    "exchange": _exchange,
-    "transcripts": _transcripts,
-    "link-secrets": _link_secrets,
-    "traffic": _traffic,
-    "invitation": _invitation,
-    "join-key": _join_key,
-    "join-exchange": _join_exchange,
-    "sealed": _sealed,
-    "sealed-many": _sealed_many,
-    "inner": _inner,
-}
-
-
 def run(vector: Given, kinds: Kinds) -> Result:
     """The result of running *vector* by its kind in *kinds*. Raises `Mismatch` for an unknown
     kind."""
@@ -476,19 +455,23 @@ def run(vector: Given, kinds: Kinds) -> Result:
 
 
 def _frames(given: Given, result: Result) -> None:
-    run_frames(given, [raw(given["stream"])], result)
+    result.take(run_frames(given, [raw(given["stream"])]))
 
 
-def run_frames(given: Given, pieces: list[bytes], result: Result) -> None:
+def run_frames(given: Given, pieces: Iterable[bytes]) -> Result:
     """Feed *pieces* to a frame decoder, and drain it after each."""
     decoder = FrameDecoder({int(kind): size for kind, size in given["limits"].items()})
     found: list[Given] = []
-    result.output = {"frames": found}
-    for piece in pieces:
-        decoder.receive_data(piece)
-        while (got := decoder.next_frame()) is not None:
-            found.append({"kind": got.kind, "body": bytes(got.body).hex()})
-            result.released += bytes(got.body)
+    result = Result({"frames": found})
+    try:
+        for piece in pieces:
+            decoder.receive_data(piece)
+            while (got := decoder.next_frame()) is not None:
+                found.append({"kind": got.kind, "body": bytes(got.body).hex()})
+                result.released += bytes(got.body)
+    except SealringError as error:
+        result.error = error
+    return result
 
 
 def _message(given: Given, result: Result) -> None:
@@ -512,8 +495,7 @@ def _both_ways(message: Any, data: bytes) -> Given:
 
 
 def _end(given: Given, result: Result) -> None:
-    end = run_end(given)
-    result.output, result.released, result.error = end.output(), end.released, end.error
+    result.take(run_end(given))
 
 
 _MESSAGES: Final[dict[str, type[Any]]] = {kind.CODE.name: kind for kind in get_args(Message)}
@@ -554,24 +536,13 @@ def _ledger_output(ledger: Ledger, digests: list[str]) -> Given:
         "private": {str(uid): length for uid, length in ledger.private.items()},
         "snapshots": {str(handle): length for handle, length in ledger.snaps.items()},
         "groups": {
-            str(group): [_row_of(ledger, uid) for uid in rows]
+            str(group): [
+                {"uid": str(uid), "length": ledger.length(uid), "guessed": ledger.guessed(uid)}
+                for uid in rows
+            ]
             for group, rows in ledger.groups.items()
         },
     }
-
-
-def _row_of(ledger: Ledger, uid: int) -> Given:
-    return {"uid": str(uid), "length": ledger.length(uid), "guessed": ledger.guessed(uid)}
-
-
-def _rank(given: Given, result: Result) -> None:
-    result.output = {}
-    run_rank(given, result.output)
-
-
-def _lockstep(given: Given, result: Result) -> None:
-    result.output = {}
-    run_lockstep(given, result.output)
 
 
 def _addresses(given: Given, result: Result) -> None:
@@ -603,7 +574,22 @@ def _split(given: Given, result: Result) -> None:
 
 
 KINDS: Final[Kinds] = {
-    **SECURITY_KINDS,
+    "sign": _sign,
+    "verify": _verify,
+    "roster": _roster,
+    "newer": _newer,
+    "evidence": _evidence,
+    "admission-key": _admission_key,
+    "exchange": _exchange,
+    "transcripts": _transcripts,
+    "link-secrets": _link_secrets,
+    "traffic": _traffic,
+    "invitation": _invitation,
+    "join-key": _join_key,
+    "join-exchange": _join_exchange,
+    "sealed": _sealed,
+    "sealed-many": _sealed_many,
+    "inner": _inner,
     "frames": _frames,
     "message": _message,
     "local-message": _local_message,

@@ -43,7 +43,7 @@ from sealring_protocol.conformance.result import (
     raw,
     run_end,
 )
-from sealring_protocol.errors import ConnectionLost, RemoteProtocolError, SealringError
+from sealring_protocol.errors import ConnectionLost, RemoteProtocolError
 
 SEEDS: Final = (1, 2)
 """Seeds of the random cuts."""
@@ -77,21 +77,10 @@ def in_pieces(seed: int) -> Cut:
 
 def _cut(vector: Given, cut: Cut) -> None:
     """Run *vector* with its stream cut by *cut*."""
-    if vector["kind"] == "frames":
-        result = _run_frames(vector, list(cut(raw(vector["input"]["stream"]))))
-    else:
-        end = run_end(vector["input"], cut)
-        result = Result(end.output(), end.released, end.error)
+    given = vector["input"]
+    streams = vector["kind"] == "frames"
+    result = run_frames(given, cut(raw(given["stream"]))) if streams else run_end(given, cut)
     result.compare(vector)
-
-
-def _run_frames(vector: Given, pieces: list[bytes]) -> Result:
-    result = Result()
-    try:
-        run_frames(vector["input"], pieces, result)
-    except SealringError as error:
-        result.error = error
-    return result
 
 
 def _whole(vector: Given, kinds: Kinds) -> int:
@@ -116,7 +105,7 @@ def _pieces(vector: Given) -> int:
 def _beginnings(vector: Given) -> int:
     stream, frames = raw(vector["input"]["stream"]), vector.get("output", {}).get("frames", [])
     for size in range(len(stream)):
-        result = _run_frames(vector, [stream[:size]])
+        result = run_frames(vector["input"], [stream[:size]])
         got = result.output["frames"]
         must(result.error is None or vector["result"] != "valid", f"{size} bytes were refused")
         must(got == frames[: len(got)], f"{size} bytes gave other frames")
@@ -136,7 +125,7 @@ def _lost(vector: Given) -> int:
             end = run_end({**given, "deliveries": deliveries, "end": True})
             where = f"delivery {number} cut off after {size} bytes"
             must(isinstance(end.error, ConnectionLost), f"{where}: {end.error}")
-            must(end.output()["told"] is None, f"{where}: CLOSE was sent")
+            must(end.output["told"] is None, f"{where}: CLOSE was sent")
             times += 1
     return times
 
@@ -149,7 +138,8 @@ def _refuses(kind: str, given: Given, what: str) -> None:
     raise Mismatch(f"{what}: it was taken")
 
 
-def _shorter(vector: Given, field: str) -> int:
+def _shorter(vector: Given, field: str = "") -> int:
+    field = field or vector["kind"]
     given, data = vector["input"], raw(vector["input"][field])
     sizes = range(0, len(data), 1 + len(data) // LENGTHS)
     for size in sizes:
@@ -157,14 +147,10 @@ def _shorter(vector: Given, field: str) -> int:
     return len(sizes)
 
 
-def _longer(vector: Given, field: str) -> int:
-    given = vector["input"]
+def _longer(vector: Given, field: str = "") -> int:
+    given, field = vector["input"], field or vector["kind"]
     _refuses(vector["kind"], {**given, field: given[field] + "00"}, "a byte more")
     return 1
-
-
-def _signed_shorter(vector: Given) -> int:
-    return _shorter(vector, vector["kind"])
 
 
 def _sealed_frame(vector: Given, body: bytes) -> None:
@@ -223,30 +209,21 @@ def _text_longer(vector: Given) -> int:
     return 1
 
 
-def _signed_longer(vector: Given) -> int:
-    return _longer(vector, vector["kind"])
-
-
 Run = Callable[[Given], int]
 """Runs a vector in one way, and returns the number of runs. Raises `Mismatch`."""
 
+_ENDS: Final = ("initiator", "responder", "joiner", "inviter")
 _ANY: Final[dict[str, dict[str, Run]]] = {
     "frames": {"bytewise": _bytewise, "pieces": _pieces, "truncated": _beginnings},
-    "initiator": {"bytewise": _bytewise, "pieces": _pieces},
-    "responder": {"bytewise": _bytewise, "pieces": _pieces},
-    "joiner": {"bytewise": _bytewise, "pieces": _pieces},
-    "inviter": {"bytewise": _bytewise, "pieces": _pieces},
+    **{end: {"bytewise": _bytewise, "pieces": _pieces} for end in _ENDS},
 }
 _VALID: Final[dict[str, dict[str, Run]]] = {
-    "initiator": {"truncated": _lost},
-    "responder": {"truncated": _lost},
-    "joiner": {"truncated": _lost},
-    "inviter": {"truncated": _lost},
+    **{end: {"truncated": _lost} for end in _ENDS},
     "invitation": {"truncated": _text_shorter, "trailing": _text_longer},
     "message": {"truncated": _plaintext_shorter, "trailing": _plaintext_longer},
     "local-message": {"truncated": _plaintext_shorter, "trailing": _plaintext_longer},
-    "roster": {"truncated": _signed_shorter, "trailing": _signed_longer},
-    "evidence": {"truncated": _signed_shorter, "trailing": _signed_longer},
+    "roster": {"truncated": _shorter, "trailing": _longer},
+    "evidence": {"truncated": _shorter, "trailing": _longer},
     "sealed": {"truncated": _sealed_shorter, "trailing": _sealed_longer},
 }
 WAYS: Final = ("whole", "bytewise", "pieces", "truncated", "trailing")

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import attrs
 
@@ -115,7 +115,7 @@ class _End(abc.ABC):
                 now = delivery["at"]
                 self._link.handle_timeout(now)
                 self._flush()
-                for piece in cut(bytes.fromhex(delivery["data"])):
+                for piece in cut(raw(delivery["data"])):
                     self._link.receive_data(piece, now)
                     self._take_events()
                 self._answer(now)
@@ -124,6 +124,9 @@ class _End(abc.ABC):
         except SealringError as error:
             self.error = error
             self._flush()
+
+    def _suites(self) -> tuple[Suite, ...]:
+        return tuple(Suite(suite) for suite in self._given["suites"])
 
     def _flush(self) -> None:
         self._sent += self._link.data_to_send()
@@ -144,7 +147,7 @@ class _End(abc.ABC):
             case SignatureRequested(payload):
                 ask(lambda now: link.provide_signature(self._signer.sign(payload), now))
             case EncapsulationRequested():
-                given = {k: bytes.fromhex(v) for k, v in self._given["encapsulation"].items()}
+                given = {k: raw(v) for k, v in self._given["encapsulation"].items()}
                 ask(
                     lambda now: link.provide_encapsulation(
                         given["ciphertext"], given["secret"], now
@@ -214,19 +217,19 @@ class End(_End):
         given = self._given
         config = HandshakeConfig(
             self._signer.public_key,
-            SignedRoster.decode(bytes.fromhex(given["roster"])),
-            bytes.fromhex(given["coordinator"]),
+            SignedRoster.decode(raw(given["roster"])),
+            raw(given["coordinator"]),
             int(given["instance"]),
-            tuple(Suite(suite) for suite in given["suites"]),
+            self._suites(),
         )
-        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
+        wall_ms, entropy = int(given["wall_ms"]), raw(given["entropy"])
         if "peer" in given:
-            peer, purpose = bytes.fromhex(given["peer"]), Purpose(given["purpose"])
-            return cast(_Link, _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy))
+            peer, purpose = raw(given["peer"]), Purpose(given["purpose"])
+            return _Link.dial(config, peer, purpose, 0.0, wall_ms, entropy)
         admission = Admission(0.0)
         for tag in given["seen"]:
-            admission.replay.add(bytes.fromhex(tag))
-        return cast(_Link, _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy))
+            admission.replay.add(raw(tag))
+        return _Link.accept(config, admission, "peer", 0.0, wall_ms, entropy)
 
     def _on(self, event: Any) -> None:
         link = self._link
@@ -279,9 +282,6 @@ class JoinEnd(_End):
         self._met: InviterProved | Introduced | None = None
         self._link: _Join = self._ask() if "invitation" in given else self._answerer()
 
-    def _suites(self) -> tuple[Suite, ...]:
-        return tuple(Suite(suite) for suite in self._given["suites"])
-
     def _ask(self) -> _Join:
         given = self._given
         newcomer = Newcomer(
@@ -293,25 +293,24 @@ class JoinEnd(_End):
             tuple(given["addresses"]),
         )
         invitation = Invitation.decode(given["invitation"])
-        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
-        asked = _Join.ask(invitation, newcomer, 0.0, wall_ms, entropy, self._suites())
-        return cast(_Join, asked)
+        wall_ms, entropy = int(given["wall_ms"]), raw(given["entropy"])
+        return _Join.ask(invitation, newcomer, 0.0, wall_ms, entropy, self._suites())
 
     def _answerer(self) -> _Join:
         given = self._given
         host = Host(
             self._signer.public_key,
-            SignedRoster.decode(bytes.fromhex(given["roster"])),
-            bytes.fromhex(given["coordinator"]),
+            SignedRoster.decode(raw(given["roster"])),
+            raw(given["coordinator"]),
             self._suites(),
         )
         invitations = Invitations(0.0)
         for each in given["invitations"]:
             _keep(invitations, each)
         for tag in given["seen"]:
-            invitations.answered(bytes.fromhex(tag))
-        wall_ms, entropy = int(given["wall_ms"]), bytes.fromhex(given["entropy"])
-        return cast(_Join, _Join.answer(host, invitations, 0.0, wall_ms, entropy))
+            invitations.answered(raw(tag))
+        wall_ms, entropy = int(given["wall_ms"]), raw(given["entropy"])
+        return _Join.answer(host, invitations, 0.0, wall_ms, entropy)
 
     def _on(self, event: Any) -> None:
         link, admit = self._link, self._given.get("admit")
@@ -321,7 +320,7 @@ class JoinEnd(_End):
             case Introduced():
                 self._met = event
                 if admit is not None:
-                    given = Admit(bytes.fromhex(admit["roster"]), admit["settings"])
+                    given = Admit(raw(admit["roster"]), admit["settings"])
                     self._asked.append(lambda now: link.admit(given, now))
             case Admitted(roster, settings):
                 super()._on(Admit(roster.encoded, settings))
@@ -350,7 +349,7 @@ def _keep(invitations: Invitations, given: Given) -> None:
     if given["busy"]:
         invitations.take(invitation)
     if given["admitted"] is not None:
-        invitations.admitted(invitation, bytes.fromhex(given["admitted"]))
+        invitations.admitted(invitation, raw(given["admitted"]))
     if given["used"]:
         invitations.end(invitation, "this invitation was used")
 
@@ -379,12 +378,12 @@ def _told_of(met: InviterProved | Introduced) -> Given:
     }
 
 
-def run_end(given: Given, cut: Cut = whole) -> End | JoinEnd:
-    """Run the end of *given* through all its deliveries."""
+def run_end(given: Given, cut: Cut = whole) -> Result:
+    """Run the end of *given* through all its deliveries, each cut by *cut*."""
     joins = "invitation" in given or "invitations" in given
     end = JoinEnd(given) if joins else End(given)
     end.run(cut)
-    return end
+    return Result(end.output(), end.released, end.error)
 
 
 # ---------------------------------------------------------------------- answers
@@ -473,6 +472,10 @@ class Result:
     error: SealringError | None = None
     answered: FailureKind | None = None
     """The failure that a rank answers with instead of closing the link."""
+
+    def take(self, other: Result) -> None:
+        """Become what *other* is."""
+        self.output, self.released, self.error = other.output, other.released, other.error
 
     def compare(self, vector: Given) -> None:
         """Raise `Mismatch` unless this is the expected result of *vector*."""

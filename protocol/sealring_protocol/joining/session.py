@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final, NoReturn, Self
 
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
@@ -107,7 +107,7 @@ class JoinSession:
         wall_ms: int,
         entropy: bytes,
         suites: tuple[Suite, ...] = tuple(Suite),
-    ) -> JoinSession:
+    ) -> Self:
         """The end of *newcomer*, which holds *invitation*. *entropy* is `JOINER_ENTROPY` random
         bytes."""
         role = Joiner(invitation, newcomer, wall_ms, entropy, suites)
@@ -119,7 +119,7 @@ class JoinSession:
     @classmethod
     def answer(
         cls, host: Host, invitations: Invitations, now: float, wall_ms: int, entropy: bytes
-    ) -> JoinSession:
+    ) -> Self:
         """The end of *host*, which has given *invitations*. *entropy* is `INVITER_ENTROPY` random
         bytes."""
         role = Inviter(host, invitations, wall_ms, entropy)
