@@ -86,12 +86,12 @@ from sealring_protocol.security.handshake import (
     Handshake,
     SignatureRequested,
     begin,
+    both_ways,
     chain,
     check_proof,
     exchange,
     fatal,
     key_exchange,
-    link_secrets,
     open_once,
     parse_init,
     read_proven,
@@ -264,10 +264,10 @@ def join_exchange(
 
 
 def _traffic(
-    keys: Exchange, direction: Direction, sender: bytes, receiver: bytes, t4: bytes
-) -> bytes:
-    traffic, _ = link_secrets(keys, direction, sender, receiver, t4)
-    return traffic
+    keys: Exchange, sends: Direction, own: bytes, peer: bytes, transcript: bytes
+) -> JoinSecrets:
+    send, _, receive, _ = both_ways(keys, sends, own, peer, transcript)
+    return JoinSecrets(keys.suite, send, receive)
 
 
 # -------------------------------------------------------------------------- codec
@@ -370,15 +370,8 @@ class Asked:
         member = signed.roster.member(inviter)
         if member is None:
             raise AuthenticationFailed("it is no member of the cluster that invites")
-        check_proof(
-            member.public_key,
-            encode_join_claims(coordinator, inviter, roster),
-            proven,
-            suite=suite,
-            context=SignContext.JOIN_RESP,
-            transcript=t2,
-            mac_key=keys.responder_mac,
-        )
+        encoded = encode_join_claims(coordinator, inviter, roster)
+        check_proof(keys, SignContext.JOIN_RESP, member.public_key, encoded, proven, t2)
         if signed.roster.expired(asking.wall_ms):
             raise RosterExpired(
                 f"the cluster's roster {signed.roster.serial} has expired by this machine's clock"
@@ -409,11 +402,7 @@ class Introducing:
         keys, t3 = self.keys, self.transcript
         fin = keys.fin(MessageCode.JOIN_FIN, self.claims, signature, t3)
         t4, own = chain(t3, fin), self.asking.newcomer.id
-        secrets = JoinSecrets(
-            keys.suite,
-            _traffic(keys, Direction.TO_RESPONDER, own, self.inviter, t4),
-            _traffic(keys, Direction.TO_INITIATOR, self.inviter, own, t4),
-        )
+        secrets = _traffic(keys, Direction.TO_RESPONDER, own, self.inviter, t4)
         proved = InviterProved(self.roster, self.coordinator, self.inviter, secrets)
         return fin, proved, Waited(self.roster, self.coordinator, own, self.inviter)
 
@@ -560,21 +549,9 @@ class Replied:
         own = node_id(self.host.signer_public_key)
         if inviter != own:
             raise AuthenticationFailed("JOIN_FIN is for another node")
-        check_proof(
-            newcomer.public_key,
-            encoded,
-            read_proven(reader),
-            suite=keys.suite,
-            context=SignContext.JOIN_FIN,
-            transcript=t3,
-            mac_key=keys.initiator_mac,
-        )
-        t4 = chain(t3, whole)
-        secrets = JoinSecrets(
-            keys.suite,
-            _traffic(keys, Direction.TO_INITIATOR, own, newcomer.id, t4),
-            _traffic(keys, Direction.TO_RESPONDER, newcomer.id, own, t4),
-        )
+        proven = read_proven(reader)
+        check_proof(keys, SignContext.JOIN_FIN, newcomer.public_key, encoded, proven, t3)
+        secrets = _traffic(keys, Direction.TO_INITIATOR, own, newcomer.id, chain(t3, whole))
         return Introduced(newcomer, self.invitation, self.skew_ms, secrets)
 
 

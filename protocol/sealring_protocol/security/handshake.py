@@ -151,12 +151,6 @@ __all__ = [
     "VerifiedPeer",
 ]
 
-X25519: Final = 32
-"""Bytes of an X25519 public key."""
-
-ENCAPSULATION_KEY: Final = 1184
-"""Bytes of an ML-KEM-768 encapsulation key (FIPS 203 table 3)."""
-
 CIPHERTEXT: Final = 1088
 """Bytes of an ML-KEM-768 ciphertext."""
 
@@ -507,6 +501,19 @@ def link_secrets(
     )
 
 
+def both_ways(
+    keys: Exchange, sends: Direction, own: bytes, peer: bytes, transcript: bytes
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """The traffic and the activation secret of the direction in which the end with node id *own*
+    *sends*, and then of the one in which *peer* does, derived at *transcript* t4."""
+    to_responder = sends is Direction.TO_RESPONDER
+    receives = Direction.TO_INITIATOR if to_responder else Direction.TO_RESPONDER
+    return (
+        *link_secrets(keys, sends, own, peer, transcript),
+        *link_secrets(keys, receives, peer, own, transcript),
+    )
+
+
 # ---------------------------------------------------------------------- values
 
 
@@ -575,18 +582,19 @@ class HandshakeConfig:
 
 
 def check_proof(
+    keys: Exchange,
+    context: SignContext,
     public_key: bytes,
     encoded: bytes,
     proven: Proven,
-    *,
-    suite: Suite,
-    context: SignContext,
     transcript: bytes,
-    mac_key: bytes,
 ) -> None:
-    """Check that the holder of *public_key* and of *mac_key* made the claims *encoded*: the
-    signature, and then the MAC. Raises `AuthenticationFailed`."""
-    verify(public_key, proven.signature, signed_payload(suite, context, transcript, encoded))
+    """Check that the holder of *public_key* and of *keys* made the claims *encoded* in the message
+    that *context* names, at *transcript*: the signature, and then the MAC of that message's sender.
+    Raises `AuthenticationFailed`."""
+    responds = context in (SignContext.RESP, SignContext.JOIN_RESP)
+    mac_key = keys.responder_mac if responds else keys.initiator_mac
+    verify(public_key, proven.signature, signed_payload(keys.suite, context, transcript, encoded))
     expected = mac(mac_key, maced_payload(transcript, encoded, proven.signature))
     if not compare_digest(expected, proven.mac):
         raise AuthenticationFailed(f"the MAC in {context.name} does not verify")
@@ -607,24 +615,14 @@ class VerifiedPeer:
 
     def __init__(
         self,
+        keys: Exchange,
+        context: SignContext,
         public_key: bytes,
         claims: Claims,
         proven: Proven,
-        *,
-        suite: Suite,
-        context: SignContext,
         transcript: bytes,
-        mac_key: bytes,
     ) -> None:
-        check_proof(
-            public_key,
-            claims.encoded,
-            proven,
-            suite=suite,
-            context=context,
-            transcript=transcript,
-            mac_key=mac_key,
-        )
+        check_proof(keys, context, public_key, claims.encoded, proven, transcript)
         if node_id(public_key) != claims.node_id:
             raise AuthenticationFailed(f"{context.name} comes from another node")
         self.__attrs_init__(claims.node_id, claims.instance, claims.serial, claims.digest)

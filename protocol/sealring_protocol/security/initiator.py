@@ -35,13 +35,13 @@ from sealring_protocol.security.handshake import (
     VerifiedPeer,
     admission_key,
     begin,
+    both_ways,
     chain,
     encode_fin_claims,
     exchange,
     fatal,
     first_transcript,
     key_exchange,
-    link_secrets,
     open_once,
     parse_resp,
     parse_resp_claims,
@@ -109,15 +109,7 @@ class WaitResp:
         keys = key_exchange(suite, kem_secret, exchange(self.x_private, resp.x_public), t2)
         plaintext = open_once(suite, keys.responder_key, resp.sealed, t2)
         claims, proven = parse_resp_claims(plaintext)
-        verified = VerifiedPeer(
-            peer.public_key,
-            claims,
-            proven,
-            suite=suite,
-            context=SignContext.RESP,
-            transcript=t2,
-            mac_key=keys.responder_mac,
-        )
+        verified = VerifiedPeer(keys, SignContext.RESP, peer.public_key, claims, proven, t2)
         return WaitSignature(
             self.dial, verified, keys, chain(t1, resp.whole), self._own_claims(claims)
         )
@@ -159,18 +151,10 @@ class WaitSignature:
         """FIN, the secrets of the channels, and the stage that waits for ACCEPT."""
         fin = self.keys.fin(MessageCode.FIN, self.claims, signature, self.transcript)
         t4 = chain(self.transcript, fin)
-        return fin, self._secrets(t4), WaitAccept(self.dial, self.peer, t4)
-
-    def _secrets(self, t4: bytes) -> Secrets:
-        own, peer, keys = self.dial.config.node_id, self.peer.id, self.keys
-        return Secrets(
-            keys.suite,
-            self.peer,
-            self.dial.purpose,
-            t4,
-            *link_secrets(keys, Direction.TO_RESPONDER, own, peer, t4),
-            *link_secrets(keys, Direction.TO_INITIATOR, peer, own, t4),
-        )
+        own, peer = self.dial.config.node_id, self.peer
+        ways = both_ways(self.keys, Direction.TO_RESPONDER, own, peer.id, t4)
+        secrets = Secrets(self.keys.suite, peer, self.dial.purpose, t4, *ways)
+        return fin, secrets, WaitAccept(self.dial, peer, t4)
 
 
 @attrs.frozen(eq=False)

@@ -48,13 +48,13 @@ from sealring_protocol.security.handshake import (
     Secrets,
     SignatureRequested,
     VerifiedPeer,
+    both_ways,
     chain,
     encode_resp_claims,
     encode_shares,
     fatal,
     first_transcript,
     key_exchange,
-    link_secrets,
     open_once,
     parse_fin,
     parse_fin_claims,
@@ -239,27 +239,13 @@ class WaitFin:
             with contextlib.suppress(AuthenticationFailed):
                 verify(self.config.signer_public_key, proven.signature, payload)
             raise AuthenticationFailed("it is no member of this cluster")
-        return VerifiedPeer(
-            member.public_key,
-            claims,
-            proven,
-            suite=keys.suite,
-            context=SignContext.FIN,
-            transcript=t3,
-            mac_key=keys.initiator_mac,
-        )
+        return VerifiedPeer(keys, SignContext.FIN, member.public_key, claims, proven, t3)
 
     def _secrets(self, peer: VerifiedPeer, fin: FinClaims, message: Fin) -> Secrets:
         own, keys = self.config.node_id, self.keys
         t4 = chain(self.transcript, message.whole)
-        return Secrets(
-            keys.suite,
-            peer,
-            fin.purpose,
-            t4,
-            *link_secrets(keys, Direction.TO_INITIATOR, own, peer.id, t4),
-            *link_secrets(keys, Direction.TO_RESPONDER, peer.id, own, t4),
-        )
+        ways = both_ways(keys, Direction.TO_INITIATOR, own, peer.id, t4)
+        return Secrets(keys.suite, peer, fin.purpose, t4, *ways)
 
     def check_terms(self, fin: VerifiedFin) -> None:
         """Raise `RosterConflict` or `RosterExpired` if the verified peer must be refused."""
