@@ -133,8 +133,8 @@ class Keepalive:
         "_asked",
         "_budget",
         "_echo",
-        "_heard",
         "_pinged",
+        "heard_at",
         "patience",
         "peer_progress",
         "progress",
@@ -150,7 +150,8 @@ class Keepalive:
         """The latest round-trip time, in seconds; None before the first PONG."""
         self.patience = Patience()
         """The patience with this peer. The owner of several links lets them share one."""
-        self._heard = now
+        self.heard_at = now
+        """When bytes last came from the peer."""
         self._pinged: float | None = None  # when a PING was sent, if nothing came since
         self._asked: deque[tuple[int, float]] = deque()  # PINGs that wait for their PONG
         self._echo = 0
@@ -160,13 +161,8 @@ class Keepalive:
         """Bytes came from the peer."""
         if self._pinged is not None:
             self.patience.paused(PING_INTERVAL + now - self._pinged, now)
-        self._heard = now
+        self.heard_at = now
         self._pinged = None
-
-    @property
-    def heard_at(self) -> float:
-        """When bytes last came from the peer."""
-        return self._heard
 
     @property
     def peer_starved(self) -> float | None:
@@ -178,14 +174,14 @@ class Keepalive:
     def deadline(self) -> float:
         """When to call `overdue`: a PING is due, or the peer is lost."""
         if self._pinged is None:
-            return self._heard + PING_INTERVAL
+            return self.heard_at + PING_INTERVAL
         return self._pinged + self.patience.seconds(self._pinged) - PING_INTERVAL
 
     def overdue(self, now: float) -> Ping:
         """The deadline has passed. Returns the PING to send. Raises `PeerTimeout` if the last PING
         brought no bytes, or too many PINGs have no PONG."""
         if self._pinged is not None:
-            raise PeerTimeout(f"not a byte for {now - self._heard:.1f} s")
+            raise PeerTimeout(f"not a byte for {now - self.heard_at:.1f} s")
         if len(self._asked) >= MAX_UNANSWERED_PINGS:
             raise PeerTimeout(f"{len(self._asked)} PINGs without an answer")
         self._pinged = now

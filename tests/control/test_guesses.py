@@ -276,9 +276,9 @@ def test_a_step_that_reads_ahead_is_alone_and_its_wrong_guesses_go():
     ahead = scheduler.plan(0.0).step
     assert (ahead.work, ahead.ids) == (Decode(0, 4, 4), (8, 9, 10, 11))
     assert scheduler.plan(0.0) is None
-    assert scheduler.expects(ahead.n) == 5
+    assert scheduler.lack(ahead.n, ()) == "0 of 5 tokens"
     for wrong in ((), (8,), (8, 9), (9, 9), (8, 9, 10, 11), (8, 3, 10), (8, 9, 10, 11, 1, 1)):
-        assert not scheduler.gives(ahead.n, wrong)
+        assert scheduler.lack(ahead.n, wrong)
     with pytest.raises(RemoteProtocolError, match="2 of 5"):
         scheduler.answered(ahead.n, (8, 9), 0.0)
 
@@ -372,7 +372,7 @@ def test_idle_stages_read_several_guesses_each():
     outcomes = scheduler.answered(second.n, (8, 9, 10, 11, 12), 0.0)
     assert [outcome.token for outcome in outcomes] == [8, 9, 10, 11, 12]
     assert scheduler.decided() == [(third.n, True)]
-    assert scheduler.expects(third.n) == 5
+    assert scheduler.lack(third.n, ()) == "0 of 5 tokens"
     assert [step.back for step in plan_all(scheduler)] == [()]
     assert scheduler.ledger.length(uid) == 16 + 5
 
@@ -391,8 +391,8 @@ def test_a_wrong_guess_wastes_the_rest_of_its_step_and_all_steps_behind_it(drawn
     steps = plan_all(scheduler)
     assert [step.back for step in steps] == [(TakeBack(uid, back),)] + [()] * (len(steps) - 1)
     assert [step.work.on_guess for step in steps] == [False] + [True] * (len(steps) - 1)
-    assert scheduler.expects(third.n) == 0
-    assert not scheduler.gives(third.n, (13,))
+    assert not scheduler.lack(third.n, ())
+    assert scheduler.lack(third.n, (13,))
     assert scheduler.answered(third.n, (), 0.0) == []
     read = sum(1 + step.work.ahead for step in steps)
     assert scheduler.ledger.length(uid) == len((1, 7, *drawn[:-1])) + read

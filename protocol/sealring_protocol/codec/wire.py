@@ -65,10 +65,6 @@ class Reader:
         """One unsigned 32-bit integer."""
         return int(self.unpack(U32)[0])
 
-    def u64(self) -> int:
-        """One unsigned 64-bit integer."""
-        return int(self.unpack(U64)[0])
-
     def view(self, size: int) -> memoryview:
         """The next *size* bytes, without a copy."""
         at = self._at

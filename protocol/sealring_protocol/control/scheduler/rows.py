@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -64,11 +65,6 @@ ROW_TABLE: Final[Table[RowState, RowEvent]] = {
 }
 
 
-def row_machine() -> Machine[RowState, RowEvent]:
-    """The state machine of a new row, in QUEUED."""
-    return Machine(ROW_TABLE, RowState.QUEUED)
-
-
 @attrs.define(eq=False)
 class LiveRow:
     """A request that is not over. *tokens* are its prompt and answer so far, none before it is to
@@ -78,7 +74,9 @@ class LiveRow:
     request: Request
     end: int
     tokens: list[int]
-    state: Machine[RowState, RowEvent] = attrs.field(factory=row_machine)
+    state: Machine[RowState, RowEvent] = attrs.field(
+        factory=partial(Machine, ROW_TABLE, RowState.QUEUED)
+    )
     position: int = 0  # tokens in its cache once the steps so far are done
     handle: int = 0  # the snapshot that it is opened from
     kept: int = 0  # tokens of that snapshot

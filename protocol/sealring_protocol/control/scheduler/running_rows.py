@@ -336,13 +336,8 @@ class KvBudget:
     def shortage(self, groups: Collection[Shape], snapshots: Collection[int]) -> int:
         """Bytes that the tightest rank lacks for *groups* and *snapshots* (their tokens); 0 or
         less when all fits."""
-        return max((self._lacks(*rank, groups, snapshots) for rank in self._ranks), default=0)
-
-    @staticmethod
-    def _lacks(
-        room: int, cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]
-    ) -> int:
-        return KvBudget.taken(cost, groups, snapshots) - room
+        lacks = (self.taken(cost, groups, snapshots) - room for room, cost in self._ranks)
+        return max(lacks, default=0)
 
     @staticmethod
     def taken(cost: CacheCost, groups: Collection[Shape], snapshots: Collection[int]) -> int:

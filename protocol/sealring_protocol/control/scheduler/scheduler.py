@@ -783,19 +783,10 @@ class Scheduler:
         can start the next step without waiting for the tokens."""
         self._flights.by_number[n].returned = True
 
-    def expects(self, n: int) -> int:
-        """The number of tokens in the answer to step *n*, at most; 0 if it is not in flight."""
-        flight = self._flights.by_number.get(n)
-        return 0 if flight is None else flight.expects
-
     def lack(self, n: int, ids: Sequence[int], scores: Sequence[Scores] = ()) -> str:
         """What an answer to step *n*, which is in flight, with *ids* and *scores* lacks, in words;
         empty if it is right. See `Flight.lack`."""
         return self._flights.by_number[n].lack(ids, sum([len(some.chosen) for some in scores]))
-
-    def gives(self, n: int, ids: Sequence[int]) -> bool:
-        """Whether step *n*, which scores nothing, may be answered with *ids*."""
-        return n in self._flights.by_number and not self.lack(n, ids)
 
     def answered(
         self,
