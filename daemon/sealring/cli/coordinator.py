@@ -11,7 +11,13 @@ from sealring_trio.files.key_files import is_there, read_key, replace_file, sync
 from sealring_trio.units import format_time, wall_ms
 
 from sealring.cli.backup import read_passphrase
-from sealring.cli.members import put_in_force, read_cluster, read_signer
+from sealring.cli.members import (
+    IN_FORCE,
+    put_in_force,
+    read_cluster,
+    read_signer,
+    roster_installed,
+)
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.backups import (
     changing_roster,
@@ -269,10 +275,8 @@ def change(
         write_new(path, signer.to_pem(), 0o600)
     roster = put_in_force(cluster, signed)
     _write_config(settings, text)
-    names = [member.name for member in roster.members]
     if json:
-        facts = {"file": str(path), "serial": roster.serial, "installed": cluster.running}
-        print_json({**facts, "members": names})
+        print_json({"file": str(path), **roster_installed(cluster, roster)})
         return
     print(
         f"{path} has the coordinator's new key, {fingerprint(signer.public_key)}; the former one "
@@ -280,6 +284,7 @@ def change(
         f"{format_time(roster.expires_ms)}.\n"
     )
     print(_where(cluster.running))
+    names = [member.name for member in roster.members]
     print(
         f"\nThe machines of {roster.name} are as before: {', '.join(names)}. If you do not know "
         "one, or its fingerprint (sealring machines list): sealring machines remove NAME\n\nNext: "
@@ -291,7 +296,7 @@ def change(
 def _where(running: bool) -> str:
     """Where a roster went that was put in force by a node that is *running*, or not."""
     if running:
-        return "It is in force here, and the other machines take it from this node."
+        return IN_FORCE
     return "No node runs here: it goes to the other machines when one does (sealring up)."
 
 

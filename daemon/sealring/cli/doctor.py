@@ -39,7 +39,7 @@ from sealring.files.config import Config, own_config
 from sealring.generation.status import build_info
 from sealring.http.connections import raise_limit
 from sealring.joining.fingerprint import fingerprint
-from sealring.local.node_socket import NobodyThere, ask
+from sealring.local.node_socket import NobodyThere, answer_of
 from sealring.output import print_json, visible
 
 OK, WRONG, UNSEEN, NOTE = "ok", "wrong", "unseen", "note"
@@ -326,7 +326,7 @@ def _collectives(patient: Patient) -> Iterator[Finding]:
 def _ask(config: Config) -> tuple[list[Finding], Mapping[str, Any] | None]:
     """What this machine's node says of itself; or a finding, why it says nothing."""
     try:
-        return [], next(ask(config.control_socket, "status", seconds=NODE_SECONDS))
+        return [], answer_of(config.control_socket, "status", seconds=NODE_SECONDS)
     except NobodyThere:
         text, advice = "no node runs with this config", "Start it: sealring up."
         return [Finding("node", NOTE, text, advice)], None

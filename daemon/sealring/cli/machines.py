@@ -43,7 +43,7 @@ from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
-from sealring.local.node_socket import ANSWER_SECONDS, ask
+from sealring.local.node_socket import answer_of, ask
 from sealring.output import print_json, print_table, visible
 
 HELP = """\
@@ -86,7 +86,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
     roster, own = cluster.roster.roster, cluster.own
     waiting = _waiting(cluster.config) if cluster.running else []
     uninvited = _uninvited(cluster.config, waiting) if cluster.running else []
-    status = _status(cluster) if cluster.running else None
+    status = answer_of(cluster.config.control_socket, "status") if cluster.running else None
     states, moved = _states(cluster, status), _moved(cluster, status)
     out = [name for name, state in states.items() if state == _PUT_OUT]
     if json:
@@ -174,14 +174,11 @@ def invite(
         hints = (at, "" if why is None else _WITH_KEY)
         _watch(settings, minutes, key, hints, yes=yes, json=json)
         return
-    for event in ask(settings.control_socket, "invite", _invite_fields(minutes, watch=False)):
+    fields = {"seconds": minutes * 60, "watch": False}
+    for event in ask(settings.control_socket, "invite", fields):
         _print_invited(event, json=json)
         if not json:
             print("When it has knocked: sealring machines accept")
-
-
-def _invite_fields(minutes: int, *, watch: bool) -> dict[str, Any]:
-    return {"seconds": minutes * 60, "watch": watch}
 
 
 def _print_invited(event: dict[str, Any], *, json: bool) -> None:
@@ -218,11 +215,11 @@ def _watch(
         if accepted:
             _accept(settings, who, key)
         else:
-            next(ask(settings.control_socket, "refuse", {"who": who}, ANSWER_SECONDS))
+            answer_of(settings.control_socket, "refuse", {"who": who})
 
     show = partial(_print_invited, json=json)
     inviting = Inviting(decide, show, hints=hints, yes=yes, json=json)
-    fields = _invite_fields(minutes, watch=True)
+    fields = {"seconds": minutes * 60, "watch": True}
     trio.run(inviting.run, ask(settings.control_socket, "invite", fields))
     if inviting.fault is not None:
         raise inviting.fault
@@ -246,7 +243,7 @@ def accept(who: str = "", *, change: ClusterChange = AS_CONFIGURED) -> None:
     """
     done = _accept(own_config(change.config), who, change.key)
     if change.json:
-        print_json({name: value for name, value in done.items() if name != "event"})
+        print_json(done)
         return
     print(f"{visible(done['name'])} is a member now, of roster {done['serial']}")
 
@@ -260,21 +257,15 @@ def refuse(who: str = "", *, config: OwnConfig = None, json: AsJson = False) -> 
     who
         Its name, its fingerprint, or the beginning of its id.
     """
-    socket = own_config(config).control_socket
-    done = next(ask(socket, "refuse", {"who": who}, ANSWER_SECONDS))
+    done = answer_of(own_config(config).control_socket, "refuse", {"who": who})
     if json:
-        print_json({name: value for name, value in done.items() if name != "event"})
+        print_json(done)
         return
     print(f"{visible(done['name'])} was refused. For another: sealring machines invite")
 
 
 _PUT_OUT = "put us out"
 """The state of a machine that has a newer roster, without this one."""
-
-
-def _status(cluster: OwnCluster) -> dict[str, Any]:
-    """What the node here says of itself and of the others. Raises `UserError`."""
-    return next(ask(cluster.config.control_socket, "status", seconds=ANSWER_SECONDS))
 
 
 def _moved(cluster: OwnCluster, status: Mapping[str, Any] | None) -> dict[str, list[str]]:
@@ -309,15 +300,14 @@ def _states(cluster: OwnCluster, status: Mapping[str, Any] | None) -> dict[str, 
 
 def _waiting(settings: Config, who: str = "") -> list[dict[str, Any]]:
     """Those that wait, or of them those that *who* means. Raises `UserError`."""
-    answer = next(ask(settings.control_socket, "waiting", {"who": who}, ANSWER_SECONDS))
-    return list(answer["waiting"])
+    return list(answer_of(settings.control_socket, "waiting", {"who": who})["waiting"])
 
 
 def _uninvited(settings: Config, waiting: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The machines of this network that have no invitation, and want one; without those that are
     *waiting* already."""
     try:
-        answer = next(ask(settings.control_socket, "nearby", seconds=ANSWER_SECONDS))
+        answer = answer_of(settings.control_socket, "nearby")
     except UserError:  # the node runs an earlier release
         return []
     knocked = {each["fingerprint"] for each in waiting}
@@ -328,7 +318,7 @@ def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
     """Have the node let *who* in; what it answers. With a *key* the roster is signed here. Raises
     `UserError`."""
     fields = {"who": who} if key is None else _signed(settings, who, key)
-    done = next(ask(settings.control_socket, "accept", fields, _JOIN_SECONDS))
+    done = answer_of(settings.control_socket, "accept", fields, _JOIN_SECONDS)
     if key is not None and not done["installed"]:
         # Another roster came in force while the newcomer stored this one.
         cluster, member = read_cluster(settings.path), _member(done)

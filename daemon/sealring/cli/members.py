@@ -31,7 +31,7 @@ from sealring_trio.units import format_time, wall_ms
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import make_member, read_coordinator_key, sign_next, write_roster
 from sealring.files.config import Config, own_config
-from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
+from sealring.local.node_socket import NobodyThere, answer_of
 from sealring.output import print_json, progress
 
 
@@ -71,7 +71,7 @@ def read_cluster(config: Path | None) -> OwnCluster:
     pinned = read_public_key(settings.coordinator)
     own = node_id(read_key(settings.key).public_key)
     try:
-        answer = next(ask(settings.control_socket, "members", seconds=ANSWER_SECONDS))
+        answer = answer_of(settings.control_socket, "members")
     except NobodyThere:
         roster = RosterStore(settings.state, pinned).newest(settings.roster, wall_ms())
         return OwnCluster(settings, roster, own, False, roster.roster.coordinator(pinned))
@@ -97,17 +97,21 @@ def put_in_force(cluster: OwnCluster, signed: SignedRoster) -> Roster:
     """Install *signed*, which follows the roster of *cluster*, at the node that runs here, or leave
     it where the node begins with it. Raises `UserError`."""
     if cluster.running:
-        fields = {"roster": signed.encode().hex()}
         try:
-            with progress() as report:
-                for line in ask(cluster.config.control_socket, "roster", fields, ANSWER_SECONDS):
-                    if line["event"] == "waiting":
-                        report(line["text"])
+            install_roster(cluster.config, signed)
         except UserError as error:
             raise _with_file(error, cluster, signed) from None
         return signed.roster
     write_roster(cluster.config.roster, signed)
     return signed.roster
+
+
+def install_roster(config: Config, signed: SignedRoster) -> dict[str, Any]:
+    """Have the node of *config*, which runs, install *signed*; what it answers. A person hears what
+    that waits for. Raises `UserError`."""
+    with progress() as report:
+        fields = {"roster": signed.encode().hex()}
+        return answer_of(config.control_socket, "roster", fields, report=report)
 
 
 def have_members(cluster: OwnCluster, members: Sequence[Member], key: Path | None) -> Roster:
@@ -157,31 +161,33 @@ class ClusterChange:
         """Have *cluster* have *members*, and print that *what* was done, and what a person does
         next. Raises `UserError`."""
         after = have_members(cluster, members, self.key)
-        _end(cluster, after, what, json=self.json, next_=next_)
+        if self.json:
+            print_json(roster_installed(cluster, after))
+            return
+        print(f"{what}: roster {after.serial}, valid until {format_time(after.expires_ms)}")
+        if cluster.running:
+            print(IN_FORCE)
+        else:
+            print(
+                f"No node runs here, so it waits in {cluster.config.roster}.\n\nNext: sealring up "
+                f"{cluster.config.path}, which hands it to the others. Or, on a machine whose node "
+                "runs: copy the file there, and sealring roster install FILE --config CONFIG"
+            )
+        if next_:
+            print(next_)
 
 
 AS_CONFIGURED: Final = ClusterChange()
 """A change that the config's key signs."""
 
 
-def _end(cluster: OwnCluster, after: Roster, what: str, *, json: bool, next_: str) -> None:
-    """Print that *what* was done by the roster *after*, and what a person does next."""
-    if json:
-        facts: dict[str, Any] = {"serial": after.serial, "installed": cluster.running}
-        facts["members"] = [member.name for member in after.members]
-        print_json(facts)
-        return
-    print(f"{what}: roster {after.serial}, valid until {format_time(after.expires_ms)}")
-    if cluster.running:
-        print("It is in force here, and the other machines take it from this node.")
-    else:
-        print(
-            f"No node runs here, so it waits in {cluster.config.roster}.\n\nNext: sealring up "
-            f"{cluster.config.path}, which hands it to the others. Or, on a machine whose node "
-            "runs: copy the file there, and sealring roster install FILE --config CONFIG"
-        )
-    if next_:
-        print(next_)
+IN_FORCE: Final = "It is in force here, and the other machines take it from this node."
+
+
+def roster_installed(cluster: OwnCluster, after: Roster) -> dict[str, Any]:
+    """The roster *after*, which was put in force for *cluster*, as `--json` prints it."""
+    names = [member.name for member in after.members]
+    return {"serial": after.serial, "installed": cluster.running, "members": names}
 
 
 def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:

@@ -31,7 +31,7 @@ from sealring_trio.units import format_size
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.config import own_config
 from sealring.files.models import find_for_command, newest_hub_model, structure
-from sealring.local.node_socket import ask
+from sealring.local.node_socket import answer_of
 from sealring.output import print_facts, print_json, print_table, reporter, visible
 
 Place = Literal["store", "hub cache", "shipped"]
@@ -366,13 +366,8 @@ def use(
     named = str(Path(model).resolve()) if Path(model).is_dir() else model
     if settings.fetch == "hub":
         structure(describe_model(find_for_command(settings, named)))
-    done, report = {}, reporter()
     fields = {"model": named, "seconds": wait}
-    for event in ask(settings.control_socket, "use", fields, notice=report):
-        if event["event"] == "waiting":
-            report(event["text"])
-        else:
-            done = {key: value for key, value in event.items() if key != "event"}
+    done = answer_of(settings.control_socket, "use", fields, seconds=None, report=reporter())
     if json:
         print_json(done)
     elif done["serving"]:

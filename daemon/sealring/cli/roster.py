@@ -16,6 +16,7 @@ from sealring_trio.files.key_files import is_there, read_key, read_public_key, r
 from sealring_trio.files.rosters import read_roster
 from sealring_trio.units import format_time, wall_ms
 
+from sealring.cli.members import install_roster
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import (
     MAX_SERIAL,
@@ -29,8 +30,7 @@ from sealring.files.cluster import (
 )
 from sealring.files.config import own_config
 from sealring.joining.fingerprint import fingerprint
-from sealring.local.node_socket import ANSWER_SECONDS, ask
-from sealring.output import print_facts, print_json, print_table, progress
+from sealring.output import print_facts, print_json, print_table
 
 # ---------------------------------------------------------------------- roster output
 # A roster as the commands show it: tables for people, one object for programs.
@@ -381,17 +381,12 @@ def install(roster: Path, *, config: OwnConfig = None, json: AsJson = False) -> 
     roster
         The signed roster's file.
     """
-    data = read_roster(roster).encode()
-    socket = own_config(config).control_socket
-    done: dict[str, Any] = {}
-    with progress() as report:
-        for done in ask(socket, "roster", {"roster": data.hex()}, ANSWER_SECONDS):
-            if done["event"] == "waiting":
-                report(done["text"])
+    signed = read_roster(roster)
+    serial = install_roster(own_config(config), signed)["serial"]
     if json:
-        print_json({"serial": done["serial"]})
+        print_json({"serial": serial})
         return
-    print(f"roster {done['serial']} is in force here, and the other members take it from this node")
+    print(f"roster {serial} is in force here, and the other members take it from this node")
 
 
 def _write(path: Path, roster: Roster, signer: Signer, *, json: bool) -> None:

@@ -13,7 +13,7 @@ from sealring_trio.units import format_size
 
 from sealring.cli.options import NO_KEY, Access, AsJson, head_at
 from sealring.files.config import has_own_config, own_config
-from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
+from sealring.local.node_socket import NobodyThere, answer_of
 from sealring.output import guesses_text, print_facts, print_json, print_table, visible
 
 
@@ -89,7 +89,7 @@ def status(
 def _asked(config: Path | None) -> dict[str, Any]:
     """What the node of *config*, or of the default folder, says. Raises `UserError`."""
     try:
-        return next(ask(own_config(config).control_socket, "status", seconds=ANSWER_SECONDS))
+        return answer_of(own_config(config).control_socket, "status")
     except NobodyThere as error:
         if config is not None:
             raise

@@ -37,7 +37,7 @@ from sealring.files.config import (
     load_config,
 )
 from sealring.joining.machine import addresses_of
-from sealring.local.node_socket import ANSWER_SECONDS, NobodyThere, ask
+from sealring.local.node_socket import NobodyThere, answer_of
 
 DEFAULT_PORT: Final = 7470
 DEFAULT_API_PORT: Final = 7480
@@ -270,7 +270,7 @@ def former_member(place: MemberFiles, coordinator: bytes) -> FormerMember | None
     if sha256(public_key) != coordinator:
         place.check_free()
     try:
-        next(ask(config.control_socket, "status", seconds=ANSWER_SECONDS))
+        answer_of(config.control_socket, "status")
     except NobodyThere:
         pass
     else:

@@ -3,7 +3,7 @@
 - Both ends ask the kernel for the user id of the other (`peer_uid`).
 - The node marks its folder as that of a running node (`claimed`) and listens (`listening`);
   `service.owner_api` answers.
-- A command asks (`ask`).
+- A command asks (`ask`, `answer_of`).
 
 A client is one request and the lines of its answer, and a person waits for it. So h11 on a blocking
 socket does: an HTTP client takes a seventh of what the whole command takes to import.
@@ -168,6 +168,22 @@ def ask(
             raise _silent(path, "does not answer") from None
 
 
+def answer_of(
+    path: Path,
+    name: str,
+    fields: Mapping[str, Any] = {},
+    seconds: float | None = ANSWER_SECONDS,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """What the node at *path* answers to the request *name* in the end: the last line, without its
+    kind. *report* hears what the answer waits for. Raises as `ask`."""
+    done: dict[str, Any] = {}
+    for done in ask(path, name, fields, seconds, report):
+        if done.get("event") == "waiting":
+            report(done["text"])
+    return {key: value for key, value in done.items() if key != "event"}
+
+
 def _request(http: h11.Connection, name: str, fields: Mapping[str, Any]) -> bytes:
     body = json.dumps(fields).encode()
     headers = [
@@ -241,8 +257,7 @@ def _event(path: Path, line: bytes) -> dict[str, Any]:
 def _look(path: Path, notice: Callable[[str], None]) -> None:
     """Report to *notice* if the node at *path* does not answer what takes no work."""
     try:
-        for _ in ask(path, "status", seconds=STATUS_SECONDS):
-            pass
+        answer_of(path, "status", seconds=STATUS_SECONDS)
     except OperationError as error:
         notice(f"{error.what}: it may be stopped")
 
