@@ -26,7 +26,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Protocol
+from typing import Annotated, Final, Literal
 
 import attrs
 import cyclopts
@@ -108,41 +108,23 @@ class Service:
         return {_KEPT: os.environ[_KEPT]} if os.environ.get(_KEPT) else {}
 
 
-class Manager(Protocol):
-    """systemd or launchd: where its files are, what is in them, and which commands it takes."""
-
-    def path(self, name: str, *, system: bool) -> Path:
-        """The file of the service *name*."""
-
-    def text(self, service: Service) -> str:
-        """What is in it."""
-
-    def start(self, name: str, *, system: bool) -> list[list[str]]:
-        """The commands that take up its file, and start it now and at each boot."""
-
-    def stop(self, name: str, *, system: bool) -> list[list[str]]:
-        """The commands that stop it, and take it from the next boot."""
-
-    def forget(self, *, system: bool) -> list[list[str]]:
-        """The commands after its file has been removed."""
-
-    def show(self, name: str, *, system: bool) -> list[str]:
-        """The command that shows how it is."""
-
-    def read(self, name: str, config: Path, lines: int, *, system: bool, follow: bool) -> list[str]:
-        """The command that shows the last *lines* of its log."""
-
-
 # ---------------------------------------------------------------------- systemd
 
 
+@attrs.frozen
 class Systemd:
-    """Linux's. The log is the journal's."""
+    """A service of Linux's manager, called *name*: the machine's (*system*) or a user's. The log is
+    the journal's."""
 
-    def path(self, name: str, *, system: bool) -> Path:
+    name: str
+    system: bool
+
+    @property
+    def path(self) -> Path:
         """The unit's file."""
-        folder = Path("/etc") if system else platformdirs.user_config_path()
-        return folder / "systemd" / ("system" if system else "user") / f"{name}.service"
+        folder = Path("/etc") if self.system else platformdirs.user_config_path()
+        kind = "system" if self.system else "user"
+        return folder / "systemd" / kind / f"{self.name}.service"
 
     def text(self, service: Service) -> str:
         """The unit."""
@@ -186,33 +168,33 @@ class Systemd:
             ]
         )
 
-    def start(self, name: str, *, system: bool) -> list[list[str]]:
-        """As `Manager` has it."""
-        control = self._control(system=system)
-        return [[*control, *words] for words in (["daemon-reload"], ["enable", name])] + [
-            [*control, "restart", "--no-block", name]
-        ]
+    def start(self) -> list[list[str]]:
+        """The commands that take up its file, and start it now and at each boot."""
+        begin = [*self._control, "restart", "--no-block", self.name]
+        return [[*self._control, "daemon-reload"], [*self._control, "enable", self.name], begin]
 
-    def stop(self, name: str, *, system: bool) -> list[list[str]]:
-        """As `Manager` has it."""
-        return [[*self._control(system=system), "disable", "--now", name]]
+    def stop(self) -> list[list[str]]:
+        """The commands that stop it, and take it from the next boot."""
+        return [[*self._control, "disable", "--now", self.name]]
 
-    def forget(self, *, system: bool) -> list[list[str]]:
-        """As `Manager` has it."""
-        return [[*self._control(system=system), "daemon-reload"]]
+    def forget(self) -> list[list[str]]:
+        """The commands after its file has been removed."""
+        return [[*self._control, "daemon-reload"]]
 
-    def show(self, name: str, *, system: bool) -> list[str]:
-        """As `Manager` has it."""
-        return [*self._control(system=system), "--no-pager", "--full", "status", name]
+    def show(self) -> list[str]:
+        """The command that shows how it is."""
+        return [*self._control, "--no-pager", "--full", "status", self.name]
 
-    def read(self, name: str, config: Path, lines: int, *, system: bool, follow: bool) -> list[str]:
-        """As `Manager` has it."""
-        unit = "--unit" if system else "--user-unit"
+    def read(self, config: Path, lines: int, *, follow: bool) -> list[str]:
+        """The command that shows the last *lines* of its log."""
+        unit = "--unit" if self.system else "--user-unit"
         more = ["--follow"] if follow else []
-        return ["journalctl", "--no-pager", f"--lines={lines}", *more, f"{unit}={name}.service"]
+        name = f"{unit}={self.name}.service"
+        return ["journalctl", "--no-pager", f"--lines={lines}", *more, name]
 
-    def _control(self, *, system: bool) -> list[str]:
-        return ["systemctl", *([] if system else ["--user"])]
+    @property
+    def _control(self) -> list[str]:
+        return ["systemctl", *([] if self.system else ["--user"])]
 
 
 def _escaped(text: str) -> str:
@@ -228,13 +210,18 @@ def _word(text: str) -> str:
 # ---------------------------------------------------------------------- launchd
 
 
+@attrs.frozen
 class Launchd:
-    """That of macOS. The log is a file beside the config."""
+    """A service of macOS's manager, as `Systemd` is one. The log is a file beside the config."""
 
-    def path(self, name: str, *, system: bool) -> Path:
+    name: str
+    system: bool
+
+    @property
+    def path(self) -> Path:
         """The property list."""
-        folder = Path("/Library/LaunchDaemons") if system else Path.home() / "Library/LaunchAgents"
-        return folder / f"{name}.plist"
+        agents = Path.home() / "Library/LaunchAgents"
+        return (Path("/Library/LaunchDaemons") if self.system else agents) / f"{self.name}.plist"
 
     def text(self, service: Service) -> str:
         """The property list."""
@@ -260,29 +247,29 @@ class Launchd:
         head, mark, rest = plistlib.dumps(known, sort_keys=False).decode().partition("<plist")
         return f"{head}<!-- {MARK} -->\n{mark}{rest}"
 
-    def start(self, name: str, *, system: bool) -> list[list[str]]:
-        """As `Manager` has it."""
-        path = str(self.path(name, system=system))
-        return [["launchctl", "bootstrap", self._domain(system=system), path]]
+    def start(self) -> list[list[str]]:
+        """The command that takes up its file, and starts it."""
+        return [["launchctl", "bootstrap", self._domain, str(self.path)]]
 
-    def stop(self, name: str, *, system: bool) -> list[list[str]]:
-        """As `Manager` has it."""
-        return [["launchctl", "bootout", f"{self._domain(system=system)}/{name}"]]
+    def stop(self) -> list[list[str]]:
+        """The command that stops it."""
+        return [["launchctl", "bootout", f"{self._domain}/{self.name}"]]
 
-    def forget(self, *, system: bool) -> list[list[str]]:
-        """As `Manager` has it."""
+    def forget(self) -> list[list[str]]:
+        """No command: launchd reads what is there."""
         return []
 
-    def show(self, name: str, *, system: bool) -> list[str]:
-        """As `Manager` has it."""
-        return ["launchctl", "print", f"{self._domain(system=system)}/{name}"]
+    def show(self) -> list[str]:
+        """The command that shows how it is."""
+        return ["launchctl", "print", f"{self._domain}/{self.name}"]
 
-    def read(self, name: str, config: Path, lines: int, *, system: bool, follow: bool) -> list[str]:
-        """As `Manager` has it."""
+    def read(self, config: Path, lines: int, *, follow: bool) -> list[str]:
+        """The command that shows the last *lines* of its log."""
         return ["tail", "-n", str(lines), *(["-F"] if follow else []), str(log_of(config))]
 
-    def _domain(self, *, system: bool) -> str:
-        return "system" if system else f"gui/{os.getuid()}"
+    @property
+    def _domain(self) -> str:
+        return "system" if self.system else f"gui/{os.getuid()}"
 
 
 def log_of(config: Path) -> Path:
@@ -293,7 +280,8 @@ def log_of(config: Path) -> Path:
 # ---------------------------------------------------------------------- the commands
 
 
-MANAGERS: Final[dict[ManagerName, Manager]] = {"systemd": Systemd(), "launchd": Launchd()}
+Manager = Systemd | Launchd
+MANAGERS: Final[dict[ManagerName, type[Manager]]] = {"systemd": Systemd, "launchd": Launchd}
 
 
 @app.command
@@ -345,20 +333,19 @@ def install(
     settings = own_config(config)
     account = (account or _owner(settings)) if system else ""
     service = Service(name, settings, system, account)
-    files = MANAGERS[kind]
-    path, text = files.path(name, system=system), files.text(service)
-    commands = files.start(name, system=system)
+    files = MANAGERS[kind](name, system)
+    path, text = files.path, files.text(service)
     if dry_run:
-        print(f"# {path}\n{text}# Then: {'; '.join(map(' '.join, commands))}")
+        print(f"# {path}\n{text}# Then: {'; '.join(map(' '.join, files.start()))}")
         return
     _check_own(path)
     _check_can(kind, system=system)
     if kind == "launchd" and path.exists():
-        _try(files.stop(name, system=system))
+        _try(files.stop())
     fresh = not path.exists()
     _write(path, text)
     try:
-        for command in commands:
+        for command in files.start():
             _run(command)
     except OperationError:
         if fresh:
@@ -381,20 +368,20 @@ def uninstall(
     The config, keys, state and logs of the node stay.
     """
     kind, name = _kind(manager), _name(config, name)
-    files = MANAGERS[kind]
-    path, system = _installed(files, name)
+    files = _installed(kind, name)
+    path = files.path
     _check_own(path)
-    _check_can(kind, system=system)
+    _check_can(kind, system=files.system)
     if kind == "launchd":
-        _try(files.stop(name, system=system))  # it may not be loaded
+        _try(files.stop())  # it may not be loaded
     else:
-        for command in files.stop(name, system=system):
+        for command in files.stop():
             _run(command)
     try:
         path.unlink()
     except OSError as error:
         raise OperationError(f"cannot remove {path}: {error.strerror}", "Remove it.") from None
-    for command in files.forget(system=system):
+    for command in files.forget():
         _run(command)
     print(f"{name} is removed ({path})")
     if (more := path.with_name(f"{path.name}.d")).exists():
@@ -409,9 +396,7 @@ def status(
 
     How the node itself is: sealring status --config CONFIG
     """
-    files, name = MANAGERS[_kind(manager)], _name(config, name)
-    _, system = _installed(files, name)
-    return _show(files.show(name, system=system))
+    return _show(_installed(_kind(manager), _name(config, name)).show())
 
 
 @app.command
@@ -432,9 +417,8 @@ def logs(
     lines
         How many of the last lines.
     """
-    files, name = MANAGERS[_kind(manager)], _name(config, name)
-    _, system = _installed(files, name)
-    return _show(files.read(name, config_path(config), lines, system=system, follow=follow))
+    files = _installed(_kind(manager), _name(config, name))
+    return _show(files.read(config_path(config), lines, follow=follow))
 
 
 def _kind(given: ManagerName | None) -> ManagerName:
@@ -504,11 +488,11 @@ def _check_can(kind: ManagerName, *, system: bool) -> None:
         raise UserError("a service of the machine is root's to install", "Run it with sudo.")
 
 
-def _installed(files: Manager, name: str) -> tuple[Path, bool]:
-    """The file of the service *name*, and whether it is the machine's. Raises `UserError`."""
+def _installed(kind: ManagerName, name: str) -> Manager:
+    """The service *name*, which is there. Raises `UserError`."""
     for system in (False, True):
-        if (path := files.path(name, system=system)).exists():
-            return path, system
+        if (files := MANAGERS[kind](name, system)).path.exists():
+            return files
     raise UserError(
         f"there is no service {name} here",
         "Name the config that it was installed with, or its name with --name.",
