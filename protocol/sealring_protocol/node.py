@@ -38,6 +38,7 @@ from sealring_protocol.control.effects import (
     Level,
     NewRing,
     Note,
+    Preference,
     Send,
     Shut,
     Standing,
@@ -443,6 +444,19 @@ class Node:
         `LocalProtocolError` on any rank but the head."""
         self._act(self._role.head().check(on, now), now)
 
+    def prefer(self, preference: Preference | None, now: float) -> None:
+        """The head prefers a smaller ring than the present one, because it is faster; None: no
+        more. The ring becomes that one at a moment when it is idle. See `control.head.attendance`
+        for how a preference ends. `Standing.preference` is the present one.
+
+        Raises `LocalProtocolError` on any rank but the head; where the ring always has all members;
+        and for what is no smaller ring, or is one of fewer than `NodeConfig.least`.
+        """
+        self._role.head()
+        self._role.prefer(preference)
+        self._ring_due = now
+        self._deliver_news(now)
+
     # ---------------------------------------------------------------- engine
 
     def engine_message(self, message: LocalMessage, now: float) -> None:
@@ -728,7 +742,7 @@ class Node:
         if role.needs_all != self._needs_all and role.needs_all:
             self._say([Note(Level.WARNING, f"the ring waits: {role.needs_all}")], now)
         self._needs_all = role.needs_all
-        self._ring_due = role.attendance.deadline(role.ring, now)
+        self._ring_due = role.ring_due(now)
 
     def _change_ring(self, ring: tuple[int, ...], now: float) -> None:
         """Go on with the ranks of *ring*: requests go on, and are prefilled again."""
@@ -754,7 +768,11 @@ class Node:
         """Log who is left out of the ring, which was *before*, and why; and who is taken in."""
         ring, outside = self._role.ring, self._role.outside()
         out = [
-            f"the ring goes on without {self._links.member(rank).name}: {outside[rank].text(now)}"
+            Note(
+                Level.INFO if outside[rank].chosen else Level.WARNING,
+                f"the ring goes on without {self._links.member(rank).name}: "
+                f"{outside[rank].text(now)}",
+            )
             for rank in before
             if rank not in ring
         ]
@@ -763,7 +781,7 @@ class Node:
             for rank in ring
             if rank not in before
         ]
-        self._say([Note(Level.WARNING, text) for text in out], now)
+        self._say(out, now)
         self._say([Note(Level.INFO, text) for text in taken], now)
 
     def _end_steps(self, now: float) -> None:

@@ -8,13 +8,14 @@ which is which.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Build, Failure, Hello, Hindrance, Reason, Waiting
-from sealring_protocol.control.effects import Effect, Outside, Send, Standing
+from sealring_protocol.control.effects import Effect, Outside, Preference, Send, Standing
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.attendance import Attendance
 from sealring_protocol.control.head.epochs import compare
@@ -262,6 +263,9 @@ class NodeRole:
             return standing
         outside, needs_all = self.outside(), self.needs_all
         standing = attrs.evolve(standing, ring=self.ring, outside=outside, needs_all=needs_all)
+        if self.attendance is not None:
+            rooms = {rank: hello.room for rank, hello in sorted(self.attendance.hellos.items())}
+            standing = attrs.evolve(standing, preference=self.attendance.preference, rooms=rooms)
         if places is None:
             return standing
         return attrs.evolve(
@@ -271,7 +275,6 @@ class NodeRole:
             unreadable={places[place]: why for place, why in standing.unreadable.items()},
             present=[places[place] for place in standing.present],
             builds={places[place]: build for place, build in standing.builds.items()},
-            rooms={places[place]: room for place, room in standing.rooms.items()},
             ready={places[place]: ready for place, ready in standing.ready.items()},
         )
 
@@ -293,7 +296,23 @@ class NodeRole:
                 return False
             return True
 
-        return self.attendance.ring(self.ring, now, fits)
+        return self.attendance.ring(self.ring, now, fits, self._idle_from)
+
+    def prefer(self, preference: Preference | None) -> None:
+        """See `Node.prefer`."""
+        if self.attendance is None:
+            raise LocalProtocolError("this node cannot make a ring of some members")
+        self.attendance.prefer(preference, self.ring)
+
+    @property
+    def _idle_from(self) -> float:
+        return self.brain.idle_from if isinstance(self.brain, Head) else math.inf
+
+    def ring_due(self, now: float) -> float | None:
+        """When to ask for the `wanted_ring` again, if nobody comes or goes; None: not at all."""
+        if self.attendance is None:
+            return None
+        return self.attendance.deadline(self.ring, now, self._idle_from)
 
     def outside(self) -> dict[int, Outside]:
         """Why each rank is outside of the ring."""

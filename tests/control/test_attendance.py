@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sealring_protocol.codec.messages import Failure, FailureKind, Hello
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.effects import Preference
 from sealring_protocol.control.head.attendance import (
     FAILURES,
     GATHER_SECONDS,
@@ -17,6 +20,7 @@ from sealring_protocol.control.head.attendance import (
     STEADY_SECONDS,
     Attendance,
 )
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.words import STILL_FETCHED
 
 ALL = (0, 1, 2)
@@ -35,6 +39,7 @@ class House:
 
     def __init__(self, *here: int, least: int = 1, fits=always, world: int = 3) -> None:
         self.now = 0.0
+        self.free = math.inf  # when the ring will have been idle for long enough
         self.fits = fits
         self.of = Attendance(world, least, 0.0)
         self.current = tuple(range(world))
@@ -42,7 +47,7 @@ class House:
             self.came(rank)
 
     def look(self) -> tuple[int, ...]:
-        self.current = self.of.ring(self.current, self.now, self.fits)
+        self.current = self.of.ring(self.current, self.now, self.fits, self.free)
         return self.current
 
     def came(self, rank: int, room: int = 1000) -> tuple[int, ...]:
@@ -62,13 +67,22 @@ class House:
         self.of.epoch_over(Failure(rank, kind, why), self.now)
         self.look()
 
+    def prefer(self, *ring: int) -> tuple[int, ...]:
+        self.of.prefer(Preference(ring, "3 and not 2 tokens/s"), self.current)
+        return self.look()
+
+    def idle(self, seconds: float = 0.0) -> tuple[int, ...]:
+        """From now on, or so many *seconds* later, the ring is idle for long enough."""
+        self.free = self.now + seconds
+        return self.look()
+
     def served(self) -> None:
         self.of.serves(self.current)
 
     def after(self, seconds: float) -> tuple[int, ...]:
         """Look at each time that it names within *seconds*."""
         until = self.now + seconds
-        while (at := self.of.deadline(self.current, self.now)) is not None and at <= until:
+        while (at := self.of.deadline(self.current, self.now, self.free)) and at <= until:
             assert at > self.now
             self.now = at
             self.look()
@@ -294,8 +308,141 @@ def test_layers_that_are_still_fetched_do_not_count_before_a_ring_has_served():
     assert house.current == ALL
 
 
+def test_a_smaller_ring_is_taken_once_the_present_one_is_idle():
+    house = House(*ALL)
+    assert house.prefer(0) == ALL
+    assert house.after(1000) == ALL
+    assert house.idle(30.0) == ALL
+    assert house.after(29.9) == ALL
+    assert house.after(0.1) == (0,)
+    house.free = math.inf
+    assert house.after(1000) == (0,)
+    out = house.of.why_outside(1)
+    assert out.chosen
+    assert out.why == "the ring is faster without it: 3 and not 2 tokens/s"
+    assert house.of.deadline(house.current, house.now) is None
+
+
+def test_nothing_changes_until_the_ring_is_idle_but_what_changed_before():
+    house = House(*ALL)
+    house.after(LONG_STAY)
+    house.prefer(0)
+    house.lost(2)
+    assert house.after(LOSS_SECONDS) == (0, 1)
+    house.came(2)
+    assert house.after(STEADY_SECONDS) == ALL
+    assert house.idle() == (0,)
+
+
+def test_a_smaller_ring_does_not_wait_for_who_is_not_in_it():
+    house = House(*ALL)
+    house.prefer(0)
+    house.idle()
+    house.lost(1)
+    assert house.of.why_outside(1).why == "it is away"
+    assert house.after(1000) == (0,)
+    house.came(1)  # it was compared
+    assert house.after(1000) == (0,)
+
+
+def test_a_smaller_ring_is_over_when_one_of_it_goes_away():
+    house = House(*ALL)
+    house.after(LONG_STAY)
+    house.prefer(0, 1)
+    assert house.idle() == (0, 1)
+    house.lost(1)
+    assert house.of.preference is None
+    assert house.after(LOSS_SECONDS) == (0, 2)
+    house.came(1)
+    assert house.after(STEADY_SECONDS) == ALL
+    house.prefer(0, 1)  # it may be preferred again
+    assert house.look() == (0, 1)
+
+
+def test_the_heads_new_engine_does_not_end_it():
+    house = House(*ALL)
+    house.prefer(0)
+    house.idle()
+    house.lost(0)
+    assert house.came(0) == (0,)
+
+
+def test_a_smaller_ring_is_over_once_one_has_come_to_stay_that_was_not_compared():
+    house = House(0, 1)
+    assert house.after(GATHER_SECONDS) == (0, 1)
+    house.prefer(0)
+    assert house.idle() == (0,)
+    house.came(2)
+    assert house.after(STEADY_SECONDS - 0.1) == (0,)
+    house.lost(2)
+    assert house.after(STEADY_SECONDS) == (0,)
+    house.came(2)
+    assert house.after(2 * STEADY_SECONDS - 0.1) == (0,)
+    assert house.after(0.1) == ALL
+    assert house.of.preference is None
+
+
+def test_the_caller_that_prefers_no_smaller_ring_any_more_has_all_at_once():
+    house = House(*ALL)
+    house.after(STEADY_SECONDS)
+    house.prefer(0)
+    assert house.idle() == (0,)
+    house.free = math.inf
+    house.of.prefer(None, house.current)
+    assert house.look() == ALL
+
+
+@pytest.mark.parametrize("kind", [FailureKind.LOAD, FailureKind.MEMORY, FailureKind.LINK_LOST])
+def test_a_smaller_ring_that_fails_once_is_never_taken_again(kind):
+    house = House(*ALL)
+    house.after(STEADY_SECONDS)
+    house.prefer(0)
+    house.idle()
+    house.failed(0, kind, f"its {STILL_FETCHED}; 1 of 2 GB")
+    assert house.current == ALL
+    assert house.of.preference is not None
+    assert house.of.preference.failed.startswith("its ")
+    assert house.prefer(0, 1) == ALL
+    assert house.after(10 * LONGEST_ASIDE) == ALL
+
+
+@pytest.mark.parametrize("kind", [FailureKind.ENGINE_LOST, FailureKind.MEMORY])
+def test_a_smaller_ring_whose_engine_ends_is_never_taken_again(kind):
+    house = House(*ALL)
+    house.prefer(0)
+    house.idle()
+    assert house.broke(0, kind) == ALL
+    assert house.prefer(0) == ALL
+
+
+def test_what_fails_in_the_ring_of_all_says_nothing_of_the_smaller_one():
+    house = House(*ALL)
+    house.prefer(0)
+    house.failed(1)
+    assert house.broke(1) == ALL
+    assert house.idle() == (0,)
+
+
+def test_a_smaller_ring_without_room_is_not_taken():
+    house = House(*ALL, fits=lambda ring: len(ring) > 1)
+    house.prefer(0)
+    assert house.idle() == ALL
+    assert house.after(100) == ALL
+
+
+@pytest.mark.parametrize("ring", [(), (1,), (0, 2, 1), (0, 0), ALL, (0, 3)])
+def test_what_is_no_smaller_ring(ring):
+    house = House(*ALL)
+    with pytest.raises(LocalProtocolError):
+        house.prefer(*ring)
+    with pytest.raises(LocalProtocolError):
+        House(*ALL, least=2).prefer(0)
+    assert house.of.preference is None
+
+
 class Comings(RuleBasedStateMachine):
-    """Anyone comes, goes and fails at any time; nobody's room is known beforehand."""
+    """Anyone comes, goes and fails at any time; nobody's room is known beforehand. The caller may
+    prefer any smaller ring."""
 
     @initialize(world=st.integers(1, 5), least=st.integers(0, 6), need=st.integers(1, 3000))
     def begin(self, world, least, need):
@@ -322,6 +469,18 @@ class Comings(RuleBasedStateMachine):
         if rank in self.house.current and set(self.house.current) <= self.rooms.keys():
             self.house.failed(rank, kind)
 
+    @rule(ranks=st.sets(st.integers(1, 4)), free=st.sampled_from([0.0, 2.0, math.inf]))
+    def prefers(self, ranks, free):
+        ring = tuple(sorted({0, *ranks}))
+        self.house.idle(free)
+        if set(ring) < set(self.house.current) and len(ring) >= self.least:
+            self.house.prefer(*ring)
+
+    @rule()
+    def prefers_none(self):
+        self.house.of.prefer(None, self.house.current)
+        self.house.look()
+
     @rule()
     def serves(self):
         if set(self.house.current) <= self.rooms.keys():
@@ -331,7 +490,10 @@ class Comings(RuleBasedStateMachine):
     def waits(self, seconds):
         before, here = self.house.current, set(self.rooms)
         ring = self.house.after(seconds)
-        if set(before) <= here and self.fits(before):
+        preference = self.house.of.preference
+        if preference is not None and ring == preference.ring:
+            assert not preference.failed
+        elif set(before) <= here and self.fits(before):
             assert set(before) <= set(ring) or self.house.of.ring(before, 0, self.fits) != before
 
     @invariant()
@@ -342,7 +504,7 @@ class Comings(RuleBasedStateMachine):
         assert ring[-1] < self.world
         assert len(ring) >= self.least
         assert self.house.look() == ring  # asked again, it says the same
-        at = self.house.of.deadline(ring, self.house.now)
+        at = self.house.of.deadline(ring, self.house.now, self.house.free)
         assert at is None or at > self.house.now
         for rank in set(range(self.world)) - set(ring):
             assert self.house.of.why_outside(rank).text(self.house.now)
@@ -354,6 +516,7 @@ class Comings(RuleBasedStateMachine):
         for rank in range(self.world):
             self.rooms[rank] = 3000
             self.house.came(rank, 3000)
+        self.house.of.prefer(None, self.house.current)
         assert self.house.after(2 * LONG_STAY) == tuple(range(self.world))
 
 

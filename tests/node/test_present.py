@@ -8,17 +8,18 @@ from random import Random
 import attrs
 import pytest
 from sealring_protocol.codec.messages import Build, StepDone
-from sealring_protocol.control.effects import Send, Shut
+from sealring_protocol.control.effects import Preference, Send, Shut
 from sealring_protocol.control.head.attendance import (
     GATHER_SECONDS,
     LONG_STAY,
     LOSS_SECONDS,
     STEADY_SECONDS,
 )
+from sealring_protocol.control.head.trial import IDLE_SECONDS
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
-from sealring_protocol.errors import CloseCode
+from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import sign_roster
@@ -325,6 +326,130 @@ def test_a_collective_of_those_that_are_there():
     cluster.run_until(lambda: ring(cluster) == (0, 1, 2), 30)
     check(cluster, asked)
     tensor(cluster)
+
+
+WHY = "node0 alone gives 3 tokens/s, and the ring of 3 gave 2"
+
+
+def prefer(cluster: Cluster, *chosen: int) -> None:
+    cluster.head.node.prefer(Preference(chosen, WHY), cluster.now)
+    cluster.settle(cluster.head)
+
+
+def settled(cluster: Cluster, whole: tuple[int, ...]) -> None:
+    """Let the ring be *whole*, and have answered once."""
+    cluster.run_until(lambda: ring(cluster) == whole, 30)
+    check(cluster, streams(cluster, count=1, tokens=20))
+
+
+@pytest.mark.parametrize("smaller", [(0,), (0, 2)])
+def test_a_smaller_ring_that_is_faster_is_taken_while_no_request_is_there(smaller):
+    cluster = cluster_of(3)
+    settled(cluster, (0, 1, 2))
+    asked = streams(cluster)
+    cluster.run_for(1.0)
+    prefer(cluster, *smaller)
+    epoch = cluster.head.node.standing().epoch
+    check(cluster, asked)  # the ring stays what it is
+    cluster.run_for(IDLE_SECONDS - 0.1)
+    assert cluster.head.node.standing().epoch == epoch
+    cluster.run_for(IDLE_SECONDS + SETTLED)
+    assert ring(cluster) == smaller
+    assert outside(cluster)[1] == f"the ring is faster without it: {WHY}"
+    assert (1, "host0", f"the ring goes on without node1: {outside(cluster)[1]}") in [
+        (1, who, text) for _, who, text in cluster.notes
+    ]
+    assert not any("goes on without" in text for _, text in cluster.warnings)
+    (reason,) = cluster.hosts["host1"].node.standing().head_reasons
+    assert WHY in reason.text
+    check(cluster, streams(cluster))
+    assert cluster.head.node.standing().rooms.keys() == {0, 1, 2}
+
+
+def test_a_smaller_ring_that_cannot_load_its_layers_gives_way_to_all_for_good():
+    cluster = cluster_of(2, cannot_load={})
+    settled(cluster, (0, 1))
+    prefer(cluster, 0)
+    cluster.head.engine.unloadable = f"its {STILL_FETCHED}; 1 of 2 GB"
+    cluster.run_until(lambda: cluster.head.node.ring == (0,), 20)
+    asked = streams(cluster, count=1, tokens=20)  # waits
+    cluster.run_until(lambda: cluster.head.node.ring == (0, 1), 5)
+    cluster.head.engine.unloadable = ""
+    check(cluster, asked)
+    assert STILL_FETCHED in cluster.head.node.standing().preference.failed
+    prefer(cluster, 0)
+    cluster.run_for(60.0)
+    assert ring(cluster) == (0, 1)
+
+
+def test_streams_go_on_when_a_newcomer_ends_the_preference():
+    cluster = cluster_of(3)
+    cluster.crash(cluster.hosts["host2"])
+    settled(cluster, (0, 1))
+    prefer(cluster, 0)
+    cluster.run_until(lambda: ring(cluster) == (0,), 20)
+    asked = streams(cluster)
+    cluster.boot(2)
+    assert gap(cluster, 9.0) < SETTLED
+    assert ring(cluster) == (0, 1, 2)
+    assert cluster.head.node.standing().preference is None
+    check(cluster, asked)
+
+
+def test_streams_go_on_when_one_of_the_smaller_ring_goes_away():
+    cluster = cluster_of(3)
+    settled(cluster, (0, 1, 2))
+    cluster.run_for(LONG_STAY)
+    prefer(cluster, 0, 1)
+    cluster.run_until(lambda: ring(cluster) == (0, 1), 20)
+    asked = streams(cluster)
+    cluster.run_for(1.0)
+    cluster.crash(cluster.hosts["host1"])
+    assert gap(cluster, 9.0) < LOSS_SECONDS + SETTLED
+    assert ring(cluster) == (0, 2)
+    check(cluster, asked)
+
+
+def test_a_newer_roster_ends_the_preference():
+    cluster = cluster_of(3)
+    settled(cluster, (0, 1, 2))
+    prefer(cluster, 0)
+    cluster.run_until(lambda: ring(cluster) == (0,), 20)
+    asked = streams(cluster)
+    cluster.head.node.bring_roster(make_roster(2, serial=2).encode(), WALL)
+    cluster.settle(cluster.head)
+    cluster.run_until(lambda: ring(cluster) == (0, 1), 30)
+    assert cluster.head.node.standing().preference is None
+    check(cluster, asked)
+
+
+def test_tensor_parallelism_is_tried_before_a_smaller_ring_and_is_not_left_for_one():
+    cluster = cluster_of(2, strategy=Strategy.AUTO, splits=2, sums=(0, 1))
+    settled(cluster, (0, 1))
+    prefer(cluster, 0)
+    cluster.run_for(120.0)
+    assert ring(cluster) == (0, 1)
+    assert cluster.head.node.standing().plan.strategy is Strategy.TENSOR
+
+
+def test_a_smaller_ring_is_taken_where_tensor_parallelism_is_not_faster():
+    cluster = cluster_of(2, strategy=Strategy.AUTO, splits=2, sums=(9000, 200_000))
+    settled(cluster, (0, 1))
+    prefer(cluster, 0)
+    cluster.run_until(lambda: ring(cluster) == (0,), 120.0)
+
+
+def test_who_may_not_prefer():
+    cluster = cluster_of(2)
+    settled(cluster, (0, 1))
+    for host in cluster.hosts.values():
+        if host is not cluster.head:
+            with pytest.raises(LocalProtocolError, match="rank 1"):
+                host.node.prefer(Preference((0,), WHY), cluster.now)
+    whole = cluster_of(2, least=0)
+    settled(whole, (0, 1))
+    with pytest.raises(LocalProtocolError, match="ring of some members"):
+        prefer(whole, 0)
 
 
 def test_texts_name_the_rank_and_not_its_place():

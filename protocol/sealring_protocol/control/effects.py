@@ -180,11 +180,12 @@ class NewRing:
 @attrs.frozen
 class Outside:
     """*why* the ring goes on without a member, in words; *since* when that is so, or *until* when
-    (monotonic seconds), where it is known."""
+    (monotonic seconds), where it is known. It is *chosen*: the member could be taken in."""
 
     why: str
     since: float | None = None
     until: float | None = None
+    chosen: bool = False
 
     def text(self, now: float) -> str:
         """In one line, with how long it has lasted, or will."""
@@ -197,6 +198,16 @@ class Outside:
 
 INSIDE: Final = Outside("")
 """Of a member that is in the ring."""
+
+
+@attrs.frozen
+class Preference:
+    """A smaller *ring* (ranks, rising from 0) that is faster, and *why* that is believed, in words.
+    Why it *failed*, if it has: it is not taken again. Empty if it has not."""
+
+    ring: tuple[int, ...]
+    why: str
+    failed: str = ""
 
 
 @attrs.frozen
@@ -264,12 +275,14 @@ class Standing:
     *state* is the state in the words of the status. *epoch* is the present one, or the last; *plan*
     is its plan, as far as this rank knows it: a follower knows neither reason nor weights. On the
     head, *requests* is how many are not over, *present* who is there, *builds* the programs of
-    those, *rooms* the bytes that these have for weights and caches, and *ready* the READY of each
-    rank that has sent it in this epoch; it is *checked* if fingerprints of its steps are sent;
-    *slow_links* says that prompts wait for links, if they do; *guess_seconds* is
-    `StepTimes.of_guesses`. *ring* has the rank of each place of the ring, as far as this rank knows
-    it, and *outside*, on the head, why it is without each other rank. *needs_all* is why the head
-    waits for missing ranks and does not go on without them; empty if it does not, or will.
+    those, *rooms* the bytes that each member which is there, in the ring or not, has for weights
+    and caches, and *ready* the READY of each rank that has sent it in this epoch; it is *checked*
+    if fingerprints of its steps are sent; *slow_links* says that prompts wait for links, if they
+    do; *guess_seconds* is `StepTimes.of_guesses`. *ring* has the rank of each place of the ring, as
+    far as this rank knows it, and *outside*, on the head, why it is without each other rank.
+    *needs_all* is why the head waits for missing ranks and does not go on without them; empty if it
+    does not, or will.
+    *preference* is the smaller ring that the head prefers, or did until that failed.
     """
 
     phase: Phase
@@ -294,3 +307,4 @@ class Standing:
     ring: tuple[int, ...] = ()
     outside: Mapping[int, Outside] = attrs.field(factory=dict)
     needs_all: str = ""
+    preference: Preference | None = None

@@ -19,17 +19,30 @@ left out, too, if the others have room, until it presents itself anew. So is, at
 comes to a ring that has served, and cannot load its layers: they may have to be fetched first.
 Where the member has not itself said what it cannot do, it may not be at fault: a link has two
 ends. It is then tried again by itself, after 2 minutes, and each time after twice as long.
+
+A smaller ring may be faster. The caller, who has measured that, may prefer one (`prefer`). The ring
+becomes that one at a moment when it is idle, and the others are left out. It becomes that of all
+again, at once, where one of these ends the preference:
+
+- a preferred member goes away, or a new roster comes;
+- a member has come to stay that was not in the ring with which the preferred one was compared;
+- the preferred ring fails: a part cannot be loaded, say. That is final in this roster;
+- the caller prefers it no more. It is the caller's part not to change its mind again and again.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
+import attrs
+
 from sealring_protocol.codec.messages import Failure, FailureKind, Hello
-from sealring_protocol.control.effects import Outside
+from sealring_protocol.control.effects import Outside, Preference
+from sealring_protocol.control.head.trial import IDLE_SECONDS
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.words import STILL_FETCHED
 
 GATHER_SECONDS: Final = 10.0
@@ -82,6 +95,10 @@ class Attendance:
         self._restless: set[int] = set()  # present ranks whose engine starts again and again
         self._served: Ring = ()  # the last ring that served
         self._roomless: set[int] = set()  # ranks without which there is a plan, and with which not
+        self.preference: Preference | None = None
+        """The smaller ring that the caller prefers, or preferred until it failed."""
+        self._compared: Ring = ()  # the ring that it was compared with
+        self._is_taken = False  # the ring is the preferred one
 
     def came(self, rank: int, hello: Hello, now: float) -> None:
         """*rank* is present, and said *hello*. A second one says only that one which was left out
@@ -106,6 +123,8 @@ class Attendance:
         self._aside.pop(rank, None)
         self._restless.discard(rank)
         self._lost[rank] = now
+        if rank and self._prefers(rank):
+            self.preference = None
         short = now - came < LONG_STAY
         self._short[rank] = min(self._short[rank] + 1, 10) if short else 0
         unsteady = self._short[rank] > 1
@@ -117,6 +136,8 @@ class Attendance:
         if failed is None:
             self._failed = 0
             return
+        if self._is_taken:
+            self._forbid(failed)
         newcomer = bool(self._served) and failed.rank not in self._served
         if STILL_FETCHED in failed.message and not newcomer:
             return  # the others would have to fetch what it fetches
@@ -134,6 +155,8 @@ class Attendance:
         """An epoch that had worked is over, because a rank *failed*. If that has lost its engine,
         its stay is over, and another begins. A link says nothing: it has two ends."""
         rank, engine = failed.rank, failed.kind is FailureKind.ENGINE_LOST
+        if self._is_taken and (engine or failed.kind is FailureKind.MEMORY):
+            self._forbid(failed)
         if not engine or not rank or rank not in self._came or rank in self._aside:
             return
         if now - self._came[rank] < STEADY_SECONDS:
@@ -150,9 +173,59 @@ class Attendance:
         for rank in ring:
             self._aside.pop(rank, None)
 
-    def ring(self, current: Ring, now: float, fits: Callable[[Ring], bool]) -> Ring:
+    # -------------------------------------------------------------- a smaller ring
+
+    def prefer(self, preference: Preference | None, current: Ring) -> None:
+        """Prefer a smaller ring, which was compared with the *current* one; None: no more. Ignored
+        once a preferred ring has failed. Raises `LocalProtocolError` unless its ranks rise from 0,
+        are some of *current*, and are enough."""
+        if self.preference is not None and self.preference.failed:
+            return
+        if preference is not None:
+            ring = preference.ring
+            rises = ring[:1] == (0,) and list(ring) == sorted(set(ring))
+            if not rises or not set(ring) < set(current) or len(ring) < self._least:
+                raise LocalProtocolError(f"the ranks {ring} are no smaller ring of {current}")
+            self._compared = current
+        self.preference = preference
+
+    def _prefers(self, rank: int) -> bool:
+        """Whether *rank* is in the ring that is preferred now."""
+        preference = self.preference
+        return preference is not None and not preference.failed and rank in preference.ring
+
+    def _forbid(self, failed: Failure) -> None:
+        """The preferred ring has *failed*."""
+        if self.preference is not None:
+            self.preference = attrs.evolve(self.preference, failed=failed.message)
+        self._is_taken = False
+
+    def _smaller(self, here: Collection[int], fits: Callable[[Ring], bool]) -> Ring | None:
+        """The preferred ring, if it can be: of those that are *here* and may be in a ring."""
+        preference = self.preference
+        if preference is None or preference.failed:
+            return None
+        if not set(here) <= set(self._compared):
+            self.preference = None
+            return None
+        able = set(preference.ring) <= set(here) and fits(preference.ring)
+        return preference.ring if able else None
+
+    # -------------------------------------------------------------------- the ring
+
+    def ring(
+        self, current: Ring, now: float, fits: Callable[[Ring], bool], free: float = math.inf
+    ) -> Ring:
         """The ranks that the ring should have at *now*, given that it has *current*; *fits* says
-        whether some ranks have room for the model. *current* if nothing is to change."""
+        whether some ranks have room for the model. From *free* on the ring is idle, and may change
+        only to be faster; infinity while it is not. *current* if nothing is to change."""
+        ring = self._next_ring(current, now, fits, free)
+        self._is_taken = self.preference is not None and ring == self.preference.ring
+        return ring
+
+    def _next_ring(
+        self, current: Ring, now: float, fits: Callable[[Ring], bool], free: float
+    ) -> Ring:
         self._end_waits(now)
         here = self._here()
         absent = [rank for rank in current if rank not in here]
@@ -161,6 +234,9 @@ class Attendance:
             joins = [rank for rank in here if rank in current or now >= self._steady_from[rank]]
             wider = self._widest(joins, fits)
             self._roomless = set(joins) - set(wider or joins)
+            smaller = self._smaller(joins, fits)
+            if smaller is not None and (now >= free or current == smaller):
+                return smaller
             if wider is not None and (set(wider) > set(current) or not fits(current)):
                 return wider
             return current
@@ -193,9 +269,9 @@ class Attendance:
             ring = tuple(rank for rank in ring if rank != poorest)
         return ring if len(ring) >= self._least else None
 
-    def deadline(self, current: Ring, now: float) -> float | None:
+    def deadline(self, current: Ring, now: float, free: float = math.inf) -> float | None:
         """When, after *now*, to ask for the `ring` again, if nobody comes or goes; None: not at
-        all."""
+        all. *free* is that of `ring`."""
         here = self._here()
         again = [*self._aside.values(), *(self._steady_from[rank] for rank in self._restless)]
         absent = [rank for rank in current if rank not in here]
@@ -204,6 +280,8 @@ class Attendance:
             waits = [at, *again]
         else:
             waits = [*again, *(self._steady_from[rank] for rank in here if rank not in current)]
+            if self._prefers(0) and not self._is_taken:
+                waits.append(free if now < free < math.inf else now + IDLE_SECONDS)
         return min((at for at in waits if now < at < math.inf), default=None)
 
     def why_outside(self, rank: int) -> Outside:
@@ -222,6 +300,8 @@ class Attendance:
             )
         if rank in self._roomless:
             return Outside("it has too little room for a part of this model")
+        if self._is_taken and self.preference is not None:
+            return Outside(f"the ring is faster without it: {self.preference.why}", chosen=True)
         steady = self._steady_from[rank]
         came = "it has come again after a short stay" if self._short[rank] else "it has come"
         stay = f"once it has stayed for {steady - self._came[rank]:.0f} s"

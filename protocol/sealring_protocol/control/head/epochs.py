@@ -20,6 +20,7 @@ the hashes of the files, the others of samples of the ends and of each layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Final
@@ -438,6 +439,12 @@ class Epochs:
     def _plan_request(self) -> PlanRequest:
         """What is asked of the next plan."""
         return attrs.evolve(self._asked, against=self.trial.against) if self._auto else self._asked
+
+    def idle_from(self, token: PipelineToken) -> float:
+        """When the ring, idle since *token* had its last step, may change to be faster, in
+        monotonic seconds; infinity if it may not."""
+        able = self.serving and not (self.tensor or self.checked)
+        return max(token.last, self._since) + self.trial.idle if able else math.inf
 
     def trial_due(self, token: PipelineToken) -> float | None:
         """When to call `try_tensor`, if the ring stays idle; None: not at all. In its pipeline a

@@ -11,6 +11,7 @@ rank's engine. `Steps` exists while an epoch serves. No part knows `Head`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -410,6 +411,14 @@ class Head:
         """When to see whether to try tensor parallelism; None while there is a request."""
         idle = self._steps is not None and self.scheduler is not None and not self.scheduler.live
         return self.epochs.trial_due(self._times.token) if idle else None
+
+    @property
+    def idle_from(self) -> float:
+        """When the ring, which is idle, may change to be faster, in monotonic seconds. Infinity
+        while there is a request, while tensor parallelism is to be tried, and once it is taken."""
+        scheduler = self.scheduler
+        busy = scheduler is None or scheduler.live or self._trial_due is not None
+        return math.inf if busy else self.epochs.idle_from(self._times.token)
 
     def handle_timeout(self, now: float) -> list[Effect]:
         """Act on the first deadline that has passed."""

@@ -189,7 +189,8 @@ class TensorTrial:
     def __init__(self, against: str) -> None:
         self._machine = Machine(TRIAL_TABLE, _S.DROPPED if against else _S.UNTRIED)
         self._tries = TensorTries()
-        self._idle = IDLE_SECONDS
+        self.idle = IDLE_SECONDS
+        """Seconds that the ring is to be idle before it changes to be faster."""
         self.against = against or UNTRIED
         """Why there is none now; empty while there is, or is to be."""
 
@@ -202,12 +203,12 @@ class TensorTrial:
         """When to look whether to try, if no request comes; None: not at all. The pipeline, in
         which a *token* takes so long, serves *since* then."""
         untried = self.state is TrialState.UNTRIED and token.is_news
-        return max(token.last, since) + self._idle if untried else None
+        return max(token.last, since) + self.idle if untried else None
 
     def started(self, seconds: float) -> None:
         """The start of a pipeline took so many *seconds*: as long as a request would wait that ends
         a trial."""
-        self._idle = min(max(self._idle, seconds), LONGEST_IDLE)
+        self.idle = min(max(self.idle, seconds), LONGEST_IDLE)
 
     def begin(self) -> None:
         """The next epoch tries it."""
@@ -239,5 +240,5 @@ class TensorTrial:
         self._machine.fire(TrialEvent.STOP)
         if tried:
             self.against = UNTRIED
-            self._idle = min(2 * self._idle, LONGEST_IDLE)
+            self.idle = min(2 * self.idle, LONGEST_IDLE)
         return tried
