@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import CacheCost
-from sealring_protocol.control.plan import Plan, PlanRequest, Strategy, make_plan
+from sealring_protocol.control.plan import CLEARLY, Plan, PlanRequest, Strategy, make_plan
 from sealring_protocol.errors import LocalProtocolError
 
 ENGINE: Final = 95 << 20
@@ -42,7 +42,8 @@ STREAMS: Final = 8
 """How many streams together a pace is given for, where one stream is asked for."""
 
 _CLOSE: Final = 1.05
-"""How much faster a way with more machines must be to be recommended: figures are this good."""
+"""How much faster a way with more machines, or with another head, must be to be recommended:
+figures are this good."""
 
 
 @attrs.frozen
@@ -157,20 +158,21 @@ def ways(
 
 def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str] | None:
     """The way to take of *found*, and why, in a sentence; None if none fits. The fastest that has
-    room for what is *asked*: for one stream, or for all if there are several."""
+    room for what is *asked*: for one stream, or for all if there are several. The first of *found*
+    begins with the head."""
     fitting = [way for way in found if way.fits]
     if not fitting:
         return None
     several = asked.rows > 1
 
     def pace(way: Forecast) -> float:
-        return way.many if several else way.one
+        return _pace(way, asked)
 
     fastest = max(fitting, key=pace)
     near = [way for way in fitting if pace(way) * _CLOSE >= pace(fastest)]
-    best = min(near, key=lambda way: (len(way.machines), -pace(way)))
-    what = f"{asked.rows} streams" if several else "one stream"
-    figure = f"{pace(best):.3g} tokens/s for {what}"
+    head = found[0].machines[0]
+    best = min(near, key=lambda way: (len(way.machines), way.machines[0] != head, -pace(way)))
+    figure = f"{pace(best):.3g} tokens/s for {_streams(asked)}"
     others = [way for way in fitting if way is not best and (several or way.name != APART)]
     if not others:
         guess = "" if best.measured else " (estimate)"
@@ -181,7 +183,8 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
     rings = [way for way in others if (len(way.machines) > 1) != (len(best.machines) > 1)]
     second = max(rings or others, key=pace)
     if len(best.machines) == 1 and len(second.machines) > 1:
-        text = "one machine is faster" if best is fastest else "one machine is as fast"
+        faster = pace(best) > pace(second)
+        text = "one machine is faster" if faster else "one machine is as fast"
     elif best is fastest:
         text = "it is the fastest"
     else:
@@ -191,20 +194,65 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
     return best, f"{text}: {figure}, and {against}{guess}"
 
 
-def describe_taken(taken: Forecast, found: Sequence[Forecast]) -> str:
-    """In one line: that the ring took the way *taken*, and what the best of the others that were
-    *found* would give one stream."""
-    count = len(taken.machines)
-    text = f"a pipeline over {count} ranks: {taken.one:.3g} tokens/s for one stream"
-    others = [way for way in found if way.fits and way.machines != taken.machines]
-    if not others:
-        return f"{text}; no rank has room for the model alone"
-    best = max(others, key=lambda way: way.one)
+@attrs.frozen
+class Verdict:
+    """Whether a ring is to become its head alone (*takes*), in one line what it was compared with,
+    and *why* it is to, which is a part of that line."""
+
+    takes: bool
+    text: str
+    why: str = ""
+
+
+def judge(
+    found: Sequence[Forecast], least: Forecast | None, gave: float, asked: Workload
+) -> Verdict:
+    """Whether the ring of the first way of those that were *found* is to become its head alone. It
+    *gave* so many tokens per second. *least* is the head alone with a turn that takes as long as a
+    hop: it sends what a hop sends, and no further than to its own engine, so it gives that or more.
+
+    The head alone is taken if it has room, loses no context, and is clearly faster (`CLEARLY`) even
+    so, by what was measured. Another machine alone cannot be taken, as the head is in every ring.
+    """
+    ring, *others = [way for way in found if way.name != APART]
+    what = _streams(asked)
+    gives = f"{_world(ring)} gives {gave:.3g} tokens/s for {what}"
+    alone = [way for way in others if way.fits and len(way.machines) == 1]
+    if not alone:
+        return Verdict(False, f"{gives}; no machine has room for the model alone")
+    best, _ = recommend([ring, *alone], asked) or (ring, "")
+    if len(best.machines) > 1:
+        best = max(alone, key=lambda way: _pace(way, asked))
+    pace = _pace(best, asked)
     guess = "" if best.measured else " (estimate)"
-    beside = f"{text}, beside {best.one:.3g} on {best.name}{guess}"
-    if best.one < taken.one * _CLOSE:
-        return beside
-    return f"{beside}: one machine is faster ('sealring plan' says more)"
+    beside = f"{gives}, and {best.name} would give {pace:.3g}{guess}"
+    if pace * CLEARLY < gave:
+        return Verdict(False, beside)
+    if best.machines[0] != ring.machines[0]:
+        name = best.machines[0]
+        text = f"{beside}: 'sealring machines move {name} --rank 0' makes it the head, which can be"
+        return Verdict(False, f"{text} alone")
+    if best.longest < ring.longest:
+        text = f"it has room for {best.longest} tokens of a stream, and the ring for {ring.longest}"
+        return Verdict(False, f"{beside}; but {text}")
+    sure = least is not None and least.measured and _pace(least, asked) * CLEARLY >= gave
+    if not sure:
+        return Verdict(False, f"{beside}; but that is not sure to be clearly faster")
+    why = f"{best.name} gives {pace:.3g} tokens/s for {what}{guess}"
+    return Verdict(True, beside, f"{why}, and {_world(ring)} gave {gave:.3g}")
+
+
+def _pace(way: Forecast, asked: Workload) -> float:
+    """Tokens per second of all streams that are *asked* for."""
+    return way.many if asked.rows > 1 else way.one
+
+
+def _streams(asked: Workload) -> str:
+    return f"{asked.rows} streams" if asked.rows > 1 else "one stream"
+
+
+def _world(way: Forecast) -> str:
+    return f"the ring of {len(way.machines)}"
 
 
 @attrs.frozen

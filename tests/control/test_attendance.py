@@ -320,6 +320,9 @@ def test_a_smaller_ring_is_taken_once_the_present_one_is_idle():
     out = house.of.why_outside(1)
     assert out.chosen
     assert out.why == "the ring is faster without it: 3 and not 2 tokens/s"
+    house.of.prefer(Preference((0,), "4 and not 2 tokens/s"), house.current)
+    assert house.look() == (0,)
+    assert house.of.why_outside(1).why.endswith(": 4 and not 2 tokens/s")
     assert house.of.deadline(house.current, house.now) is None
 
 

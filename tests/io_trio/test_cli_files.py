@@ -448,10 +448,10 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
     ),
     "plan: no room for caches": (
         lambda _: 0,
-        "plan --model tiny --memory 1G,20M --context 2048 --rows 40",
+        "plan --model tiny --memory 1G,20M --context 2048 --streams 40",
         1,
         "rank 1 would need 45.0 MiB for the caches of 40 x 2048 tokens",
-        "--rows",
+        "--streams",
     ),
     "plan: beyond the context": (
         lambda _: 0,
@@ -568,8 +568,8 @@ def test_plan_counts_a_draft_model_on_the_head() -> None:
 
 def test_plan_counts_the_caches_of_rows(tmp_path: Path) -> None:
     asked = ("plan", "--model", "tiny", "--memory", "1G,20M", "--context", "2048", "--json")
-    one = sealring(*asked, "--rows", "1").json()["ranks"][1]
-    two = sealring(*asked, "--rows", "2").json()["ranks"][1]
+    one = sealring(*asked, "--streams", "1").json()["ranks"][1]
+    two = sealring(*asked, "--streams", "2").json()["ranks"][1]
     assert two["caches"] == 2 * one["caches"] > 0
     assert two["left"] == one["left"] - one["caches"] == 20 * 2**20 - two["weights"] - two["caches"]
     assert one["most_while_loading"] >= one["weights"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import pytest
 from sealring.files.models import structure
@@ -12,8 +14,9 @@ from sealring.forecast import (
     Forecast,
     Overheads,
     Pace,
+    Verdict,
     Workload,
-    describe_taken,
+    judge,
     recommend,
     ways,
 )
@@ -197,20 +200,87 @@ def test_a_queue_and_a_seal_are_time_that_a_plan_counts() -> None:
     assert describe_paces([step] * 8)["away_us"] == 1000 - 330
 
 
-def test_what_the_ring_took_is_told_beside_the_best_of_the_others() -> None:
-    taken, *others = ways(INFO, COSTS, TWO, NETWORK, ASKED)
-    assert describe_taken(taken, others) == (
-        "a pipeline over 2 ranks: 62.5 tokens/s for one stream, beside 83.3 on desk alone: "
-        "one machine is faster ('sealring plan' says more)"
-    )
-    slow = attrs.evolve(NETWORK, turn=0.03, turn_measured=False)
-    taken, *others = ways(INFO, COSTS, TWO, slow, ASKED)
-    assert describe_taken(taken, others) == (
-        "a pipeline over 2 ranks: 62.5 tokens/s for one stream, beside 25 on desk alone (estimate)"
-    )
-    small = [attrs.evolve(each, room=80 * MIB) for each in TWO]
-    taken, *others = ways(INFO, COSTS, small, NETWORK, ASKED)
-    assert describe_taken(taken, others).endswith("; no rank has room for the model alone")
+FAR = attrs.evolve(NETWORK, hop=0.01)
+"""The ring of two takes 10 ms and two hops of 10 ms: 33.3 tokens/s. Alone a machine takes 10 ms and
+a turn: 83.3; 50 if that takes as long as a hop."""
+SMALL = Candidate("desk", "one", 112 * MIB, PACE)
+SLOW = Candidate("desk", "one", 1 << 30, attrs.evolve(PACE, layer=0.002))
+FASTER = "desk alone gives 83.3 tokens/s for one stream (estimate), and the ring of 2 gave"
+
+
+def judged(
+    machines: Sequence[Candidate] = TWO,
+    network: Overheads = FAR,
+    asked: Workload = ASKED,
+    gave: float = 0.0,
+) -> Verdict:
+    """What is said of the pipeline of *machines*, which *gave* so much, if not what was computed.
+    What a ring of one takes for a turn was not measured."""
+    network = attrs.evolve(network, turn_measured=False)
+    found = ways(INFO, COSTS, machines, network, asked)
+    bound = attrs.evolve(network, turn=network.hop, turn_measured=True)
+    least = ways(INFO, COSTS, machines[:1], bound, asked)
+    computed = found[0].many if asked.rows > 1 else found[0].one
+    return judge(found, least[0] if least else None, gave or computed, asked)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "why"),
+    [
+        (judged(), f"{FASTER} 33.3"),
+        (judged(gave=37.4), f"{FASTER} 37.4"),
+        # 8 streams: 27.5 ms and a turn of 2 ms; four groups of 2 take 12.5 ms and two hops, so that
+        # all have one token in 32.5 ms.
+        (
+            judged(asked=Workload(1000, 8), network=attrs.evolve(NETWORK, hop=0.05)),
+            "desk alone gives 271 tokens/s for 8 streams (estimate), and the ring of 2 gave 71.1",
+        ),
+        (judged(TWO[::-1]), FASTER.replace("desk", "shelf") + " 33.3"),
+        # The other is as fast within 5 %: that is no reason to want another head.
+        (judged([attrs.evolve(TWO[0], pace=attrs.evolve(PACE, layer=0.00104)), TWO[1]]), None),
+    ],
+)
+def test_the_head_alone_is_taken_where_it_is_clearly_faster(verdict: Verdict, why: str) -> None:
+    assert verdict.takes
+    assert why in (None, verdict.why)
+
+
+BESIDE = "the ring of 2 gives {} tokens/s for one stream, and {} alone would give {} (estimate)"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "text"),
+    [
+        # It is clearly faster only if a turn is shorter than a hop, which nobody has measured.
+        (
+            judged(gave=37.6),
+            BESIDE.format("37.6", "desk", "83.3") + "; but that is not sure to be clearly faster",
+        ),
+        (judged(gave=62.6), BESIDE.format("62.6", "desk", "83.3")),  # by a guessed turn, too
+        (judged(network=attrs.evolve(NETWORK, turn=0.03)), BESIDE.format("62.5", "desk", "25")),
+        (
+            judged([SLOW, TWO[1]]),
+            BESIDE.format("27.8", "shelf", "83.3")
+            + ": 'sealring machines move shelf --rank 0' makes it the head, which can be alone",
+        ),
+        (
+            judged([SMALL, TWO[1]], asked=Workload(500, 1)),
+            BESIDE.format("33.3", "desk", "83.3")
+            + "; but it has room for 1536 tokens of a stream, and the ring for 4000",
+        ),
+        (
+            judged([attrs.evolve(each, room=80 * MIB) for each in TWO]),
+            "the ring of 2 gives 33.3 tokens/s for one stream; no machine has room for the model "
+            "alone",
+        ),
+        (
+            judged([attrs.evolve(e, pace=attrs.evolve(PACE, measured=False)) for e in TWO]),
+            BESIDE.format("33.3", "desk", "83.3") + "; but that is not sure to be clearly faster",
+        ),
+    ],
+)
+def test_the_ring_stays_where_that_is_not_sure(verdict: Verdict, text: str) -> None:
+    assert verdict == Verdict(False, text)
 
 
 def test_a_plan_goes_by_what_the_head_has_measured() -> None:

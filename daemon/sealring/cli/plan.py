@@ -44,7 +44,7 @@ def plan(
     layers: str = "",
     strategy: StrategyName = "pp",
     context: int = 0,
-    rows: int = 1,
+    streams: int = 0,
     json: AsJson = False,
 ) -> None:
     """Say what each way to run a model would give, and which to take.
@@ -58,7 +58,7 @@ def plan(
         sealring plan --model models/llama-8b --memory 32G,24G
         sealring plan --model models/llama-8b --memory 32G,24G --layers 20,12
         sealring plan --model models/llama-8b --memory 32G,24G --strategy tp
-        sealring plan --model models/llama-8b --memory 32G,24G --context 32768 --rows 4
+        sealring plan --model models/llama-8b --memory 32G,24G --context 32768 --streams 4
 
     Builds the model without its weights, as the nodes do before they load
     anything, so it finds what they would refuse: a class that mlx-lm does not
@@ -68,7 +68,7 @@ def plan(
 
     It shows what a rank holds in memory, which may be more than its files:
     fp8 becomes bf16. While it loads, it also holds one layer's files. Running
-    requests take memory for their caches: --rows rows of --context tokens.
+    requests take memory for their caches: --streams rows of --context tokens.
 
     Next: put the same split into the head's config (layers = [20, 12]), or
     leave it out to have it worked out like this from each machine's memory.
@@ -96,18 +96,19 @@ def plan(
         Tokens of a row, prompt and answer, that its caches are to have room
         for. If left out: 4096, or what the model takes, and nothing is
         refused for it.
-    rows
-        Rows at once. With several, the way is recommended that is fastest for
-        them together.
+    streams
+        Answers at once, each of which is a row. With several, the way is
+        recommended that is fastest for them together. As the config says, or 1,
+        if left out.
     """
     ring = _ring(config, model, memory)
     info = describe_model(ring.folder, adapter or ring.adapter)
     rooms = list(ring.rooms)
     counts = [_count(part) for part in layers.split(",")] if layers else []
-    if context < 0 or rows < 1:
+    if context < 0 or streams < 0:
         raise UserError(
-            f"--context {context} --rows {rows}: there are no fewer than 0 tokens, and 1 row",
-            "For example --context 32768 --rows 4.",
+            f"--context {context} --streams {streams}: there are no fewer than 0 tokens or streams",
+            "For example --context 32768 --streams 4.",
         )
     load_text(info.folder)
     found = structure(info)
@@ -131,7 +132,7 @@ def plan(
         raise UserError(
             f"--context {context}: the model takes {info.context} tokens", "Ask for no more."
         )
-    asked = Workload(context or min(CONTEXT, info.context), rows)
+    asked = Workload(context or min(CONTEXT, info.context), streams or ring.streams)
     ranks = [_Rank.of(found, made, rank, room, asked) for rank, room in enumerate(rooms)]
     if context:
         _check_caches(ranks, asked)
@@ -144,22 +145,28 @@ def plan(
                 **_describe(info, found, made, asked, ranks),
                 "draft": beside,
                 **_describe_ways(found_ways, chosen, asked, known.source),
+                "taken": ring.taken,
             }
         )
         return
     _show(info, found, made, asked, ranks, beside)
     _show_ways(found_ways, chosen, asked, known.source)
+    if ring.taken:
+        print(f"The head says: {visible(ring.taken)}.")
 
 
 @attrs.frozen
 class _Ring:
     """What is planned for: the *folder* of the model with its *adapter*, bytes of each rank
-    (*rooms*), and what the head says of itself (*facts*), if it was asked."""
+    (*rooms*), for how many *streams* it is, what the head says of itself (*facts*), if it was
+    asked, and what it has *taken*, in a line."""
 
     folder: Path
     adapter: Path | None
     rooms: tuple[int, ...]
+    streams: int = 1
     facts: Mapping[str, Any] | None = None
+    taken: str = ""
 
 
 def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
@@ -179,7 +186,9 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
         facts = next(ask(settings.control_socket, "status", seconds=ANSWER_SECONDS))
     except NobodyThere:
         print_note("no node of this config runs here: memory and pace of this machine, estimates")
-        return _Ring(folder, settings.adapter, rooms or (_own_room(settings.memory or 0),))
+        return _Ring(
+            folder, settings.adapter, rooms or (_own_room(settings.memory or 0),), settings.streams
+        )
     if rooms and len(rooms) != facts["world"]:
         raise UserError(
             f"--memory has {len(rooms)} sizes, and the ring {facts['world']} ranks",
@@ -199,11 +208,16 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
         )
     # What was measured is of the model that runs.
     same = model is None and not facts["rank"]
+    choice = facts.get("choice") or {"text": "", "compared": []}  # a head may be older
+    if choice["compared"]:
+        facts = facts | choice  # of the ring that it left
     return _Ring(
         folder,
         settings.adapter,
         rooms or tuple(had[rank] for rank in range(facts["world"])),
+        settings.streams,
         facts if same else None,
+        choice["text"] if same else "",
     )
 
 
@@ -252,8 +266,8 @@ def _check_caches(ranks: list[_Rank], asked: Workload) -> None:
                 f"it does not fit: rank {number} would need {format_size(rank.caches)} for the "
                 f"caches of {asked.rows} x {asked.context} tokens beside weights of "
                 f"{format_size(rank.weights)}, and has {format_size(rank.memory)}",
-                "Ask for a shorter --context or fewer --rows, or give that rank more --memory or "
-                "fewer --layers.",
+                "Ask for a shorter --context or fewer --streams, or give that rank more --memory "
+                "or fewer --layers.",
             )
 
 
@@ -342,7 +356,7 @@ def _show(
             ("weights", f"{format_size(held)} in memory{on_disk}"),
             ("strategy", f"{made.strategy.value}: {made.reason}"),
             ("per hop", f"{format_size(_hop_bytes(info))} of hidden state for each row and token"),
-            ("caches", f"{asked.rows} x {asked.context} tokens (--rows, --context)"),
+            ("caches", f"{asked.rows} x {asked.context} tokens (--streams, --context)"),
             *([("draft model", f"{format_size(beside)} of rank 0's memory")] if beside else []),
             *(("note", note) for note in _notes(info, found)),
         ]

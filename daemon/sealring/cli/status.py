@@ -145,8 +145,9 @@ def _show(url: str, ring: dict[str, Any]) -> None:
         ("draft model", _draft(ring.get("draft"))),
     ]
     print_facts([(name, value) for name, value in facts if value])
-    for each in ring.get("degraded", ()):
-        print(f"\nwithout {visible(each['name'])}: {visible(each['why'])}")
+    for rank in ring["ranks"]:
+        if rank.get("outside"):  # a head may be older
+            print(f"\nwithout {visible(rank['name'])}: {visible(rank['outside'])}")
     whys = ring["why"] or [{"text": fault, "advice": ""} for fault in ring["faults"]]
     _print_obstacles(whys, ring["starved"])
     print_table(
@@ -219,6 +220,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
         ("ring", _ring(facts)),
+        ("choice", (facts.get("choice") or {"text": ""})["text"]),
         ("epoch", str(facts["epoch"])),
         ("layers", f"{layers[0]} to {layers[1] - 1}" if layers else "none yet"),
         ("fetching", _fetching(facts)),

@@ -141,6 +141,14 @@ class Config(NodeFile):
         description="seconds that requests under way may take to finish when the node is stopped",
         examples=["30"],
     )
+    streams: int = pydantic.Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="how many answers at once the ring is to be fast for: by them the head chooses "
+        "whether it is faster alone, and 'sealring plan' what it recommends (head)",
+        examples=["8"],
+    )
     prefix_sharing: SharingName = pydantic.Field(
         default="connection",
         description="which prompts a caller without a key continues: those of its 'connection', "

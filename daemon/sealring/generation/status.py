@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Progress
@@ -30,9 +31,23 @@ from sealring_trio.units import wall_ms
 from sealring.generation.paces import describe_paces
 
 
-def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str, Any]:
+@attrs.frozen
+class Choice:
+    """What the head says in one line (*text*) of the ring that it has, and what others would give.
+    If it prefers to be alone, *compared* are the ranks of the ring with which that was compared,
+    and *facts* has the `bounds` and `paces` of that."""
+
+    text: str
+    facts: Mapping[str, Any] | None = None
+    compared: tuple[int, ...] = ()
+
+
+def describe_node(
+    runtime: Runtime, model: Path, draining: str = "", choice: Choice | None = None
+) -> dict[str, Any]:
     """The state of *runtime*'s node as a JSON object. Sizes are bytes; times are microseconds
-    unless their name says another unit. *draining* says why the node takes no requests."""
+    unless their name says another unit. *draining* says why the node takes no requests, *choice*
+    what a head chose."""
     node = runtime.node
     roster = node.roster.roster
     standing = node.standing()
@@ -88,6 +103,7 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
         "hop_us": hop_quantiles(runtime),
         "paces": describe_paces(runtime.timings if len(ring) == node.world else ()),
         "rooms": dict(standing.rooms),
+        "choice": describe_choice(choice, standing),
         "sum_us": _sum_us(standing),
         "guesses": describe_guesses(runtime),
         "draft": None if runtime.drafts is None else runtime.drafts.describe_here(),
@@ -111,6 +127,17 @@ def describe_node(runtime: Runtime, model: Path, draining: str = "") -> dict[str
             if rank != node.rank
         ],
     }
+
+
+def describe_choice(choice: Choice | None, standing: Standing) -> dict[str, Any] | None:
+    """What the head chose, for a plan to go by; None before it has compared anything."""
+    if choice is None or choice.facts is None:
+        return None if choice is None else {"text": choice.text, "compared": []}
+    if (preference := standing.preference) is None:
+        return None  # who is in the ring has changed since
+    if preference.failed:
+        return {"text": f"{choice.text}; but it failed: {preference.failed}", "compared": []}
+    return {"text": choice.text, "compared": list(choice.compared), **choice.facts}
 
 
 def describe_roster(roster: Roster) -> dict[str, Any]:

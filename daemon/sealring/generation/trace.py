@@ -315,6 +315,11 @@ class Tracer:
         """The uids of *trace*'s rows."""
         return [uid for uid, owner in self._of_row.items() if owner is trace]
 
+    @property
+    def row_count(self) -> int:
+        """The rows that are not over, of all requests."""
+        return len(self._of_row)
+
     def begin(self, trace: Trace) -> None:
         """Follow *trace*."""
         self._live[trace.id] = trace

@@ -470,6 +470,17 @@ class _RingCollector(Collector):
         if node.rank == 0:
             inside = {(str(rank),): float(rank in node.ring) for rank in range(node.world)}
             yield _gauge("rank_in_ring", "1 if the rank is in the ring.", inside, ["rank"])
+            outside = node.standing().outside
+            spare = {
+                (str(rank),): float(rank in outside and outside[rank].chosen)
+                for rank in range(node.world)
+            }
+            yield _gauge(
+                "rank_spare",
+                "1 if the rank is there, and left out because the ring is faster without it.",
+                spare,
+                ["rank"],
+            )
         known = self._runtime.facts().progress
         shares = [
             known[rank].cache / ready.room

@@ -57,11 +57,12 @@ MAX_LIVE: Final = 64
 
 
 def absent(standing: Standing, roster: Roster) -> list[dict[str, Any]]:
-    """The members of *roster* that the ring goes on without, and why."""
+    """The members of *roster* that the ring has to go on without, and why."""
     now = trio.current_time()
     return [
         {"rank": rank, "name": roster.members[rank].name, "why": each.text(now)}
         for rank, each in standing.outside.items()
+        if not each.chosen
     ]
 
 

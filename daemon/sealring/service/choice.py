@@ -1,24 +1,40 @@
-"""Says in one line which way the head took to run the model, and what another would give.
+"""Whether the head alone is faster than the ring of all, and takes over.
 
 A ring begins with a pipeline of the members that are there. Once some tokens have been timed, that
-is compared with each of them alone, as `sealring plan` does. Nothing is taken because of it: the
-head chooses its members by who is there, and tries tensor parallelism by its own measurements
-(`head.trial`), which say for themselves why it was taken or not.
+is compared with each machine alone, as `sealring plan` does (`forecast.judge`). If the head alone
+is clearly faster, the node prefers a ring of itself (`Node.prefer`), which it becomes while no
+request is there; the other machines stay ready, and are left out. Then its pace is compared with
+what the ring of all gave. If it gives less, all are back in, and stay.
+
+Each epoch is judged once, so nothing changes again before members come or go. A strategy that asks
+for one way, chosen layers, and `min_ranks` above 1 keep all machines in: the comparison is then
+only told. Tensor parallelism is tried by the head's own measurements before (`head.trial`), and is
+not left.
 """
 
 from __future__ import annotations
 
 import logging
+import statistics
+from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+from sealring_model.errors import LoadError
+from sealring_model.loading.model_store import check_whole
 from sealring_protocol.codec.messages import CacheCost
-from sealring_protocol.control.effects import StepTiming
+from sealring_protocol.control.effects import Preference, Standing, StepTiming
 from sealring_protocol.control.plan import PlanRequest, Strategy
 from sealring_protocol.control.requests import RowOpened
-from sealring_trio.node.runtime import Runtime
+from sealring_protocol.errors import LocalProtocolError
 
-from sealring.forecast import CONTEXT, Workload, describe_taken, ways
+from sealring.files.config import Config
+from sealring.forecast import CONTEXT, Candidate, Forecast, Overheads, Verdict, Workload, judge
+from sealring.forecast import ways as find_ways
+from sealring.generation.generation import Generator
 from sealring.generation.paces import describe_paces
+from sealring.generation.status import Choice
+from sealring.generation.trace import Observer
 from sealring.local.paces import is_measured, measured_machines
 
 log = logging.getLogger("sealring.node")
@@ -26,14 +42,78 @@ log = logging.getLogger("sealring.node")
 EVERY: Final = 32
 """Steps between two looks at whether enough is known."""
 
+BLOCK: Final = 16
+"""Tokens whose mean time counts as one."""
 
-class ChoiceTeller:
-    """Watches the steps of *runtime*'s node, and logs the line once in each epoch."""
+ENOUGH: Final = 4
+"""Blocks by which a ring is known."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+
+class PaceMeter(Observer):
+    """What a ring gives in tokens per second of all its streams, guesses included, by the tokens
+    that came while as many *rows* were under way as there are *streams* to be.
+
+    The median of blocks: a guess that was right brings two tokens at once, and a stall is rare.
+    """
+
+    def __init__(self, streams: int, rows: Callable[[], int]) -> None:
+        self._streams = streams
+        self._rows = rows
+        self.clear()
+
+    def clear(self) -> None:
+        """The ring is another from now on."""
+        self._blocks: list[float] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._count, self._seconds = 0, 0.0
+
+    def next_token(self, seconds: float) -> None:
+        """A choice had its next token, *seconds* after the one before."""
+        if self._rows() != self._streams:
+            self._begin()
+            return
+        self._count += 1
+        self._seconds += seconds
+        if self._count == BLOCK:
+            self._blocks.append(self._seconds / BLOCK)
+            self._begin()
+
+    @property
+    def pace(self) -> float:
+        """Tokens per second; 0 while too little is known."""
+        if len(self._blocks) < ENOUGH:
+            return 0.0
+        return self._streams / max(statistics.median(self._blocks), 1e-6)
+
+
+@attrs.frozen
+class _Measured:
+    """The ways to run the model on the ring of now, the first of which it has taken; *gave* is what
+    that gives in tokens per second. *least* and *facts* are those of `judge` and `Choice`."""
+
+    ways: list[Forecast]
+    least: Forecast | None
+    gave: float
+    facts: dict[str, Any]
+
+
+class RingChoice:
+    """Watches the steps and tokens of *generator*'s node, and chooses for it as *config* allows."""
+
+    def __init__(self, generator: Generator, config: Config) -> None:
+        self._generator = generator
+        self._runtime = generator.runtime
+        self._config = config
+        self._meter = PaceMeter(config.streams, lambda: generator.tracer.row_count)
         self._steps = 0
-        self._told = 0  # the epoch of the last line
+        self._epoch = 0  # the one that is measured
+        self._judged = False  # it has been
+        self._gave = 0.0  # what the ring of all gave, when the head alone was preferred to it
+        self._stays: set[tuple[int, tuple[int, ...]]] = set()  # rings that were faster, by serial
+        self._runtime.watchers.append(self.watch)
+        generator.tracer.observers.append(self._meter)
 
     def watch(self, event: StepTiming | RowOpened) -> None:
         """A step was answered."""
@@ -41,39 +121,123 @@ class ChoiceTeller:
             return
         self._steps += 1
         if self._steps % EVERY == 0:
-            epoch = self._runtime.node.standing().epoch.counter
-            if epoch != self._told and (text := describe_choice(self._runtime)):
-                self._told = epoch
-                log.info("%s", text)
+            self._look(self._runtime.node.standing())
 
+    def _look(self, standing: Standing) -> None:
+        if standing.epoch.counter != self._epoch:
+            self._epoch, self._judged = standing.epoch.counter, False
+            self._meter.clear()
+        if self._judged or standing.checked or (found := self._measured(standing)) is None:
+            return
+        self._judged = True
+        preference = standing.preference
+        if preference is not None and preference.ring == standing.ring:
+            self._compare(preference, found)
+        elif len(standing.ring) > 1:
+            self._judge(standing, found)
 
-def describe_choice(runtime: Runtime) -> str:
-    """The line; empty while too little was measured, and where there is no choice."""
-    node, standing = runtime.node, runtime.node.standing()
-    plan, info, ring = standing.plan, node.engine_info, standing.ring
-    members = node.roster.roster.members
-    if plan is None or info is None or plan.world == 1 or len(ring) != plan.world:
+    def _measured(self, standing: Standing) -> _Measured | None:
+        """What is known of the present ring; None while that is too little."""
+        node, plan, ring = self._runtime.node, standing.plan, standing.ring
+        info, pace = node.engine_info, self._meter.pace
+        if plan is None or info is None or len(ring) != plan.world or not pace:
+            return None
+        members = node.roster.roster.members
+        ranks: list[dict[str, Any]] = [
+            {"rank": place, "name": members[rank].name, "addresses": list(members[rank].addresses)}
+            for place, rank in enumerate(ring)
+        ]
+        facts: dict[str, Any] = {
+            "bounds": list(plan.split.bounds),
+            "paces": describe_paces(self._runtime.timings),
+        }
+        named = {**ranks[0], "peers": ranks[1:], **facts, "sum_us": 0, "guess_ms": {}}
+        if plain := standing.guess_seconds.get("plain"):
+            named["guess_ms"] = {"plain": 1e3 * plain}
+        several = max(map(int, facts["paces"]["decode_us"]), default=0)
+        streams = self._config.streams
+        if not is_measured(named, plan.world) or not standing.ready.keys() >= set(ring):
+            return None
+        if streams > 1 and 2 * several < streams:  # rows of one group
+            return None
+        known = measured_machines(info.head, [standing.rooms[rank] for rank in ring], named)
+        costs = [CacheCost(0, 0)] * len(info.layers)
+        for place, rank in enumerate(ring):
+            costs[plan.layers(place).start] = standing.ready[rank].cost  # of all its layers
+        asked = self._asked(info.context)
+
+        def found(machines: tuple[Candidate, ...], network: Overheads) -> list[Forecast]:
+            counts = tuple(len(plan.layers(rank)) for rank in range(len(machines)))
+            request = PlanRequest(Strategy.PIPELINE, counts if machines[1:] else ())
+            return find_ways(info, costs, machines, network, asked, request)
+
+        network = attrs.evolve(known.network, turn=known.network.hop, turn_measured=True)
+        every = found(known.machines, known.network)
+        least = next(iter(found(known.machines[:1], network)), None)
+        given = every[0].many if streams > 1 else every[0].one
+        return _Measured(every, least, max(given, pace), facts)
+
+    def _asked(self, context: int) -> Workload:
+        return Workload(min(CONTEXT, context), self._config.streams)
+
+    def _judge(self, standing: Standing, found: _Measured) -> None:
+        """Prefer the head alone to the ring of several that was *found*, if that is faster."""
+        context = found.ways[0].longest
+        verdict = judge(found.ways, found.least, found.gave, self._asked(context))
+        why_not = self._why_not(standing) if verdict.takes else ""
+        if not verdict.takes or why_not:
+            text = f"{verdict.text}; but {why_not}" if why_not else verdict.text
+            self._tell(Choice(text))
+            return
+        self._gave = found.gave
+        self._runtime.spawn(self._prefer, verdict, found.facts)
+
+    def _why_not(self, standing: Standing) -> str:
+        """What keeps the head from taking over alone; empty if nothing does."""
+        config, serial = self._config, self._runtime.node.roster.roster.serial
+        if config.strategy != "auto":
+            return f"strategy = '{config.strategy}' asks for this ring"
+        if config.layers:
+            return "the chosen layers ask for this ring"
+        if config.min_ranks != 1:
+            return f"min_ranks = {config.min_ranks} asks for more than one machine"
+        if (serial, standing.ring) in self._stays:
+            return "it was slower when it was tried"
+        if standing.preference is not None and standing.preference.failed:
+            return f"it failed when it was tried: {standing.preference.failed}"
+        try:
+            check_whole(self._generator.model)
+        except LoadError as error:
+            return str(error)
         return ""
-    ranks: list[dict[str, Any]] = [
-        {"rank": place, "name": members[rank].name, "addresses": list(members[rank].addresses)}
-        for place, rank in enumerate(ring)
-    ]
-    facts = {
-        **ranks[0],
-        "peers": ranks[1:],
-        "bounds": list(plan.split.bounds),
-        "paces": describe_paces(runtime.timings),
-        "sum_us": 0,
-    }
-    if not is_measured(facts, plan.world) or not standing.ready.keys() >= set(ring):
-        return ""
-    rooms = [standing.rooms[rank] for rank in ring]
-    known = measured_machines(info.head, rooms, facts)
-    costs = [CacheCost(0, 0)] * len(info.layers)
-    for place, rank in enumerate(ring):
-        costs[plan.layers(place).start] = standing.ready[rank].cost  # of all its layers
-    counts = tuple(len(plan.layers(rank)) for rank in range(plan.world))
-    asked = Workload(min(CONTEXT, info.context), 1)
-    request = PlanRequest(Strategy.PIPELINE, counts)
-    taken, *others = ways(info, costs, known.machines, known.network, asked, request)
-    return describe_taken(taken, others)
+
+    async def _prefer(self, verdict: Verdict, facts: dict[str, Any]) -> None:
+        node, ring = self._runtime.node, self._runtime.node.ring
+        try:
+            self._runtime.enter(node.prefer, Preference((0,), verdict.why))
+        except LocalProtocolError:  # the ring has changed meanwhile, and is judged anew
+            return
+        self._tell(Choice(f"{verdict.why}: taken at the next pause between requests", facts, ring))
+
+    def _compare(self, preference: Preference, found: _Measured) -> None:
+        """The head is alone, as *found*: go back if it gives less than the ring of all did."""
+        before = self._generator.choice
+        ring = before.compared if before is not None else ()
+        name = found.ways[0].name
+        gives = f"{found.gave:.3g} tokens/s"
+        gave = f"and the ring of {len(ring)} gave {self._gave:.3g}"
+        if found.gave >= self._gave:
+            text = f"{name} gives {gives}, measured, {gave}"
+            self._tell(Choice(text, before.facts if before is not None else None, ring))
+            self._runtime.spawn(self._change, attrs.evolve(preference, why=text))
+            return
+        self._stays.add((self._runtime.node.roster.roster.serial, ring))
+        self._tell(Choice(f"{name} gave only {gives}, {gave}: all machines serve again, and stay"))
+        self._runtime.spawn(self._change, None)
+
+    async def _change(self, preference: Preference | None) -> None:
+        self._runtime.enter(self._runtime.node.prefer, preference)
+
+    def _tell(self, choice: Choice) -> None:
+        self._generator.choice = choice
+        log.info("%s", choice.text)

@@ -142,7 +142,11 @@ class Requests:
         match name:
             case "status":
                 generator = self._generator
-                await reply(describe_node(self._runtime, generator.model, generator.leaving))
+                await reply(
+                    describe_node(
+                        self._runtime, generator.model, generator.leaving, generator.choice
+                    )
+                )
             case "generate":
                 asked = read_fields(GenerateFields, body, "generate")
                 self._check_head()

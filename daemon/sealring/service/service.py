@@ -46,7 +46,7 @@ from sealring.generation.status import describe_node
 from sealring.http.connections import raise_limit
 from sealring.joining.door import Door
 from sealring.local.node_socket import listening
-from sealring.service.choice import ChoiceTeller
+from sealring.service.choice import RingChoice
 from sealring.service.head_api import HeadApi, prepare, why_not_head
 from sealring.service.requests import (
     DOOR_REQUESTS,
@@ -193,7 +193,7 @@ async def _live(
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
             nursery.start_soon(_keep, generator)
-            runtime.watchers.append(ChoiceTeller(runtime).watch)
+            RingChoice(generator, config)
             nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator, door)
             switch.begin(setup, generator, api)
             door.begin(lambda: runtime.node.roster, runtime.install, config.model)

@@ -176,12 +176,13 @@ class Attendance:
     # -------------------------------------------------------------- a smaller ring
 
     def prefer(self, preference: Preference | None, current: Ring) -> None:
-        """Prefer a smaller ring, which was compared with the *current* one; None: no more. Ignored
-        once a preferred ring has failed. Raises `LocalProtocolError` unless its ranks rise from 0,
-        are some of *current*, and are enough."""
-        if self.preference is not None and self.preference.failed:
+        """Prefer a smaller ring, which was compared with the *current* one, or say anew why it is
+        preferred; None: no more. Ignored once a preferred ring has failed. Raises
+        `LocalProtocolError` unless its ranks rise from 0, are some of *current*, and are enough."""
+        known = self.preference
+        if known is not None and known.failed:
             return
-        if preference is not None:
+        if preference is not None and (known is None or known.ring != preference.ring):
             ring = preference.ring
             rises = ring[:1] == (0,) and list(ring) == sorted(set(ring))
             if not rises or not set(ring) < set(current) or len(ring) < self._least:
