@@ -70,6 +70,14 @@ def served() -> Iterator[Served]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def quick_paces() -> Iterator[None]:
+    """A plan runs some layers just once: the figures are no good, and the rest is as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sealring_model.loading.pace.SECONDS", 1e-6)
+        yield
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """What is long by one parameter and slow by another is long."""
     if item.get_closest_marker("long"):

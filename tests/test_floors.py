@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,7 @@ CONFORMANCE_ALSO = {
 """What modules of the room that runs the vectors import beside; the other modules, nothing."""
 
 
+@functools.cache
 def imports(folder: str) -> list[tuple[str, str]]:
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):

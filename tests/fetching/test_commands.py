@@ -22,6 +22,8 @@ from tests.fetching.conftest import MODEL
 from tests.fetching.stand_in import COMMIT, StandIn
 from tests.io_trio.helpers import Outcome, sealring
 
+pytestmark = pytest.mark.usefixtures("quick_paces")
+
 
 @pytest.fixture
 def run(server: StandIn, store: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:

@@ -19,6 +19,8 @@ from sealring_protocol.security.roster import SignedRoster
 
 from tests.io_trio.helpers import sealring
 
+pytestmark = pytest.mark.usefixtures("quick_paces")
+
 
 def make_home(folder: Path) -> Path:
     """A folder with a coordinator's key, two nodes' keys, a draft and a signed roster."""

@@ -28,6 +28,8 @@ from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.plan import PlanRequest, Strategy
 from sealring_trio.files.models import TINY, describe_model, find_model
 
+pytestmark = pytest.mark.usefixtures("quick_paces")
+
 MIB = 1 << 20
 INFO = EngineInfo(
     model=bytes(32),

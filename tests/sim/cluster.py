@@ -287,6 +287,7 @@ class Cluster:
             self._carry_out(host)
         for number in node.links_to_flush():
             self.network.transmit(host, number, bytes(node.data_to_send(number)))
+        host.settled = True
 
     def _carry_out(self, host: Host) -> None:
         for event in events_of(host.node):
@@ -303,6 +304,7 @@ class Cluster:
         except SealringError as error:
             host.node.link_over(number, error, self.now)
         self.network.transmit(host, number, bytes(session.data_to_send()))
+        host.settled = True
 
     def _on(self, host: Host, event: Any) -> None:
         node = host.node

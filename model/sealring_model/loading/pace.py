@@ -29,7 +29,7 @@ _CHUNK: Final = 64
 _VALUE: Final = 1 / 64
 """Of each weight: processors take longer for values that are no numbers."""
 
-_SECONDS: Final = 0.6
+SECONDS: Final = 0.6
 """Of each figure, after which no other run begins. On a busy machine the processor is another's for
 many milliseconds in a row, so a few short runs would all be slow."""
 
@@ -95,7 +95,7 @@ def _run(stage: PartStage, rows: int, tokens: int) -> list[mx.array]:
 def _fastest(make: Callable[[], list[mx.array]]) -> float:
     """The fewest seconds of what *make* gives: whatever else the machine does only adds some."""
     took: list[float] = []
-    while sum(took) < _SECONDS:
+    while sum(took) < SECONDS:
         begin = time.perf_counter()
         mx.eval(make())
         took.append(time.perf_counter() - begin)
