@@ -169,7 +169,7 @@ ROOMS = {
     "daemon/sealring": (
         *("output", "logs", "files", "forecast", "text", "generation", "dialects", "structured"),
         *("text_worker", "http", "dashboard", "local", "joining", "discovery"),
-        *("service", "verify", "profiling", "cli", "__main__"),
+        *("service", "verify", "cli", "__main__"),
     ),
 }
 """The rooms of each package, in order. A room imports what stands before it."""

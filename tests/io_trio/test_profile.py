@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring.local.node_socket import ask
-from sealring.profiling import (
+from sealring.cli.profile import (
     RankParts,
     Recording,
     balance_of,
@@ -23,6 +22,7 @@ from sealring.profiling import (
     parts_of,
     slow_links_of,
 )
+from sealring.local.node_socket import ask
 from sealring_trio.errors import OperationError
 
 from tests.io_trio.conftest import Ring

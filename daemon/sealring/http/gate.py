@@ -306,13 +306,13 @@ class Gate:
     def _keys_needed(self, scope: Scope) -> bool:
         if _is_owner(scope):
             return False
-        with _unreadable_keys():
+        with unreadable_keys():
             return self._head.keys_needed
 
     def _admit(self, scope: Scope, headers: Headers, name: str, needed: bool) -> Caller:
         """The caller of request *name*. Raises `ApiError` if it may not pass."""
         presented = _presented(headers)
-        with _unreadable_keys():
+        with unreadable_keys():
             owner = self._head.keys.owner(presented) if presented else None
         if needed and owner is None and not is_public(scope["path"]):
             what = "This API needs a key" if not presented else "The API key is not known"
@@ -426,7 +426,7 @@ def _foreign(origin: str) -> str:
 
 
 @contextmanager
-def _unreadable_keys() -> Iterator[None]:
+def unreadable_keys() -> Iterator[None]:
     """Turns the error of an unreadable key file within the block into an `ApiError`."""
     try:
         yield

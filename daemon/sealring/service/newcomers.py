@@ -23,9 +23,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
 
-from sealring.dialects.errors import ApiError, unavailable
+from sealring.dialects.errors import ApiError
 from sealring.files.config import Config, config_path
-from sealring.http.gate import Caller
+from sealring.http.gate import Caller, unreadable_keys
 from sealring.http.head import ApiHead, Newcomers
 from sealring.joining.door import Door, Knock
 
@@ -120,12 +120,9 @@ class NewcomersApi:
         """Why the caller of *request* may not decide; empty if he may."""
         head: ApiHead = request.app.state.head
         caller: Caller = request.scope["state"]["visitor"]
-        try:
+        with unreadable_keys():
             if not caller.may_admit(head):
                 return _NOT_ADMIT if caller.keyed else _NO_KEY
-        except UserError as error:
-            log.warning("%s", error)
-            raise unavailable("The API keys cannot be read.", "keys_unreadable") from None
         if self._config.coordinator_key is None:
             return _NO_COORDINATOR
         return ""
