@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 from sealring_trio.errors import UserError
-from sealring_trio.files.key_files import check_secret, decoded, is_there, public_path, read_file
+from sealring_trio.files.key_files import is_there, public_path, read_secret
 from sealring_trio.files.rosters import KEPT, MARK
 
 from sealring.cli.options import AsJson, OwnConfig
@@ -172,15 +172,7 @@ def read_passphrase(file: Path | None, *, again: bool) -> str:
     """The passphrase: of *file*, the environment, or a terminal, there *again* if it is a new one.
     Raises `UserError`."""
     if file is not None:
-        try:
-            data, status = read_file(file)
-            text = decoded(data)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise UserError(
-                f"cannot read the passphrase in {file}: {reason}", "Check the path."
-            ) from None
-        check_secret(file, status, "passphrase")
+        text = read_secret(file, "passphrase", "Check the path.")
         return text.partition("\n")[0].rstrip("\r")
     if (given := os.environ.get(VARIABLE)) is not None:
         return given

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -14,7 +15,11 @@ from sealring_trio.errors import OperationError, UserError
 
 from sealring.cli.options import (
     NO_KEY,
+    STDIN,
     Access,
+    Count,
+    Fraction,
+    FromZero,
     Positive,
     Prompt,
     Seed,
@@ -24,24 +29,14 @@ from sealring.cli.options import (
     read_prompt,
     usual_url,
 )
-from sealring.cli.speaking import Silent, speaker
-from sealring.output import print_json, print_note, progress
+from sealring.cli.speaking import PlainSpeaker, Speaker, speaker
+from sealring.files.config import own_config
+from sealring.local.node_socket import ask
+from sealring.output import note_cut_off, print_json, print_note, progress
 
 if TYPE_CHECKING:
     from sealring.local.client import HeadClient, StreamedAnswer
     from sealring.local.ring import LocalApi
-from pathlib import Path
-
-from sealring.cli.options import (
-    STDIN,
-    Count,
-    Fraction,
-    FromZero,
-)
-from sealring.cli.speaking import PlainSpeaker, Speaker
-from sealring.files.config import own_config
-from sealring.local.node_socket import ask
-from sealring.output import note_cut_off
 
 RAW_TOKENS: Final = 256
 """Tokens of a continuation that is given no limit, as in 'generate'."""
@@ -261,7 +256,7 @@ def _answer(
     """Have *text* answered, and print the answer as it comes."""
     from sealring.local.client import COMPLETION, StreamedAnswer, stream  # noqa: PLC0415 - as above
 
-    out = Silent() if json else speaker(plain)
+    out = Speaker() if json else speaker(plain)
     if raw:
         answer = StreamedAnswer()
         most = settings.pop("max_completion_tokens", RAW_TOKENS)
@@ -382,20 +377,20 @@ def generate(
         "seed": seed,
     }
     text = ""
-    speaker: Speaker = Silent() if json else PlainSpeaker()
+    out = Speaker() if json else PlainSpeaker()
     facts = {}
     try:
-        for event in ask(socket, "generate", fields, notice=speaker.wait):
+        for event in ask(socket, "generate", fields, notice=out.wait):
             match event["event"]:
                 case "waiting":
-                    speaker.wait(event["text"])
+                    out.wait(event["text"])
                 case "text":
                     text += event["text"]
-                    speaker.say("content", event["text"])
+                    out.say("content", event["text"])
                 case "done":
                     facts = {key: value for key, value in event.items() if key != "event"}
     finally:
-        speaker.end()
+        out.end()
     if json:
         print_json({"text": text, **facts})
     elif facts.get("reason") == "length":

@@ -12,7 +12,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from sealring.output import reporter, visible
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from sealring.cli.markdown import ShownMarkdown
 
 
-class Speaker(Protocol):
-    """Prints one answer."""
+class Speaker:
+    """Prints one answer. This one prints nothing of it, for JSON that has it in one piece."""
+
+    def __init__(self) -> None:
+        self._report = reporter()
 
     def say(self, kind: str, piece: str) -> None:
         """A piece of it; see `client.Pieces`."""
 
     def wait(self, text: str) -> None:
         """*text* says what is waited for."""
+        self._report(text)
 
     def end(self, note: str = "") -> None:
         """It is over. *note* is said after it, in a terminal."""
@@ -74,29 +78,12 @@ def _echo(output: int, *, on: bool) -> bool:
     return True
 
 
-class Silent:
-    """Prints nothing of the answer, for JSON that has it in one piece."""
-
-    def __init__(self) -> None:
-        self._wait = reporter()
-
-    def say(self, kind: str, piece: str) -> None:
-        """See `Speaker`."""
-
-    def wait(self, text: str) -> None:
-        """See `Speaker`."""
-        self._wait(text)
-
-    def end(self, note: str = "") -> None:
-        """See `Speaker`."""
-
-
-class PlainSpeaker:
+class PlainSpeaker(Speaker):
     """Prints the text as it is."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._terminal = sys.stdout.isatty()
-        self._wait = reporter()
         self._said = ""
 
     def say(self, kind: str, piece: str) -> None:
@@ -116,7 +103,7 @@ class PlainSpeaker:
         if self._said and self._terminal:
             print(flush=True)  # what is reported gets a line of its own
             self._said = ""
-        self._wait(text)
+        super().wait(text)
 
     def end(self, note: str = "") -> None:
         """See `Speaker`."""
@@ -124,7 +111,7 @@ class PlainSpeaker:
             print(f" [{note}]" if note and self._terminal else "", flush=True)
 
 
-class RichSpeaker:
+class RichSpeaker(Speaker):
     """Lays Markdown out, and dims what is not the answer."""
 
     def __init__(self) -> None:
@@ -133,6 +120,7 @@ class RichSpeaker:
 
         from sealring.cli.markdown import ShownMarkdown  # noqa: PLC0415
 
+        super().__init__()
         self._console = Console(highlight=False)
         self._make = ShownMarkdown
         self._shown: ShownMarkdown | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
+import trio
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.config import StrategyName
 
@@ -105,34 +106,30 @@ def run_node(
     `UserError`."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the node is there to read its files again
     with claimed(settings.state):
-        _run(settings, lifeline, beside)
+        # These take half a second to import, which a mistake in the config need not wait for.
+        from sealring.service.head_api import prepare  # noqa: PLC0415
+        from sealring.service.service import serve  # noqa: PLC0415
+
+        prepared = prepare(settings, partial(_pause, lifeline))
+        try:
+            trio.run(serve, prepared, lifeline, beside)
+        except BaseException as error:  # noqa: BLE001 - a fault of any kind is told
+            raise _ending(error) from None
 
 
-def _run(
-    settings: Config,
-    lifeline: int | None,
-    beside: Callable[[Door], Awaitable[None]] | None,
-) -> None:
-    # These take half a second to import, which a mistake in the config need not wait for.
-    import trio  # noqa: PLC0415
-
-    from sealring.service.head_api import prepare  # noqa: PLC0415
-    from sealring.service.service import serve  # noqa: PLC0415
-
-    prepared = prepare(settings, partial(_pause, lifeline))
-    try:
-        trio.run(serve, prepared, lifeline, beside)
-    except BaseException as error:
-        faults = list(_leaves(error))
-        for fault in faults:
-            if isinstance(fault, UserError | KeyboardInterrupt):
-                raise fault from None
-        logging.getLogger("sealring").critical("this node has a fault, and ends", exc_info=error)
-        text = "; ".join(dict.fromkeys(f"{type(fault).__name__}: {fault}" for fault in faults))
-        raise OperationError(
-            f"the node failed: {text}",
-            "That is a fault of sealring's. Please report it, with the traceback in the log.",
-        ) from None
+def _ending(error: BaseException) -> BaseException:
+    """What to end with after *error*, which ended the node: what a person can mend, or else that
+    it has a fault, which is logged."""
+    faults = list(_leaves(error))
+    for fault in faults:
+        if isinstance(fault, UserError | KeyboardInterrupt):
+            return fault
+    logging.getLogger("sealring").critical("this node has a fault, and ends", exc_info=error)
+    text = "; ".join(dict.fromkeys(f"{type(fault).__name__}: {fault}" for fault in faults))
+    return OperationError(
+        f"the node failed: {text}",
+        "That is a fault of sealring's. Please report it, with the traceback in the log.",
+    )
 
 
 def _pause(lifeline: int | None, seconds: float) -> None:

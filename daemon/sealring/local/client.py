@@ -30,7 +30,7 @@ import httpcore2
 import httpx2
 from sealring_protocol.limits import MAX_TOKENS
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.files.key_files import check_secret, decoded, read_file
+from sealring_trio.files.key_files import read_secret
 
 from sealring.files.config import DEFAULT_API, has_own_config
 
@@ -162,16 +162,8 @@ def api_key(given: str | None, file: Path | None = None) -> str:
 
 def read_api_key(path: Path) -> str:
     """The API key in the file *path*. Raises `UserError`."""
-    try:
-        data, status = read_file(path)
-        key = decoded(data).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UserError(
-            f"cannot read the API key in {path}: {reason}", "The file should hold the key alone."
-        ) from None
-    check_secret(path, status, "API key in")
-    return _checked_key(key, f"in {path}")
+    key = read_secret(path, "API key", "The file should hold the key alone.")
+    return _checked_key(key.strip(), f"in {path}")
 
 
 def _checked_key(key: str, where: str) -> str:

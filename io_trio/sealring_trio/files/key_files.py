@@ -112,6 +112,19 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-16" if data.startswith(marks) else "utf-8-sig")
 
 
+def read_secret(path: Path, what: str, advice: str) -> str:
+    """The text of the file *path*, which holds *what* and is its owner's alone. Raises `UserError`,
+    with *advice* if it cannot be read."""
+    try:
+        data, status = read_file(path)
+        text = decoded(data)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UserError(f"cannot read the {what} in {path}: {reason}", advice) from None
+    check_secret(path, status, f"{what} in")
+    return text
+
+
 def is_there(path: Path) -> bool:
     """Whether there is something at *path*, as far as this user may know. `Path.exists` raises
     where a name is too long, and in a folder that is closed to this user."""
