@@ -247,6 +247,16 @@ def test_a_member_that_never_gets_ready_is_left_out():
     cluster.run_until(lambda: ring(cluster) == (0, 1, 2), LONG_STAY)
 
 
+def test_neighbours_that_do_not_reach_each_other_stop_the_ring_for_less_than_a_minute():
+    cluster = cluster_of(3)
+    cluster.network.closed = {("host1", "host2"), ("host2", "host1")}
+    cluster.run_until(lambda: cluster.ready, 50.0)
+    assert ring(cluster) == (0, 2)
+    assert "could not get ready" in outside(cluster)[1]
+    cluster.network.closed.clear()
+    cluster.run_until(lambda: ring(cluster) == (0, 1, 2), 3 * LONG_STAY)
+
+
 @pytest.mark.parametrize("pause", [0.2, 1.5])
 def test_one_that_presents_itself_again_and_again_does_not_stop_the_others(pause):
     cluster = cluster_of(3)

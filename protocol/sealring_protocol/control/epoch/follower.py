@@ -214,9 +214,7 @@ class HeadReasons:
 
 LINK_SECONDS: Final = 12.0
 """Seconds to wait for the link once everything else is ready: enough for two failed dials from each
-end. It doubles after each failure, up to `LONGEST_LINK_SECONDS`."""
-
-LONGEST_LINK_SECONDS: Final = 60.0
+end."""
 
 
 class NextLink:
@@ -231,13 +229,12 @@ class NextLink:
         """The link is up."""
         self._names = own, peer
         self._why = ""
-        self._seconds = LINK_SECONDS
         self._ends: float | None = None
 
     def begin(self, now: float) -> None:
         """Start the wait: only the link is missing now."""
         if self._ends is None:
-            self._ends = now + self._seconds
+            self._ends = now + LINK_SECONDS
 
     def end(self) -> None:
         """Stop the wait."""
@@ -248,7 +245,6 @@ class NextLink:
         """The link is up."""
         self.up = True
         self.end()
-        self._seconds = LINK_SECONDS
 
     def lost(self) -> None:
         """The link is down."""
@@ -268,7 +264,6 @@ class NextLink:
         own, peer = self._names
         text = f"{own} cannot reach {peer} {self._why}, nor {peer} {own}"
         self.end()
-        self._seconds = min(2 * self._seconds, LONGEST_LINK_SECONDS)
         return text.encode()[:MAX_REASON].decode(errors="ignore")
 
 
