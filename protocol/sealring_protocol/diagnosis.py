@@ -21,7 +21,7 @@ import attrs
 from sealring_protocol.codec.messages import FailureKind, Hindrance, Progress, Reason, Waiting
 from sealring_protocol.control.deadlines import Starved
 from sealring_protocol.control.effects import Level, Note, Phase, Standing
-from sealring_protocol.control.head.epochs import ONE_SIDED, one_sided, short
+from sealring_protocol.control.head.epochs import ONE_SIDED, OTHER_DTYPE, one_sided, short
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
@@ -92,7 +92,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.NO_TOKENIZER: "Fetch the model again, or take another conversion of it, and start this "
     "node again.",
     Cause.TOKENIZER_LOADING: "",
-    Cause.ENGINE_UNREADABLE: "Fetch the model again, or correct 'model' in the config.",
+    Cause.ENGINE_UNREADABLE: "Mend what this names: install what is missing, fetch the model "
+    "again, or correct 'model' in the config. Then start this node again.",
     Cause.NO_ADDRESS: "Nothing to do here if that node can reach this one.",
     Cause.DIALING: "",
     Cause.UNREACHABLE: "See that it runs, and that the address in the roster is its 'listen'.",
@@ -116,8 +117,8 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.PEER_ENGINE: "Its log and its 'sealring status' say more.",
     Cause.TOO_LITTLE_ROOM: "Raise 'memory' in the configs, add a machine, or take a smaller or "
     "quantized model: see 'sealring plan'.",
-    Cause.NO_PLAN: "Change the strategy, the number of ranks or the layers, or take another model: "
-    "'sealring plan' tries it.",
+    Cause.NO_PLAN: "Change what this names: the backend, the strategy, the number of ranks or the "
+    "layers; or take another model. 'sealring plan' tries it.",
     Cause.UNSERVABLE: "Waiting does not help: mend on that rank what this names, or take another "
     "model or strategy; then start that node again.",
     Cause.CANNOT_SERVE: "That rank's log says more. It is tried again by itself.",
@@ -152,10 +153,34 @@ RINGWIDE: Final = frozenset({Cause.TOO_LITTLE_ROOM, Cause.NO_PLAN, Cause.FETCHIN
 OWN_LOG: Final = "This node's log says more. It is tried again by itself."
 """The advice if the rank that cannot serve is this node."""
 
+CLOCK_ADVICE: Final = "Compare 'date' on both machines, and set the clock that is wrong."
+ROSTER_ADVICE: Final = (
+    "One of the two has another roster, coordinator or key: compare 'sealring roster show ROSTER' "
+    "on both machines."
+)
+"""The advice if a peer ends handshakes without a word, and this node refused it, too."""
+
+APART_ADVICE: Final = (
+    "Let each of the two reach the other's port: look for a firewall, or a network between them. "
+    "They are dialed again by themselves."
+)
+"""The advice if two ranks do not reach each other."""
+
+DTYPE_ADVICE: Final = "Set 'hop_dtype' alike in both configs, and start both nodes again."
+"""The advice if two nodes hold one model, and pass hidden states in two types."""
+
 DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
-    ("refused", "Nothing listens there: start that node, or correct its address in the roster."),
+    (
+        "refused",
+        "Nothing listens there, or a firewall there rejects it: start that node, correct its "
+        "address in the roster, or have the firewall open the port.",
+    ),
     ("no answer", "Its machine is off, the address is another's, or a firewall drops it."),
-    ("route", "No way leads to that network: check the address, the routes and any VPN."),
+    (
+        "route",
+        "Its machine is off, its firewall rejects it, or no way leads there: see whether it runs "
+        "at that address, and check the firewall there, the routes and any VPN.",
+    ),
     ("unreachable", "No way leads to that network: check the address, the routes and any VPN."),
     ("name", "The name does not resolve here: correct it in the roster, or in the name service."),
     ("nodename", "The name does not resolve here: correct it in the roster."),
@@ -644,6 +669,8 @@ def _failed(facts: Facts) -> list[Obstacle]:
     could = "cannot serve this model" if cause is Cause.UNSERVABLE else "could not serve"
     what = f"{who} {could}: {engine}{failed.message}"
     advice = OWN_LOG if own and cause is Cause.CANNOT_SERVE else ""
+    if failed.kind is FailureKind.LINK_LOST and " cannot reach " in failed.message:
+        advice = APART_ADVICE
     rank = None if own else failed.rank
     return [_obstacle(cause, what, rank, since=facts.standing.since, advice=advice)]
 
@@ -683,7 +710,10 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
                 what = f"{who} has just joined, and is starting"  # for how long is told beside it
         case Fault.SILENT:
             cause, what = Cause.SILENT, f"{who}{at} ended the handshake without a word"
-            what += _hint(facts, peer)
+            hint = _hint(facts, peer)
+            if hint is not None:
+                what += f"; {facts.own} refused a connection from {hint.source}, too: {hint.reason}"
+                advice = CLOCK_ADVICE if "clock" in hint.reason else ROSTER_ADVICE
         case Fault.ITSELF:
             cause, what = Cause.ITSELF, f"{who} is not{at}: {trouble.reason}"
         case Fault.MUTE:
@@ -695,23 +725,25 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
                 reason = one_sided(facts.roster.members[facts.rank].name, peer.name)
             cause = Cause.MANIFEST if reason.startswith(ONE_SIDED) else cause
             cause = Cause.NOT_A_MEMBER if reason == NO_MEMBER else cause
-            what = f"{who} refused {facts.own}: {reason}"
+            what, advice = f"{who} refused {facts.own}: {reason}", _refused_advice(reason)
         case Fault.REFUSED:
             cause = Cause.MANIFEST if trouble.reason.startswith(ONE_SIDED) else cause
             what = f"{facts.own} refused {who}: {trouble.reason}"
+            advice = _refused_advice(trouble.reason)
         case Fault.BROKEN:
             cause, what = Cause.BROKEN, f"the link with {who} broke: {trouble.reason}"
     return _obstacle(cause, what, peer.rank, trouble.since, trouble.at, trouble.count, advice)
 
 
-def _hint(facts: Facts, peer: PeerState) -> str:
-    """Text about a connection that this node refused from an address of *peer*, which may be that
-    peer."""
+def _refused_advice(reason: str) -> str:
+    """The advice that *reason*, why a node was refused, has besides its cause's; or empty."""
+    return DTYPE_ADVICE if reason.endswith(OTHER_DTYPE) else ""
+
+
+def _hint(facts: Facts, peer: PeerState) -> RefusedSource | None:
+    """A connection that this node refused from an address of *peer*, which may be that peer."""
     hosts = {address.rpartition(":")[0].strip("[]") for address in peer.addresses}
-    known = next((s for s in facts.strangers if s.source in hosts), None)
-    if known is None:
-        return ""
-    return f"; {facts.own} refused a connection from {known.source}, too: {known.reason}"
+    return next((stranger for stranger in facts.strangers if stranger.source in hosts), None)
 
 
 TELL_SECONDS: Final = 60.0

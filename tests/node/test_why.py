@@ -17,9 +17,20 @@ from sealring_protocol.codec.messages import (
     Pong,
     Progress,
 )
+from sealring_protocol.codec.tensor import DType
 from sealring_protocol.control.effects import Level, Note, Phase
 from sealring_protocol.control.plan import Strategy
-from sealring_protocol.diagnosis import ADVICE, ENGINE_SECONDS, TELL_SECONDS, Cause, obstacles
+from sealring_protocol.diagnosis import (
+    ADVICE,
+    APART_ADVICE,
+    CLOCK_ADVICE,
+    DTYPE_ADVICE,
+    ENGINE_SECONDS,
+    ROSTER_ADVICE,
+    TELL_SECONDS,
+    Cause,
+    obstacles,
+)
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
@@ -86,19 +97,29 @@ class Unloadable(FakeEngine):
 
 
 class Ring(Cluster):
-    """One whose engines have *room*, and of which those after the head cannot load if they are
-    *unloadable*."""
+    """One whose engines have *room*, and of which those after the head pass hidden states in
+    another *dtype*, and cannot load if they are *unloadable*."""
 
-    def __init__(self, world: int = 2, *, room: int = 1 << 30, unloadable: str = "") -> None:
+    def __init__(
+        self,
+        world: int = 2,
+        *,
+        room: int = 1 << 30,
+        unloadable: str = "",
+        dtype: DType = DType.U32,
+    ) -> None:
         self.room = room
+        self.dtype = dtype
         self.unloadable = unloadable
         super().__init__(world, 1)
 
     def start_engine(self, host: Host) -> None:
         if not host.alive or host.engine is not None:
             return
-        model = attrs.evolve(info(), room=self.room)
-        broken = self.unloadable if host.name != "host0" else ""
+        head = host.name == "host0"
+        dtype = DType.U32 if head else self.dtype
+        model = attrs.evolve(info(), room=self.room, dtype=dtype)
+        broken = "" if head else self.unloadable
         host.engine = Unloadable(model, why=broken) if broken else FakeEngine(model)
         host.node.engine_message(host.engine.model, self.now)
         self.settle(host)
@@ -357,8 +378,45 @@ def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     said = "rank 1 (node1) loads its layers, or waits for its link to rank 2 (node2)"
     assert any(text.startswith(said) for _, text in says(made, "host0"))
     made.run_for(25.0)  # a person wonders by now
-    hint = "on a GPU that compiles kernels the first time, or waits for its link to rank 2"
-    assert any(hint in text for _, text in says(made, "host0"))
+    why = "node1 cannot reach node2 at host2:1 (no answer within 5 s), nor node2 node1"
+    told = [o for o in made.head.node.obstacles(made.now) if why in o.what]
+    assert [obstacle.advice for obstacle in told] == [APART_ADVICE]
+
+
+@attrs.frozen
+class Advised:
+    """A ring, a part of what both its nodes say, and what each says is to be done."""
+
+    make: Callable[[], Cluster]
+    words: str
+    advice: str
+
+
+ADVISED = {
+    "other hidden states": Advised(
+        lambda: Ring(dtype=DType.F32),
+        "hidden states in F32 between ranks, and node0 in U32",
+        DTYPE_ADVICE,
+    ),
+    "another cluster": Advised(other_cluster, "ended the handshake without a word;", ROSTER_ADVICE),
+    "another clock": Advised(
+        lambda: Cluster(2, 1, clocks={"host1": 86_400.0}),
+        "ended the handshake without a word;",
+        CLOCK_ADVICE,
+    ),
+}
+
+
+@pytest.mark.parametrize("row", ADVISED)
+def test_the_advice_is_for_what_is_the_matter(row):
+    """And not for all that may be, where one of the two knows more."""
+    case = ADVISED[row]
+    made = case.make()
+    made.run_for(8.0)
+    told = [o for host in made.hosts.values() for o in host.node.obstacles(made.now)]
+    advised = [obstacle.advice for obstacle in told if case.words in obstacle.what]
+    assert advised, told
+    assert set(advised) == {case.advice}
 
 
 def test_a_rank_that_the_one_before_it_does_not_reach_says_so():

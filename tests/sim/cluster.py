@@ -88,6 +88,7 @@ class Cluster:
         memory: int = 1 << 30,
         at: dict[int, tuple[str, ...]] | None = None,
         trusted: bool = False,
+        clocks: dict[str, float] | None = None,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
@@ -97,7 +98,8 @@ class Cluster:
         *trust_weights*. Unless *trimmable*, no cache can be cut. *least* is `NodeConfig.least`.
         The engines of *cannot_load* can load no layers, and say why, by rank; each rank has
         *memory* bytes for weights and caches. Hosts are *at* these addresses, and say so; or
-        else at their names, and say nothing. *trusted* is `plan.Collectives.trusted`."""
+        else at their names, and say nothing. *trusted* is `plan.Collectives.trusted`. The clocks
+        of the hosts in *clocks* are so many seconds ahead."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -117,6 +119,7 @@ class Cluster:
         self.cannot_load = cannot_load or {}
         self.memory = memory
         self.at_addresses = at or {}
+        self.clocks = clocks or {}
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world

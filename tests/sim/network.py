@@ -45,14 +45,17 @@ class Network:
             host.node.dial_failed(link, "connection refused", cluster.now)
             cluster.settle(host)
             return
-        wall = WALL + int(cluster.now * 1000)
+        here, there = (
+            WALL + int((cluster.now + cluster.clocks.get(each.name, 0.0)) * 1000)
+            for each in (host, other)
+        )
         number = other.node.accepted(
-            next(iter(host.at)), cluster.random.randbytes(32), cluster.now, wall
+            next(iter(host.at)), cluster.random.randbytes(32), cluster.now, there
         )
         wire = Wire([(host.name, link), (other.name, number)])
         host.wires[link] = wire
         other.wires[number] = wire
-        host.node.connected(link, cluster.random.randbytes(96), cluster.now, wall)
+        host.node.connected(link, cluster.random.randbytes(96), cluster.now, here)
         cluster.settle(other)
         cluster.settle(host)
 

@@ -67,6 +67,7 @@ from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.words import RING_CHANGED
 
+OTHER_DTYPE: Final = "; set hop_dtype alike in both configs"
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
 """The start of the reason if only the manifest differs."""
 
@@ -137,7 +138,7 @@ def _why_other_model(config: HeadConfig, info: EngineInfo, rank: int, hello: Hel
     if hello.dtype is not info.dtype:
         return (
             f"{name} has hidden states in {hello.dtype.name} between ranks, and {own} in "
-            f"{info.dtype.name}; set hop_dtype alike in both configs"
+            f"{info.dtype.name}{OTHER_DTYPE}"
         )
     return ""
 
