@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Any
 
@@ -11,7 +12,7 @@ import trio.abc
 import trio.testing
 from sealring_protocol.diagnosis import DIAL_ADVICE
 from sealring_trio.errors import OperationError
-from sealring_trio.net.connecting import dial
+from sealring_trio.net.connecting import dial, listen_advice, open_listeners
 
 
 class Deaf(trio.abc.HostnameResolver):
@@ -57,3 +58,28 @@ async def test_a_slow_name_service_keeps_no_machine_away(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sock = await dial(f"shelf.lan:{listener.getsockname()[1]}")
         sock.close()
+
+
+async def test_why_nobody_can_listen_there_is_told_with_what_mends_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OperationError) as raised:
+            await open_listeners("127.0.0.1", port)
+    assert raised.value.what == f"cannot listen at 127.0.0.1:{port}: Address already in use"
+    assert raised.value.advice.startswith("Stop what listens there")
+    assert "sealring machines address" in raised.value.advice
+    with pytest.raises(OperationError) as raised:
+        await open_listeners("203.0.113.7", port)
+    assert raised.value.advice.startswith("This machine has no such address")
+    assert "Stop what listens" not in raised.value.advice
+    denied = listen_advice(PermissionError(errno.EACCES, "Permission denied"), "Change it.")
+    assert denied.endswith("ports from 1024 on are free. Change it.")
+
+
+@pytest.mark.parametrize(
+    "reason", ["Connection refused", "No route to host", "no answer within 5 s"]
+)
+def test_a_firewall_is_among_what_may_keep_a_dial_from_its_machine(reason: str) -> None:
+    """Firewalls drop a dial, reject it with a reset, or with ICMP: that is "No route to host"."""
+    advice = next(text for word, text in DIAL_ADVICE if word in reason.lower())
+    assert "firewall" in advice

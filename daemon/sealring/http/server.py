@@ -28,6 +28,7 @@ import trio
 from sealring_protocol.diagnosis import Cause
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import model_name
+from sealring_trio.net.connecting import listen_advice
 from sealring_trio.units import format_address, is_loopback, wall_ms
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -228,7 +229,7 @@ async def listen(host: str, port: int, purpose: str, key: str) -> list[trio.Sock
     except OSError as error:
         raise OperationError(
             f"cannot listen at {format_address(host, port)} {purpose}: {error.strerror or error}",
-            f"Is another node running with this address? Change '{key}' in the config.",
+            listen_advice(error, f"Change '{key}' in the config."),
         ) from None
     for listener in listeners:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it

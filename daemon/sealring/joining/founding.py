@@ -25,6 +25,7 @@ from sealring_protocol.security.roster import (
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import is_there, read_key, read_public_key
 from sealring_trio.files.rosters import RosterStore
+from sealring_trio.net.connecting import listen_advice
 from sealring_trio.units import format_address, parse_address, wall_ms
 
 from sealring.files.cluster import keep_key, new_key, write_new, write_roster
@@ -172,17 +173,21 @@ def check_port(address: tuple[str, int], purpose: str, advice: str) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind((host, port))
-        except (OSError, OverflowError) as error:  # the latter for the port 65,536
-            why = getattr(error, "strerror", None) or error
+        except OSError as error:
             raise OperationError(
-                f"cannot listen at {format_address(host, port)} {purpose}: {why}",
-                f"Is another node running on this machine? {advice}",
+                f"cannot listen at {format_address(host, port)} {purpose}: "
+                f"{error.strerror or error}",
+                listen_advice(error, advice),
+            ) from None
+        except OverflowError as error:  # the port 65,536
+            raise OperationError(
+                f"cannot listen at {format_address(host, port)} {purpose}: {error}", advice
             ) from None
 
 
 def check_listen(listen: tuple[str, int]) -> None:
     """Raise `OperationError` if a node cannot listen at *listen* now."""
-    check_port(listen, "for other machines", "Give another address: --listen HOST:PORT")
+    check_port(listen, "for other machines", "Give another address: --listen HOST:PORT.")
 
 
 def check_start(listen: tuple[str, int], api: str) -> None:
@@ -198,7 +203,9 @@ def check_start(listen: tuple[str, int], api: str) -> None:
     )
     if api != NO_API:
         check_port(
-            parse_address(api), "for the API", "Give another address: --api HOST:PORT, or --api off"
+            parse_address(api),
+            "for the API",
+            "Give another address: --api HOST:PORT, or --api off.",
         )
 
 

@@ -33,10 +33,18 @@ DIAL_TIMEOUT: Final = 5.0
 """Seconds that a name may take to be looked up, and then a connection to come up."""
 
 
-def _listen_advice(error: OSError) -> str:
-    if error.errno == errno.EADDRNOTAVAIL:
-        return "Change 'listen' in the config: this machine has no such address (0.0.0.0 is all)."
-    return "Is another node running with this address? Change 'listen' in the config."
+def listen_advice(error: OSError, change: str) -> str:
+    """What to do about *error*, with which this machine does not listen at an address. *change*, a
+    sentence, says where another one is given."""
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"Stop what listens there: this node, or another program. Or: {change}"
+        case errno.EADDRNOTAVAIL:
+            return f"This machine has no such address (0.0.0.0 is all that it has). {change}"
+        case errno.EACCES | errno.EPERM:
+            return f"This user may not listen at that port; ports from 1024 on are free. {change}"
+        case _:
+            return change
 
 
 class Lookups(trio.abc.HostnameResolver):
@@ -68,7 +76,11 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
     except OSError as error:
         raise OperationError(
             f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
-            _listen_advice(error),
+            listen_advice(
+                error,
+                "Change 'listen' in the config; where the port changes, also what the roster says: "
+                "sealring machines address.",
+            ),
         ) from None
 
 

@@ -213,8 +213,8 @@ def _check_place(config: NodeFile, roster: Roster, own: bytes) -> None:
         f"{config.path} has the key of '{mine.name}', and the roster has '{other.name}' at "
         f"{here[other.id]}, where this node listens",
         f"If this machine is '{other.name}', give it the key of '{other.name}' ('key' in the "
-        "config). If it is not, correct 'listen'; or, if the roster has the .pub files swapped, "
-        "correct the draft and sign it again.",
+        "config). If it is not, correct 'listen'; or, if the roster has the keys or the addresses "
+        "of the two swapped, correct the draft and sign it again.",
     )
 
 
