@@ -330,10 +330,10 @@ def test_mistakes_of_an_invitation(folder: Path) -> None:
     assert not (folder / "den").exists()
 
 
-def invitation() -> str:
-    """One of nobody."""
+def invitation(*addresses: str) -> str:
+    """One of nobody, at loopback if no *addresses* are given."""
     secret = bytes(INVITATION_SECRET)
-    return Invitation(("127.0.0.1:1",), bytes(32), secret, 1 << 31).encode()
+    return Invitation(addresses or ("127.0.0.1:1",), bytes(32), secret, 1 << 31).encode()
 
 
 @pytest.mark.parametrize(
@@ -370,14 +370,30 @@ def test_the_command_to_type_is_as_this_one_was_typed(
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     monkeypatch.setenv("UV", "/usr/bin/uv")
-    print_invitation("sr1-abc", 0)
-    assert "    sealring join sr1-abc\n" in capsys.readouterr().out
+    given = invitation()
+    print_invitation(given, 0)
+    assert f"    sealring join {given}\n" in capsys.readouterr().out
     (tmp_path / "pyproject.toml").touch()
-    print_invitation("sr1-abc", 0)
-    assert "    uv run sealring join sr1-abc\n" in capsys.readouterr().out
+    print_invitation(given, 0)
+    assert f"    uv run sealring join {given}\n" in capsys.readouterr().out
     monkeypatch.delenv("UV")
-    print_invitation("sr1-abc", 0)
-    assert "    sealring join sr1-abc\n" in capsys.readouterr().out
+    print_invitation(given, 0)
+    assert f"    sealring join {given}\n" in capsys.readouterr().out
+
+
+def test_who_listens_at_loopback_does_not_invite_other_machines(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    print_invitation(invitation(), 0)
+    assert "In another terminal of this machine, within" in capsys.readouterr().out
+    print_invitation(invitation("192.168.1.7:1", "127.0.0.1:1"), 0)
+    assert "On another machine, within" in capsys.readouterr().out
+    joining = ("--listen", f"127.0.0.1:{free_ports(1)[0]}", "--no-discover")
+    done = sealring("join", invitation(), folder / "den", *joining)
+    assert done.code == 1
+    assert "127.0.0.1:1: Connection refused" in done.err
+    assert "on the machine alone that gave it, which listens at loopback" in done.err
+    assert "0.0.0.0:PORT" in done.err
 
 
 def test_a_start_that_fails_leaves_no_files(folder: Path) -> None:

@@ -25,6 +25,7 @@ from sealring_protocol.words import lasting
 from sealring_trio.errors import UserError
 from sealring_trio.units import wall_ms
 
+from sealring.joining.asking import has_loopback_alone
 from sealring.output import visible
 
 
@@ -49,7 +50,10 @@ def print_invitation(invitation: str, expires_s: int) -> None:
     """Print how another machine joins: one line, and on a terminal a QR code of the invitation."""
     left = lasting(expires_s - wall_ms() / 1000 + 30)
     command = f"{_runner()}{join_command(invitation)}"
-    print(f"\nOn another machine, within {left}:\n\n    {command}\n", flush=True)
+    where = "On another machine"
+    if has_loopback_alone(read_invitation(invitation)):
+        where = "This node listens at loopback. In another terminal of this machine"
+    print(f"\n{where}, within {left}:\n\n    {command}\n", flush=True)
     if sys.stdout.isatty():
         import segno  # noqa: PLC0415 - only where it is shown
 

@@ -19,14 +19,14 @@ import trio
 from sealring_protocol.errors import CloseCode, SealringError
 from sealring_protocol.joining.exchange import JOINER_ENTROPY, Admitted, InviterProved, Newcomer
 from sealring_protocol.joining.invitation import Invitation
-from sealring_protocol.joining.session import JoinEvent, JoinSession
+from sealring_protocol.joining.session import STILL_GOOD, JoinEvent, JoinSession
 from sealring_protocol.limits import JOIN_PATIENCE
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.words import ago, lasting
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.net.connecting import dial
-from sealring_trio.units import wall_ms
+from sealring_trio.units import is_loopback, parse_address, wall_ms
 
 from sealring.joining.line import JoinLine
 
@@ -54,7 +54,21 @@ SAY_SECONDS: Final = 10.0
 Search = Callable[[Callable[[str], None]], Awaitable[None]]
 """Calls what it is given with each address that it finds, until cancelled."""
 
+
+def has_loopback_alone(invitation: Invitation) -> bool:
+    """Whether *invitation* is for processes of the machine that gave it."""
+    return all(is_loopback(parse_address(address)[0]) for address in invitation.addresses)
+
+
 _ANOTHER: Final = "Ask for another invitation there: sealring machines invite"
+_CLOSED: Final = (
+    "Where a connection is refused, sealring was stopped there, or started again, which ends an "
+    "invitation; or a firewall rejects that port. "
+)
+_AWAY: Final = (
+    "Where nobody answers, that machine is off or in another network, or a firewall there drops "
+    "that port (macOS asks once whether a program may be reached). "
+)
 _MEMBER: Final = (
     "A member needs no invitation. On the machine that joined with this key: sealring up"
 )
@@ -109,6 +123,7 @@ class JoinRequest:
         self._signer = signer
         self._newcomer = newcomer
         self._progress = progress
+        self._likely: set[str] = set()
         self._search = search
         self._tried = list(invitation.addresses)
         self._faults: dict[str, str] = {}
@@ -188,11 +203,16 @@ class JoinRequest:
             try:
                 sock = await dial(address)
             except OperationError as error:
-                self._faults[address] = error.what
+                self._fail(address, error.what)
                 return
             send.send_nowait((address, sock))
         if scope.cancelled_caught:
-            self._faults[address] = f"no answer within {ANSWER_SECONDS:.0f} s"
+            self._fail(address, f"no answer within {ANSWER_SECONDS:.0f} s")
+
+    def _fail(self, address: str, reason: str) -> None:
+        """Nobody takes a connection at *address*, for *reason*."""
+        self._faults[address] = reason
+        self._likely.add(_CLOSED if "refused" in reason.lower() else _AWAY)
 
     async def _try(self, sock: socket.socket) -> _Attempt:
         """Ask on *sock*, until the join is over one way or the other."""
@@ -277,9 +297,10 @@ class JoinRequest:
                 what = f"{name} stopped before this machine was let in: {attempt.said.reason}"
             case _:
                 what = f"{name} ended the join: {attempt.said.reason}"
-        raise OperationError(
-            what, _MEMBER if self._is_member(attempt) else f"{_ANOTHER}; then join again."
-        )
+        advice = f"{_ANOTHER}; then join again."
+        if attempt.said.reason.endswith(STILL_GOOD):
+            advice = "Then join again."
+        raise OperationError(what, _MEMBER if self._is_member(attempt) else advice)
 
     def _is_member(self, attempt: _Attempt) -> bool:
         """Whether the cluster that was found has this machine's key already."""
@@ -301,17 +322,21 @@ class JoinRequest:
                 f"{_ANOTHER}; then join again. If it is not as old as that, set this machine's "
                 "clock.",
             )
+        advice = (
+            f"{''.join(sorted(self._likely))}This invitation is good for {lasting(-late)} more, "
+            f"and not once it was used. {_ANOTHER}"
+        )
+        if has_loopback_alone(self._invitation):
+            advice = (
+                "It is good on the machine alone that gave it, which listens at loopback. To let "
+                "other machines in: there, let 'listen' in the config be 0.0.0.0:PORT, start it "
+                "again, tell the cluster its address (sealring machines address), and invite again."
+            )
         return OperationError(
             f"no machine that gave this invitation was found, at any of its addresses{searched}:"
             f"\n{tried}",
-            "Is sealring still running there, are both machines in one network, and does no "
-            "firewall there close that port (macOS asks once whether a program may be reached)? An "
-            f"invitation is good for {lasting(self._invitation_left())} more, and not once it was "
-            f"used or sealring was started again there. {_ANOTHER}",
+            advice,
         )
-
-    def _invitation_left(self) -> float:
-        return self._invitation.expires_s - wall_ms() / 1000
 
 
 def _name(cluster: InviterProved) -> str:

@@ -68,6 +68,9 @@ _WAITS: Final = (
 )
 """States in which no frame may come: the other end waits for this one."""
 
+STILL_GOOD: Final = "; the invitation is still good"
+"""How the reason ends for which a machine is sent away without taking its invitation."""
+
 
 class JoinSession:
     """One end of one join. Times are monotonic seconds, and milliseconds since 1970."""
@@ -329,14 +332,14 @@ class JoinSession:
         if newcomer == self._own:
             why = (
                 "the machine that joins has the inviter's own key. It is the same machine, or its "
-                "folder is a copy: remove the copy's node.key, and a new one is made"
+                f"folder is a copy: remove the copy's node.key, and a new one is made{STILL_GOOD}"
             )
         elif abs(event.skew_ms) > MAX_CLOCK_SKEW_MS:
             side = "ahead of" if event.skew_ms > 0 else "behind"
             apart = lasting(abs(event.skew_ms) / 1000)
             why = (
                 f"the clock of the machine that joins is {apart} {side} the inviter's: set the one "
-                "that is wrong"
+                f"that is wrong{STILL_GOOD}"
             )
         else:
             why = invitations.fault(invitation, self._wall_ms(), newcomer)
