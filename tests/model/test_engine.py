@@ -368,6 +368,22 @@ def test_a_model_that_is_not_there(tmp_path):
         assert child.wait() == (2, f"sealring engine: {done.reason}\n")
 
 
+@pytest.mark.parametrize("missing", ["No module named 'mlx'", "libmlx.so: cannot open shared"])
+def test_mlx_that_cannot_be_imported_is_told_as_a_model_that_cannot_be_read(
+    tmp_path, monkeypatch, missing
+):
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx/core.py").write_text(f"raise ImportError({missing!r})")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "mlx/__init__.py").touch()
+    with Child("any") as child:
+        done = child.receive()
+        assert isinstance(done, CannotServe)
+        assert (done.epoch, done.kind) == (NO_EPOCH, FailureKind.UNSERVABLE)
+        assert done.reason.startswith(f"MLX cannot be loaded: {missing}; install it")
+        assert child.wait() == (2, f"sealring engine: {done.reason}\n")
+
+
 HALF = """
 import threading
 from sealring_model import machine as engine

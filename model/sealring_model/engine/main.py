@@ -37,7 +37,13 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import attrs
-import mlx.core as mx
+
+try:
+    import mlx.core as mx
+except ImportError as no_mlx:  # or what it needs of this machine's device is missing
+    from sealring_model.engine.without_mlx import end_without_mlx
+
+    end_without_mlx(no_mlx)
 from sealring_protocol.codec.local_messages import Group, Grouped, HopKey, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
