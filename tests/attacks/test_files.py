@@ -3,6 +3,7 @@ read or write."""
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -182,6 +183,24 @@ def test_a_mark_that_cannot_be_read_is_told_with_the_way_out(
     assert f"rm {disk.mark}" in caught.value.advice
     shutil.rmtree(disk.mark) if disk.mark.is_dir() else disk.mark.unlink()
     assert disk.start(signed(1)) == 3  # what was adopted is there still
+
+
+def test_whoever_may_not_read_the_mark_is_not_told_to_remove_it(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may, so the system's answer is given here."""
+    read = Path.read_bytes
+
+    def denied(path: Path) -> bytes:
+        if path == disk.mark:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(UserError, match="Permission denied") as caught:
+        disk.start(signed(1))
+    assert "rm " not in caught.value.advice
+    assert "Be that user" in caught.value.advice
 
 
 def test_without_a_mark_a_roster_that_cannot_be_read_is_no_reason_to_go_back(disk: Disk) -> None:

@@ -351,6 +351,13 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "If that is the coordinator's, 'desk' needs one of its own: make it there "
         "(sealring keygen), put the line of its .pub file at 'public_key' of 'desk' in home.toml",
     ),
+    "another key signs": (
+        lambda f: sealring("keygen", f / "other.key", "--coordinator"),
+        "roster sign home.toml --key other.key",
+        2,
+        "is not signed by this key",
+        "Sign with the key that signed it, the coordinator's",
+    ),
     "a public key signs": (
         lambda _: 0,
         "roster sign home.toml --key coordinator.pub",

@@ -246,7 +246,8 @@ def _state(config: Config) -> Iterator[Finding]:
         return
     if fault:
         what = f"the state folder {config.state} is not yours alone: {fault}"
-        yield Finding("state", WRONG, what, f"chmod 700 {config.state}, as the user of the node.")
+        advice = f"As the user of the node: chmod 700 {config.state}; as another, this is no fault."
+        yield Finding("state", WRONG, what, advice)
     else:
         yield Finding("state", OK, f"nobody else may write in {config.state}")
 

@@ -303,8 +303,9 @@ def _serial_after(path: Path, before: SignedRoster, signer: Signer) -> int:
         raise UserError(
             f"{path} is not signed by this key, or it was changed: nothing in it counts, and it is "
             "left as it is",
-            "Copy the newest roster from a node again. Or sign the draft into another file (--out) "
-            "with --serial, one more than the greatest in use (sealring status on any node).",
+            "Sign with the key that signed it, the coordinator's: --key. If this is that key, copy "
+            "the newest roster from a node again; or sign the draft into another file (--out) with "
+            "--serial, one more than the greatest in use (sealring status on any node).",
         ) from None
     serial = before.roster.serial
     if serial >= MAX_SERIAL:

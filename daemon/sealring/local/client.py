@@ -464,7 +464,8 @@ def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     if "WRONG_VERSION_NUMBER" in str(error):
         return OperationError(f"{url} does not speak TLS", "Use http:// instead.")
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return HeadUnreachable(f"no head answers at {url}", _how_to_reach())
+        reason = str(error).rpartition("] ")[2] or "no answer in time"
+        return HeadUnreachable(f"no head answers at {url}: {reason}", _how_to_reach())
     if isinstance(error, httpx2.RemoteProtocolError) and "sending a response" in str(error):
         return OperationError(
             f"{url} closed the connection without an answer",

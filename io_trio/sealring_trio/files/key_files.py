@@ -66,7 +66,8 @@ def make_private_folder(path: Path) -> None:
         raise UserError(
             f"the state folder {path} is not yours alone: {fault}",
             "Whoever can write there can take this node's roster back, or give himself an API key. "
-            f"Make it yours: chown and chmod 700 {path}; or choose another with the key 'state'.",
+            f"Run the node as the user to whom it belongs, or make it yours: chown and chmod 700 "
+            f"{path}; or choose another with the key 'state'.",
         )
     for parent in path.resolve().parents:
         mode = stat.S_IMODE(parent.stat().st_mode)

@@ -243,6 +243,11 @@ class RosterStore:
             return _decode(self._mark.read_bytes())
         except (FileNotFoundError, NotADirectoryError):
             return {}
+        except PermissionError as error:
+            raise UserError(
+                f"cannot tell which roster this node has used last: {self._mark}: {error.strerror}",
+                "Only the user whose node it is may read that. Be that user.",
+            ) from None
         except OSError as error:
             fault = error.strerror or str(error)
         except ValueError as error:
