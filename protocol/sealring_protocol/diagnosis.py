@@ -153,7 +153,7 @@ RINGWIDE: Final = frozenset({Cause.TOO_LITTLE_ROOM, Cause.NO_PLAN, Cause.FETCHIN
 OWN_LOG: Final = "This node's log says more. It is tried again by itself."
 """The advice if the rank that cannot serve is this node."""
 
-CLOCK_ADVICE: Final = "Compare 'date' on both machines, and set the clock that is wrong."
+CLOCK_ADVICE: Final = "Compare 'date' on both machines."
 ROSTER_ADVICE: Final = (
     "One of the two has another roster, coordinator or key: compare 'sealring roster show ROSTER' "
     "on both machines."
@@ -166,7 +166,7 @@ APART_ADVICE: Final = (
 )
 """The advice if two ranks do not reach each other."""
 
-DTYPE_ADVICE: Final = "Set 'hop_dtype' alike in both configs, and start both nodes again."
+DTYPE_ADVICE: Final = "Then start the node again whose config was changed."
 """The advice if two nodes hold one model, and pass hidden states in two types."""
 
 DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
