@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import psutil  # type: ignore[import-untyped]
@@ -104,7 +104,8 @@ def describe_node(
         "paces": describe_paces(runtime.timings if len(ring) == node.world else ()),
         "rooms": dict(standing.rooms),
         "choice": describe_choice(choice, standing),
-        "sum_us": _sum_us(standing),
+        # what the slowest rank measured of a sum of tensor parallelism; 0 if none did
+        "sum_us": max((ready.sum_us for ready in standing.ready.values()), default=0),
         "guesses": describe_guesses(runtime),
         "draft": None if runtime.drafts is None else runtime.drafts.describe_here(),
         "peers": [
@@ -260,11 +261,6 @@ def collective_link(collective: Plan | None, ring: Sequence[int], near: int, far
     return f"sealed between the nodes, not inside them: {name} goes through the tunnel link"
 
 
-def _sum_us(standing: Standing) -> int:
-    """What the slowest rank measured of a sum of tensor parallelism; 0 if none did."""
-    return max((ready.sum_us for ready in standing.ready.values()), default=0)
-
-
 def _members(engine: Supervisor) -> dict[str, Any] | None:
     """The processes that share this node's layers, if several do."""
     if not isinstance(engine, EngineGroup):
@@ -320,15 +316,7 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     }
 
 
-class Sums(Protocol):
-    """The one property of a collective that is needed here."""
-
-    @property
-    def trusted(self) -> bool:
-        """It goes beside the sealed links."""
-
-
-def describe_seals(inner_seal: bool, strategy: str, collective: Sums | None) -> str:
+def describe_seals(inner_seal: bool, strategy: str, collective: Plan | None) -> str:
     """How activations or sums are sealed with this *strategy*; empty if none leave a rank."""
     if collective is not None:
         if collective.trusted:

@@ -254,11 +254,9 @@ class Observer:
     def step(self, timing: StepTiming) -> None:
         """A step has been answered."""
 
-    def first_token(self, seconds: float) -> None:
-        """A request had its first token, so long after its first byte."""
-
-    def next_token(self, seconds: float) -> None:
-        """A choice had its next token, so long after the one before."""
+    def token(self, seconds: float, *, first: bool) -> None:
+        """A request had its *first* token, so long after its first byte; or a choice had its next,
+        so long after the one before."""
 
     def over(self, trace: Trace) -> None:
         """A request is over."""
@@ -364,10 +362,10 @@ class Tracer:
         if trace.first is None:
             trace.first = now
             for observer in self.observers:
-                observer.first_token(now - trace.began)
+                observer.token(now - trace.began, first=True)
         if before is not None:
             for observer in self.observers:
-                observer.next_token(now - before)
+                observer.token(now - before, first=False)
 
     def end(self, trace: Trace, outcome: str) -> None:
         """The request is over, with *outcome*: log it in one line, and keep it for a while."""

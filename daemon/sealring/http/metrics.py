@@ -281,14 +281,9 @@ class Metrics(Observer):
             rank["seal"] += spent.seal_us
         self.sample_us += timing.closing.compute_us
 
-    def first_token(self, seconds: float) -> None:
-        """A request had its first token."""
-        self._first.observe(seconds)
-        self.generated += 1
-
-    def next_token(self, seconds: float) -> None:
-        """A choice had its next token."""
-        self._next.observe(seconds)
+    def token(self, seconds: float, *, first: bool) -> None:
+        """A request had its first token, or a choice its next."""
+        (self._first if first else self._next).observe(seconds)
         self.generated += 1
 
     def over(self, trace: Trace) -> None:
@@ -559,12 +554,8 @@ class History(Observer):
                 self._hops = len(timing.spent)  # a newer roster may have another number of ranks
                 self._away.append(timing.away_us)
 
-    def first_token(self, seconds: float) -> None:
-        """A request had its first token."""
-        self._tokens += 1
-
-    def next_token(self, seconds: float) -> None:
-        """A choice had its next token."""
+    def token(self, seconds: float, *, first: bool) -> None:
+        """A request had its first token, or a choice its next."""
         self._tokens += 1
 
     def sample(self, tracer: Tracer, now_ms: int) -> None:
