@@ -56,12 +56,9 @@ def note_cut_off(most: int) -> None:
     print_note(f"the answer is cut off at max_tokens ({most})")
 
 
-def print_waiting(text: str) -> None:
-    """Say on standard error what is being waited for."""
-    print_note(f"{text} ...")
-
-
-def reporter(say: Callable[[str], None] = print_waiting) -> Callable[[str], None]:
+def reporter(
+    say: Callable[[str], None] = lambda text: print_note(f"{text} ..."),
+) -> Callable[[str], None]:
     """A function that says what is being waited for, each thing once: for how long, and how often,
     is no other thing."""
     seen: set[str] = set()

@@ -268,14 +268,10 @@ def _end_with(error: UserError, arguments: Sequence[str] = ()) -> int:
     return error.exit_code
 
 
-def _is_example(line: str) -> bool:
-    return line.startswith(" ")
-
-
 def _filled(text: str, width: int) -> Iterator[str]:
     """The lines of *text* for *width* columns. An example that cannot be folded keeps its own."""
     for block in text.strip("\n").split("\n\n"):
-        for example, lines in groupby(block.splitlines(), _is_example):
+        for example, lines in groupby(block.splitlines(), lambda line: line.startswith(" ")):
             if example:
                 yield from (_folded(line, width) for line in lines)
             else:

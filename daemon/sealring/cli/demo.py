@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import attrs
 from sealring_model.text.tokens import has_chat_template
+from sealring_model.tiny import DEFAULT_PROMPT
 from sealring_protocol.codec.encoding import decode, encode
 from sealring_protocol.codec.frame import Frame, FrameKind
 from sealring_protocol.codec.messages import Epoch, StepDone
@@ -155,7 +156,7 @@ def demo(
     """
     folder = find_whole_model(model)
     info = describe_model(folder)
-    asked = prompt if prompt is not None else _default_prompt()
+    asked = prompt if prompt is not None else DEFAULT_PROMPT
     check_text(folder)
     if not has_chat_template(folder):
         _say(json, f"{NO_TEMPLATE[0].upper()}{NO_TEMPLATE[1:]}.")
@@ -212,12 +213,6 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
         return None
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
-def _default_prompt() -> str:
-    from sealring_model.tiny import DEFAULT_PROMPT  # noqa: PLC0415 - beside its model
-
-    return DEFAULT_PROMPT
 
 
 def _say(json: bool, text: str) -> None:

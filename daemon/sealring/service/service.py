@@ -239,14 +239,14 @@ async def _until_over(
     """Wait for a signal, or until *switch* has another model; then let requests finish for *drain*
     seconds. A signal meanwhile ends that at once; the end of *lifeline* ends either wait."""
     lifeline.up.set()
-    leave = switch.leave
+    leave, signalled = switch.leave, partial(anext, signals)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_with, lifeline, switch, nursery.cancel_scope)
+        nursery.start_soon(_stop_after, lifeline.dead.wait, switch, nursery.cancel_scope)
         async with trio.open_nursery() as first:
-            first.start_soon(_stop_at_signal, signals, switch, first.cancel_scope)
+            first.start_soon(_stop_after, signalled, switch, first.cancel_scope)
             await leave.wait()
             first.cancel_scope.cancel()
-        nursery.start_soon(_stop_at_signal, signals, switch, nursery.cancel_scope)
+        nursery.start_soon(_stop_after, signalled, switch, nursery.cancel_scope)
         if switch.next is not None:
             own = "this node loads another model"
             await generator.drain(drain, "the head loads another model", own)
@@ -256,18 +256,11 @@ async def _until_over(
         nursery.cancel_scope.cancel()
 
 
-async def _stop_at_signal(
-    signals: AsyncIterator[int], switch: ModelSwitch, scope: trio.CancelScope
+async def _stop_after(
+    wait: Callable[[], Awaitable[object]], switch: ModelSwitch, scope: trio.CancelScope
 ) -> None:
-    """Cancel *scope* at a signal: the node stops."""
-    await anext(signals)
-    switch.stop()
-    scope.cancel()
-
-
-async def _stop_with(lifeline: _Lifeline, switch: ModelSwitch, scope: trio.CancelScope) -> None:
-    """Cancel *scope* when *lifeline* has gone dead: the node stops."""
-    await lifeline.dead.wait()
+    """Cancel *scope* once *wait* is over: the node stops."""
+    await wait()
     switch.stop()
     scope.cancel()
 
