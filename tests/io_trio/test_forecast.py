@@ -20,7 +20,7 @@ from sealring.forecast import (
     recommend,
     ways,
 )
-from sealring.generation.paces import describe_paces
+from sealring.generation.status import describe_paces
 from sealring.local.paces import known_machines
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import CacheCost, Decode, DType, Prefill, Spent

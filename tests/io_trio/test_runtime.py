@@ -17,8 +17,7 @@ import trio
 import trio.testing
 from sealring.dialects.errors import ApiError
 from sealring.generation.generation import Generator, Job
-from sealring.generation.paces import ENOUGH, describe_paces
-from sealring.generation.status import hop_quantiles
+from sealring.generation.status import ENOUGH, describe_paces, hop_quantiles
 from sealring.generation.trace import Trace
 from sealring.http.head import ApiHead
 from sealring.service.requests import Requests

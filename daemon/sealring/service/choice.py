@@ -32,8 +32,7 @@ from sealring.files.config import Config
 from sealring.forecast import CONTEXT, Candidate, Forecast, Overheads, Verdict, Workload, judge
 from sealring.forecast import ways as find_ways
 from sealring.generation.generation import Generator
-from sealring.generation.paces import describe_paces
-from sealring.generation.status import Choice
+from sealring.generation.status import Choice, describe_paces
 from sealring.generation.trace import Observer
 from sealring.local.paces import is_measured, measured_machines
 
