@@ -17,7 +17,6 @@ import trio
 from sealring.generation.generation import Generator
 from sealring.http.head import ApiHead
 from sealring_model import tiny
-from sealring_protocol.codec.local_messages import LocalMessage
 from sealring_protocol.codec.messages import Epoch, Message, StepDone, Tunnel, TunnelEvent
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.errors import ConnectionLost
@@ -32,6 +31,7 @@ from sealring_trio.node.runtime import Runtime
 from sealring_trio.units import wall_ms
 
 from tests.driver import End
+from tests.io_trio.holders import NoEngine
 from tests.sim.fake_engine import info
 from tests.sim.rosters import COORDINATOR, signer
 
@@ -40,19 +40,6 @@ SMALL = 20_000
 
 OTHER = Epoch(99, 1)
 """No epoch of this head: what names it is dropped without effect."""
-
-
-class NoEngine:
-    """A node's engine that does not come up. What is tried here needs none."""
-
-    next_start = None
-    out_of_memory = False
-
-    async def run(self) -> None:
-        await trio.sleep_forever()
-
-    def send(self, message: LocalMessage) -> None:
-        pass
 
 
 class Hostile:

@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
 
 from tests.sim.brains import Brains
-from tests.sim.fake_engine import reference
+from tests.sim.fake_engine import prompts, reference
 
 LAYERS = 6
-
-
-def prompts(random: Random, count: int, longest: int = 40) -> list[tuple[int, ...]]:
-    return [
-        tuple(random.randrange(900) for _ in range(random.randrange(1, longest)))
-        for _ in range(count)
-    ]
 
 
 def check(ring: Brains, uid: int, prompt: tuple[int, ...], count: int) -> None:

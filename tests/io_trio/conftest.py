@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,10 @@ def ring() -> Iterator[Ring]:
             nodes.insert(0, stack.enter_context(running_node(config)))
             wait_until_up(nodes[0])
         yield Ring(folder, configs, nodes, relays)
+
+
+@pytest.fixture
+def home(made: Path) -> Iterator[Path]:
+    """A copy of the home *made* by a module, to change, in a short folder for the sockets' sake."""
+    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
+        yield Path(shutil.copytree(made, Path(folder) / "home"))

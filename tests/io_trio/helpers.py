@@ -6,12 +6,16 @@ import contextlib
 import io
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from sealring.cli import run
+from sealring.local.ring import LocalNode
+
+from tests.serving import PATIENCE
 
 
 @attrs.frozen
@@ -56,3 +60,10 @@ def sealring(*arguments: str | Path) -> Outcome:
             code = int(ended.code or 0)
     assert "Traceback" not in err.getvalue()
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def wait_for(node: LocalNode, key: str, value: object) -> None:
+    """Ask *node* for its status until that says so."""
+    end = time.monotonic() + PATIENCE
+    while node.status()[key] != value:
+        assert time.monotonic() < end, node.log.read_text()

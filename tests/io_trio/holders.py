@@ -26,6 +26,9 @@ from tests.sim.rosters import COORDINATOR, signer
 class NoEngine:
     """In place of an engine: nothing comes of what is given to it."""
 
+    next_start = None
+    out_of_memory = False
+
     async def run(self) -> None:
         await trio.sleep_forever()
 

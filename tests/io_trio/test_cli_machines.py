@@ -9,7 +9,6 @@ import shutil
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
 
-from tests.io_trio.helpers import Outcome, sealring
+from tests.io_trio.helpers import Outcome, sealring, wait_for
 from tests.io_trio.test_cli_files import make_home
 from tests.io_trio.test_control import serving
 from tests.serving import PATIENCE
@@ -54,13 +53,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "desk.toml").write_text(CONFIG)
     (folder / "laptop.toml").write_text(CONFIG.replace("desk", "laptop").replace("7470", "7471"))
     return folder
-
-
-@pytest.fixture
-def home(made: Path) -> Iterator[Path]:
-    """A copy of *made* to change, in a short folder for the sockets' sake."""
-    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
-        yield Path(shutil.copytree(made, Path(folder) / "home"))
 
 
 def machines(home: Path, *arguments: str | Path, at: str = "desk") -> Outcome:
@@ -355,12 +347,6 @@ def test_a_node_with_a_wrong_key_says_so_at_its_start(home: Path, name: str) -> 
 # ---------------------------------------------------------------------- at nodes that run
 
 
-def wait_for(node: LocalNode, key: str, value: object) -> None:
-    end = time.monotonic() + PATIENCE
-    while node.status()[key] != value:
-        assert time.monotonic() < end, node.log.read_text()
-
-
 @attrs.define
 class Answers:
     """Answers of *node* to one request, in a thread: at least one, and until they are enough."""
@@ -396,8 +382,9 @@ def answering(node: LocalNode) -> Iterator[Answers]:
     assert not thread.is_alive()
 
 
-@pytest.mark.slow
-def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
+@contextlib.contextmanager
+def two_machines() -> Iterator[tuple[Path, LocalNode, LocalNode]]:
+    """A ring of two that serves, whose configs name the coordinator's key: its folder and nodes."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         key = {"coordinator_key": KEY_NAME}
@@ -406,6 +393,12 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
         for node in (head, other):
             wait_until_up(node)
         wait_for(head, "state", "serving")
+        yield folder, head, other
+
+
+@pytest.mark.slow
+def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
+    with two_machines() as (folder, head, other):
         with answering(head) as alone:
             pass
         with answering(head) as answers:
@@ -434,14 +427,7 @@ def test_another_machine_becomes_the_head_while_a_stream_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The roster is signed on a machine that is not the head, which hands it to the head."""
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
-        key = {"coordinator_key": KEY_NAME}
-        configs = write_cluster(folder, 2, tiny.path(), options=key)
-        head, other = [stack.enter_context(running_node(config)) for config in configs]
-        for node in (head, other):
-            wait_until_up(node)
-        wait_for(head, "state", "serving")
+    with two_machines() as (folder, head, other):
         with answering(head) as answers:
             answers.enough.set()  # a head that lets its requests finish takes no other
             move = ("machines", "move", "rank1", "--rank", "0", "--config", other.config)

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -23,9 +23,9 @@ from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
 
-from tests.io_trio.helpers import Outcome, sealring
+from tests.io_trio.helpers import Outcome, sealring, wait_for
 from tests.io_trio.test_cli_files import make_home
-from tests.io_trio.test_cli_machines import CONFIG, answering, wait_for
+from tests.io_trio.test_cli_machines import CONFIG, answering
 
 PASSPHRASE = "five words that chance chose"
 
@@ -47,13 +47,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert done.code == 0, done.err
     assert "home.spare has the spare coordinator's key of home" in done.out
     return folder
-
-
-@pytest.fixture
-def home(made: Path) -> Iterator[Path]:
-    """A copy of *made* to change, in a short folder for the sockets' sake."""
-    with tempfile.TemporaryDirectory(prefix="sealring-") as folder:
-        yield Path(shutil.copytree(made, Path(folder) / "home"))
 
 
 def coordinator(home: Path, *arguments: str | Path) -> Outcome:

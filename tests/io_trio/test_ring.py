@@ -37,7 +37,7 @@ from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
 
 from tests.io_trio.conftest import Ring
-from tests.io_trio.helpers import sealring
+from tests.io_trio.helpers import sealring, wait_for
 from tests.io_trio.test_config import GOOD
 from tests.io_trio.test_control import serving
 from tests.serving import PATIENCE
@@ -53,13 +53,6 @@ def ask(node: LocalNode, prompt: str = PROMPT, **options: object) -> dict[str, o
     for event in node.ask("generate", {"prompt": prompt, "max_tokens": TOKENS, **options}):
         text += event.get("text", "") if event["event"] == "text" else ""
     return {**event, "text": text}
-
-
-def status_with(node: LocalNode, key: str, value: object) -> None:
-    """Ask for the status until it says so."""
-    end = time.monotonic() + PATIENCE
-    while node.status()[key] != value:
-        assert time.monotonic() < end, node.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +202,7 @@ def test_a_client_that_goes_away_withdraws_its_request(ring: Ring) -> None:
     answer = head.ask("generate", {"prompt": PROMPT, "max_tokens": 1500})
     assert next(event for event in answer if event["event"] == "text")
     answer.close()  # type: ignore[attr-defined]
-    status_with(head, "requests", 0)
+    wait_for(head, "requests", 0)
     assert ask(head)["reason"] == "length"
 
 
@@ -412,7 +405,7 @@ def test_a_stopped_rank_stops_the_tokens_and_they_go_on_with_it(ring: Ring) -> N
     listener.start()
     assert begun.wait(PATIENCE)
     with stopped(rank):
-        status_with(head, "missing", [1])
+        wait_for(head, "missing", [1])
         assert waits.wait(PATIENCE)
         said = texts()
         for _ in range(50):
@@ -451,7 +444,7 @@ def test_a_killed_rank_is_reported_and_welcome_back(
     rank.process.wait()
     _, alive = psutil.wait_procs(family, timeout=PATIENCE)
     assert not alive  # no orphan: the kernel ends the engine with its daemon
-    status_with(head, "missing", [1])
+    wait_for(head, "missing", [1])
     answer = head.ask("generate", {"prompt": PROMPT, "max_tokens": TOKENS})
     waiting = next(answer)
     assert waiting["event"] == "waiting"

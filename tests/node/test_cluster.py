@@ -11,17 +11,10 @@ from sealring_protocol.control.requests import FinishReason, Request, SchedulerC
 from sealring_protocol.errors import LocalProtocolError
 
 from tests.sim.cluster import Cluster
-from tests.sim.fake_engine import reference
+from tests.sim.fake_engine import prompts, reference
 from tests.sim.rosters import signer
 
 LAYERS = 6
-
-
-def prompts(random: Random, count: int, longest: int = 40) -> list[tuple[int, ...]]:
-    return [
-        tuple(random.randrange(900) for _ in range(random.randrange(1, longest)))
-        for _ in range(count)
-    ]
 
 
 def check_all(cluster: Cluster, asked: list[tuple[int, tuple[int, ...], int]]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
+from random import Random
 from typing import NamedTuple
 
 import attrs
@@ -82,6 +83,14 @@ class ReferenceRow:
         for layer in range(len(self.caches)):
             self.caches[layer], hidden = mix(self.caches[layer], hidden, layer)
         return hidden
+
+
+def prompts(random: Random, count: int, longest: int = 40) -> list[tuple[int, ...]]:
+    """*count* prompts, each shorter than *longest*."""
+    return [
+        tuple(random.randrange(900) for _ in range(random.randrange(1, longest)))
+        for _ in range(count)
+    ]
 
 
 def reference(prompt: Iterable[int], count: int, layers: int) -> list[int]:
