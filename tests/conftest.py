@@ -74,7 +74,7 @@ def served() -> Iterator[Served]:
 def quick_paces() -> Iterator[None]:
     """A plan runs some layers just once: the figures are no good, and the rest is as ever."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sealring_model.loading.pace.SECONDS", 1e-6)
+        patch.setattr("sealring_model.loading.structure.PACE_SECONDS", 1e-6)
         yield
 
 

@@ -70,7 +70,7 @@ def is_measured(facts: Mapping[str, Any], world: int) -> bool:
 
 def _own(info: ModelInfo, found: Structure, rows: int) -> Pace:
     """The pace of this machine."""
-    from sealring_model.loading.pace import measure_pace  # noqa: PLC0415 - imports MLX
+    from sealring_model.loading.structure import measure_pace  # noqa: PLC0415 - imports MLX
 
     try:
         took = measure_pace(info, found, rows)

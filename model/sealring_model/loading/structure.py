@@ -5,12 +5,17 @@ loading will find: a class that is not there, a tensor that is missing, a cut th
 MLX knows the shape and dtype of an array before it computes it. So the sizes are those that a rank
 will hold, also where mlx-lm makes something else of a checkpoint's tensors (fp8 becomes bf16,
 experts are stacked), and those of the caches that its own forward has filled.
+
+What this machine takes for a layer is measured by running some layers (`measure_pace`). They are
+built from made-up weights of the same shapes, so the model's own need not be here. As many are run
+as fit a small part of memory, since others take as long.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -25,6 +30,7 @@ from sealring_model.loading.model_folder import ModelInfo, pins_of
 from sealring_model.loading.weights import ENDS, owner
 from sealring_model.stage.caches import cost_of
 from sealring_model.stage.outline import Outline, can_batch, new_caches
+from sealring_model.stage.stage import PartStage
 
 _BETWEEN: Final = 5
 """What mlx-lm's dequantizing takes at most, in sizes of its result. Measured with fp8 experts: 5 on
@@ -35,6 +41,20 @@ AHEAD: Final = 4
 """Guesses that a row reads with one step on a CPU, at most, if nobody says otherwise. There a
 forward of several tokens gives the bits of one token at a time, which `tests/model/test_stage.py`
 holds it to, and takes less time for each. On CUDA it gives others, and was slower."""
+
+
+MOST: Final = 1 << 30
+"""Bytes of layers and ends that are made to be run, at most, if two layers take no more."""
+
+_CHUNK: Final = 64
+"""Tokens of a prompt that are timed."""
+
+_VALUE: Final = 1 / 64
+"""Of each weight: processors take longer for values that are no numbers."""
+
+PACE_SECONDS: Final = 0.6
+"""Seconds of each figure of a pace, after which no other run begins. On a busy machine the
+processor is another's for many milliseconds in a row, so a few short runs would all be slow."""
 
 
 @attrs.frozen
@@ -261,3 +281,71 @@ def _sum(costs: list[CacheCost]) -> CacheCost:
     return CacheCost(
         sum(cost.fixed for cost in costs), sum(cost.per_token for cost in costs), windows
     )
+
+
+@attrs.frozen
+class LayerPace:
+    """Seconds of one layer for a token of one row (*layer*), of several rows (*rows*), and for a
+    token of a prompt (*prompt*); and of the norm and the output head for a token (*head*)."""
+
+    layer: float
+    rows: float
+    prompt: float
+    head: float
+
+
+def measure_pace(info: ModelInfo, found: Structure, rows: int) -> LayerPace:
+    """The pace of this machine with the model *info*, whose structure was *found*, for one row and
+    for *rows*. Takes seconds, and the processors or the GPU meanwhile.
+
+    Raises `LoadError` if no part of the model can be run by itself.
+    """
+    last = _enough(info, found)
+    try:
+        model = build_model(info, _made)
+        stage = PartStage(model, Outline.of(model), 0, last)
+        mx.eval(_run(stage, 1, 1))  # the first run also makes the weights
+        layer = _fastest(lambda: _run(stage, 1, 1)) / last
+        several = _fastest(lambda: _run(stage, rows, 1)) / last
+        prompt = _fastest(lambda: _run(stage, 1, _CHUNK)) / last / _CHUNK
+        back = stage.run(stage.dummy_inputs(1, 1), stage.new_caches())
+        mx.eval(back)
+        head = _fastest(lambda: [stage.logits(back)])
+    except FORWARD_ERRORS as error:
+        raise LoadError(f"its layers cannot be run by themselves: {error}") from None
+    finally:
+        mx.clear_cache()
+    return LayerPace(layer, several, prompt, head)
+
+
+def _made(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """An array like each of *weights*, which are not evaluated. A layer that never runs takes no
+    memory."""
+    return {
+        name: mx.contiguous(mx.full(lazy.shape, _VALUE, lazy.dtype))
+        if mx.issubdtype(lazy.dtype, mx.floating)
+        else mx.zeros(lazy.shape, lazy.dtype)
+        for name, lazy in weights.items()
+    }
+
+
+def _enough(info: ModelInfo, found: Structure) -> int:
+    """The number of layers to run."""
+    count = len(info.layers)
+    free = [cut for cut in range(2, count) if cut not in found.joined] or [count]
+    fitting = [cut for cut in free if found.held(0, cut) <= MOST]
+    return max(fitting, default=free[0])
+
+
+def _run(stage: PartStage, rows: int, tokens: int) -> list[mx.array]:
+    return list(stage.run(stage.dummy_inputs(rows, tokens), stage.new_caches()))
+
+
+def _fastest(make: Callable[[], list[mx.array]]) -> float:
+    """The fewest seconds of what *make* gives: whatever else the machine does only adds some."""
+    took: list[float] = []
+    while sum(took) < PACE_SECONDS:
+        begin = time.perf_counter()
+        mx.eval(make())
+        took.append(time.perf_counter() - begin)
+    return min(took)
