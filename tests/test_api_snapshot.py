@@ -154,6 +154,7 @@ def test_what_is_exported_is_documented(name: str) -> None:
 INTERNAL = {
     # A proof that only the handshake itself can make: its parts are of no use outside.
     ("security.handshake.VerifiedPeer.__init__", "Claims"),
+    ("security.handshake.VerifiedPeer.__init__", "Exchange"),
     ("security.handshake.VerifiedPeer.__init__", "Proven"),
 }
 
