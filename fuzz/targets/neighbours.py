@@ -5,15 +5,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterator
 
-from sealring.discovery.announcement import (
-    MAX_TEXT,
-    Sealed,
-    WaitingMachine,
-    door_text,
-    node_text,
-    read_text,
-    waiting_text,
-)
 from sealring.discovery.neighbours import (
     MAX_ADDRESSES,
     MAX_DOORS,
@@ -24,6 +15,15 @@ from sealring.discovery.neighbours import (
     Neighbours,
     is_private,
 )
+from sealring_protocol.joining.announcement import (
+    Sealed,
+    WaitingMachine,
+    door_text,
+    node_text,
+    read_text,
+    waiting_text,
+)
+from sealring_protocol.limits import MAX_ANNOUNCEMENT
 
 from fuzz.source import Source
 
@@ -91,12 +91,12 @@ def _text(source: Source) -> bytes:
         return door_text(source.pick((_CLUSTER, b"d" * 32)), nonce)
     if kind == 2:
         return waiting_text(source.pick((_WORDS, _WORDS[4:], _WORDS.upper(), "")))
-    return source.take(source.number(2) % (MAX_TEXT + 3))
+    return source.take(source.number(2) % (MAX_ANNOUNCEMENT + 3))
 
 
 def _check_text(text: bytes) -> None:
     found = read_text(text)
-    assert found is None or len(text) <= MAX_TEXT
+    assert found is None or len(text) <= MAX_ANNOUNCEMENT
     match found:
         case Sealed(nonce, tag):
             said = b"sealring/1 mdns node" + nonce + _IDS[0]

@@ -222,6 +222,9 @@ MAX_SYSTEM: Final = 128
 MAX_SETTINGS: Final = 4096
 """Bytes of the settings in ADMIT (UTF-8)."""
 
+MAX_ANNOUNCEMENT: Final = 256
+"""Bytes of a TXT record of multicast DNS that is read. Announcements have at most 42."""
+
 REPLAY_CACHE: Final = 65_536
 """INIT tags remembered. Memory: about 100 bytes each, 6.5 MB when full."""
 

@@ -10,6 +10,7 @@ import { createHash } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 
 import { ToldAddresses } from "./sealring/addresses.js";
+import { announceSealed, announceWords, readAnnouncement } from "./sealring/announcement.js";
 import { takeEvidence } from "./sealring/evidence.js";
 import * as exchange from "./sealring/exchange.js";
 import { Failure, must } from "./sealring/failure.js";
@@ -178,6 +179,14 @@ const invitation = formula(({ text }) => {
   const read = readInvitation(text);
   return { ...read, text: writeInvitation(read) };
 });
+
+const announced = formula(({ words, coordinator, nonce, node_id }) => ({
+  text: words ? announceWords(words) : announceSealed(hex(coordinator), hex(nonce), node_id ? hex(node_id) : null),
+}));
+
+const announcement = formula(({ text, coordinator, members }) => ({
+  who: readAnnouncement(hex(text), hex(coordinator), members.map(hex)),
+}));
 
 const joinExchange = formula(({ suite, coordinator, secret, ss_kem, ss_x, init, shares }) => {
   const t1 = schedule.joinTranscript(SUITES[suite], hex(coordinator), hex(init));
@@ -472,6 +481,8 @@ const KINDS = {
   rank,
   lockstep,
   addresses,
+  announced,
+  announcement,
   split,
   "sampling-key": formula(({ seed, choice, position }) => ({
     key: samplingKey(BigInt(seed), choice, BigInt(position)),

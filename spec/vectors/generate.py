@@ -16,6 +16,7 @@ from typing import Final
 
 from spec.vectors import (
     addresses,
+    announcements,
     draws,
     evidence,
     frames,
@@ -64,6 +65,7 @@ FAMILIES: Final[Mapping[str, ModuleType]] = {
     "ranks": ranks,
     "lockstep": lockstep,
     "addresses": addresses,
+    "announcements": announcements,
     "splits": splits,
     "sampling_keys": sampling_keys,
     "draws": draws,

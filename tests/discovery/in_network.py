@@ -17,9 +17,9 @@ from functools import partial
 
 import psutil  # type: ignore[import-untyped]
 import trio
-from sealring.discovery.announcement import door_text, node_text, waiting_text
 from sealring.discovery.discovery import Announced, Discovery, find_doors
 from sealring.discovery.neighbours import Circle, Nearby
+from sealring_protocol.joining.announcement import door_text, node_text, waiting_text
 
 CLUSTER = b"c" * 32
 IDS = [secrets.token_bytes(32) for _ in range(3)]

@@ -8,9 +8,9 @@ import hmac
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.discovery.announcement import (
+from sealring.joining.fingerprint import fingerprint
+from sealring_protocol.joining.announcement import (
     DOOR,
-    MAX_TEXT,
     NONCE,
     TAG,
     Sealed,
@@ -21,7 +21,7 @@ from sealring.discovery.announcement import (
     recognise,
     waiting_text,
 )
-from sealring.joining.fingerprint import fingerprint
+from sealring_protocol.limits import MAX_ANNOUNCEMENT
 
 HASH = st.binary(min_size=32, max_size=32)
 NONCES = st.binary(min_size=NONCE, max_size=NONCE)
@@ -102,11 +102,12 @@ NODE = node_text(bytes(32), bytes(32), bytes(16))
         b"\x03v=1\x11n=" + bytes(15) + b"\x12t=" + bytes(16),
         b"\x03v=1\x02n=\x02t=",
         b"\x03v=1\x01n\x01t",
-        b"\x03v=1\x1ew=abandon-abandon-abandon-zzzz",
+        b"\x03v=1\x1ew=abandon-abandon-abandon-ab",
+        b"\x03v=1\x1ew=Abandon-abandon-abandon-zoo",
         b"\x03v=1\x19w=abandon-abandon-abandon",
         b"\x03v=1\x07w=\x1b[31m",
         b"\x03v=1\x04w=\xff\xff",
-        NODE + b"\xff" * (MAX_TEXT - len(NODE) + 1),
+        NODE + b"\xff" * (MAX_ANNOUNCEMENT - len(NODE) + 1),
     ],
 )
 def test_what_is_no_announcement(text: bytes) -> None:
@@ -119,10 +120,10 @@ def test_what_others_may_add_is_left_out() -> None:
     assert found == read_text(more + NODE) == read_text(NODE + more)
     assert found == read_text(NODE + b"\x03v=2\x04n=no")  # what comes a second time
     assert found == read_text(NODE.replace(b"v=", b"V="))
-    assert found == read_text(NODE + b"\xff" * (MAX_TEXT - len(NODE)))
+    assert found == read_text(NODE + b"\xff" * (MAX_ANNOUNCEMENT - len(NODE)))
 
 
-@given(st.binary(max_size=MAX_TEXT + 8))
+@given(st.binary(max_size=MAX_ANNOUNCEMENT + 8))
 def test_a_stranger_may_say_anything(text: bytes) -> None:
     match read_text(text):
         case Sealed(nonce, tag):

@@ -7,7 +7,6 @@ import secrets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.discovery.announcement import NONCE, door_text, node_text, waiting_text
 from sealring.discovery.neighbours import (
     MAX_ADDRESSES,
     MAX_DOORS,
@@ -21,6 +20,7 @@ from sealring.discovery.neighbours import (
     is_private,
 )
 from sealring.joining.fingerprint import fingerprint
+from sealring_protocol.joining.announcement import NONCE, door_text, node_text, waiting_text
 
 CLUSTER = b"c" * 32
 IDS = [bytes([number]) * 32 for number in range(3)]
@@ -52,6 +52,13 @@ def test_members_doors_and_machines_that_wait_are_found() -> None:
     assert here.gone("b")
     assert not here.gone("b")
     assert here.found.doors == ()
+
+
+def test_words_of_no_key_are_not_shown() -> None:
+    here = Neighbours(None)
+    assert not here.heard("a", waiting_text("nasty-words-from-strangers"), ["10.0.0.9"], 7470)
+    assert not here.heard("a", waiting_text("abandon-ability-able-zzzz"), ["10.0.0.9"], 7470)
+    assert here.found == Nearby()
 
 
 def test_other_clusters_concern_only_who_has_none() -> None:

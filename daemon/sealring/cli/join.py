@@ -13,6 +13,7 @@ import attrs
 import trio
 from cyclopts import Parameter
 from sealring_protocol.codec.wire import is_plain
+from sealring_protocol.joining.announcement import waiting_text
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_INVITATION
 from sealring_protocol.security.identity import SoftwareSigner, node_id
@@ -23,7 +24,6 @@ from sealring_trio.files.models import TINY, find_model, is_hub_id
 from sealring.cli.doorway import LONGEST_LINE, read_invitation, say
 from sealring.cli.options import STDIN, LogFormatChoice
 from sealring.cli.up import run_node
-from sealring.discovery.announcement import waiting_text
 from sealring.discovery.discovery import Announced, Discovery, find_doors, may_discover
 from sealring.discovery.neighbours import Nearby
 from sealring.files.cluster import new_key

@@ -28,9 +28,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import zeroconf
+from sealring_protocol.joining.announcement import NONCE, SERVICE
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
-from sealring.discovery.announcement import NONCE, SERVICE
 from sealring.discovery.neighbours import Nearby, Neighbours, is_private
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from typing import Final
 
 import attrs
+from sealring_protocol.joining.announcement import DOOR, WaitingMachine, read_text, recognise
 
-from sealring.discovery.announcement import DOOR, WaitingMachine, read_text, recognise
+from sealring.joining.fingerprint import is_fingerprint
 
 MAX_ADDRESSES: Final = 4
 """Addresses of one announcement that are kept."""
@@ -137,7 +138,7 @@ class Neighbours:
         if said is None or not near or not 0 < port < 1 << 16:
             return None
         if isinstance(said, WaitingMachine):
-            return _Entry(said, near)
+            return _Entry(said, near) if is_fingerprint(said.words) else None
         who = None
         if self._circle is not None:
             who = recognise(said, self._circle.coordinator, self._circle.members)

@@ -26,6 +26,7 @@ import trio
 from sealring_model.errors import LoadError
 from sealring_model.loading.model_store import check_whole
 from sealring_protocol.diagnosis import Obstacle, first_permanent
+from sealring_protocol.joining.announcement import door_text, node_text
 from sealring_protocol.security.keys import sha256
 from sealring_protocol.security.roster import Roster
 from sealring_trio.errors import OperationError, UserError
@@ -36,7 +37,6 @@ from sealring_trio.processes.launcher import ask_short_slice, hide_memory
 from sealring_trio.units import format_time, wall_ms
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sealring.discovery.announcement import door_text, node_text
 from sealring.discovery.discovery import Announced, Discovery, may_discover
 from sealring.discovery.neighbours import MAX_ADDRESSES, Circle, Nearby
 from sealring.files.cluster import read_coordinator_key, sign_next

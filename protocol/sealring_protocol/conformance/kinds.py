@@ -58,6 +58,7 @@ from sealring_protocol.control.epoch.tensor import TensorLeader
 from sealring_protocol.control.membership import Membership
 from sealring_protocol.control.plan import Joints, partition
 from sealring_protocol.errors import WIRE_CODES, RemoteProtocolError, RoleViolation, SealringError
+from sealring_protocol.joining import announcement
 from sealring_protocol.joining.exchange import join_exchange, join_transcript
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.links.addresses import AddressBook, packed
@@ -565,6 +566,31 @@ def _pairs(book: AddressBook, member: bytes) -> list[Given]:
     return [{"ip": ip.hex(), "port": port} for ip, port in pairs]
 
 
+def _announced(given: Given, result: Result) -> None:
+    if "words" in given:
+        text = announcement.waiting_text(given["words"])
+    else:
+        sealed = raw(given["coordinator"]), raw(given["nonce"])
+        text = announcement.door_text(*sealed)
+        if "node_id" in given:
+            text = announcement.node_text(sealed[0], raw(given["node_id"]), sealed[1])
+    result.output = {"text": text.hex()}
+
+
+def _announcement(given: Given, result: Result) -> None:
+    who: Given = {}
+    match announcement.read_text(raw(given["text"])):
+        case announcement.WaitingMachine(words):
+            who = {"words": words}
+        case announcement.Sealed() as sealed:
+            members = [raw(each) for each in given["members"]]
+            found = announcement.recognise(sealed, raw(given["coordinator"]), members)
+            who = {"other": True} if found is None else {"member": found.hex()}
+            if found == announcement.DOOR:
+                who = {"door": True}
+    result.output = {"who": who}
+
+
 def _split(given: Given, result: Result) -> None:
     layers = [int(size) for size in given["layers"]]
     memory = [int(room) for room in given["memory"]]
@@ -602,6 +628,8 @@ KINDS: Final[Kinds] = {
     "rank": _rank,
     "lockstep": _lockstep,
     "addresses": _addresses,
+    "announced": _announced,
+    "announcement": _announcement,
     "split": _split,
 }
 

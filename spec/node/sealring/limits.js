@@ -59,6 +59,7 @@ export const MAX_INVITATION = 2_048;
 export const MAX_INVITATION_ADDRESSES = 4;
 export const MAX_SYSTEM = 128;
 export const MAX_SETTINGS = 4_096;
+export const MAX_ANNOUNCEMENT = 256;
 export const REPLAY_CACHE = 65_536;
 export const PING_INTERVAL = 0.5;
 export const PING_TIMEOUT = 1.5;

@@ -1,4 +1,5 @@
-"""What a machine says of itself by multicast DNS, so that only its own cluster can tell who it is.
+"""What a machine says of itself by multicast DNS, so that only its own cluster can tell who it is:
+section 16 of the specification.
 
 Every machine of a network hears an announcement (RFC 6762, RFC 6763), so it has no name and no id.
 Its instance and host names are random, and new each time a program starts or its machine's
@@ -25,9 +26,9 @@ from hmac import compare_digest
 from typing import Final
 
 import attrs
-from sealring_protocol.security.keys import mac
 
-from sealring.joining.fingerprint import is_fingerprint
+from sealring_protocol.limits import MAX_ANNOUNCEMENT
+from sealring_protocol.security.keys import mac
 
 SERVICE: Final = "_sealring._tcp.local."
 """The type of all announcements."""
@@ -35,9 +36,6 @@ SERVICE: Final = "_sealring._tcp.local."
 NONCE: Final = 16
 TAG: Final = 16
 """Bytes of *n* and *t*."""
-
-MAX_TEXT: Final = 256
-"""Bytes of a TXT record that is looked at. These have at most 60."""
 
 _NODE: Final = b"sealring/1 mdns node"
 _DOOR: Final = b"sealring/1 mdns door"
@@ -62,7 +60,7 @@ class Sealed:
 
 @attrs.frozen
 class WaitingMachine:
-    """A machine that waits to be invited, whose key has these four *words*."""
+    """A machine that waits to be invited, whose key has these four *words*, as it says."""
 
     words: str
 
@@ -89,7 +87,7 @@ def waiting_text(words: str) -> bytes:
 def read_text(text: bytes) -> Sealed | WaitingMachine | None:
     """What a TXT record of a stranger says; None if that is none of the above. Strings with other
     keys are left out, and so is what comes a second time (RFC 6763 section 6.4)."""
-    if len(text) > MAX_TEXT:
+    if len(text) > MAX_ANNOUNCEMENT:
         return None
     said: dict[bytes, bytes] = {}
     for key, value in _strings(text):
@@ -99,9 +97,18 @@ def read_text(text: bytes) -> Sealed | WaitingMachine | None:
     nonce, tag, words = said.get(b"n"), said.get(b"t"), said.get(b"w")
     if nonce is not None and tag is not None and (len(nonce), len(tag)) == (NONCE, TAG):
         return Sealed(nonce, tag)
-    if words is not None and is_fingerprint(found := words.decode("ascii", "replace")):
-        return WaitingMachine(found)
+    if words is not None and _are_words(words):
+        return WaitingMachine(words.decode())
     return None
+
+
+def _are_words(said: bytes) -> bool:
+    """Whether *said* has the form of a key's four words. Which words there are knows whoever shows
+    them."""
+    words = said.split(b"-")
+    return len(words) == 4 and all(
+        3 <= len(word) <= 8 and word.isalpha() and word.islower() for word in words
+    )
 
 
 def recognise(sealed: Sealed, coordinator: bytes, members: Iterable[bytes]) -> bytes | None:
