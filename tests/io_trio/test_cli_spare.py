@@ -127,6 +127,28 @@ def test_a_draft_is_signed_for_the_same_spare(home: Path) -> None:
     assert roster_in(home).appointment is not None
 
 
+def test_a_draft_that_is_signed_with_a_serial_keeps_the_spare(home: Path) -> None:
+    sign = ("roster", "sign", home / "home.toml", "--serial", "9", "--key")
+    made = roster_in(home).appointment
+    for where in ((), ("--out", home / "other.roster")):
+        done = sealring(*sign, home / KEY_NAME, *where)
+        assert (done.code, done.err) == (0, "")
+        path = home / "other.roster" if where else home / "home.roster"
+        signed = SignedRoster.decode(path.read_bytes()).roster
+        assert (signed.serial, signed.appointment) == (9, made)
+
+    assert change(home).code == 0
+    before = (home / "home.roster").read_bytes()
+    done = sealring(*sign, home / KEY_NAME)  # which signs no more
+    assert (done.code, "names a spare coordinator, and is not signed by" in done.err) == (2, True)
+    assert (home / "home.roster").read_bytes() == before
+
+    shutil.copy(home / "before.roster", home / "home.roster")
+    (home / "other.roster").unlink()
+    done = sealring(*sign, home / KEY_NAME)
+    assert (done.code, "names no spare coordinator. If" in done.err) == (0, True)
+
+
 REFUSED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "a second spare": (
         lambda home: coordinator(home, "spare", home / "other.spare"),

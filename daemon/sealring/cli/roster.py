@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import attrs
 import cyclopts
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
-from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+from sealring_protocol.security.roster import Appointment, Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import is_there, read_key, read_public_key, replace_file
 from sealring_trio.files.rosters import read_roster
@@ -20,6 +21,7 @@ from sealring.cli.members import install_roster
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import (
     MAX_SERIAL,
+    Draft,
     build_roster,
     find_twins,
     make_draft,
@@ -30,7 +32,7 @@ from sealring.files.cluster import (
 )
 from sealring.files.config import own_config
 from sealring.joining.fingerprint import fingerprint
-from sealring.output import print_facts, print_json, print_table
+from sealring.output import print_facts, print_json, print_note, print_table
 
 # ---------------------------------------------------------------------- roster output
 # A roster as the commands show it: tables for people, one object for programs.
@@ -288,10 +290,47 @@ def sign(
         serial = _serial_after(path, before, signer)
         if before.roster.cluster.hex() == source.cluster:
             appointment = before.roster.appointment
+    else:
+        appointment = _appointment_beside({path, draft.with_suffix(".roster")}, source, signer)
     roster = build_roster(source, serial, *_validity(days), appointment)
     _write(path, roster, signer, json=json)
+    if serial > 1 and appointment is None:
+        print_note(
+            f"roster {serial} of {source.name} names no spare coordinator. If the cluster has one, "
+            "its machines refuse this roster: copy the newest one from a node to "
+            f"{draft.with_suffix('.roster')}, and sign again"
+        )
     if not json:
         print(f"\nNext: sealring roster verify {path} --coordinator {key.with_suffix('.pub')}")
+
+
+def _appointment_beside(paths: Iterable[Path], source: Draft, signer: Signer) -> Appointment | None:
+    """Whom the newest roster of the cluster of *source* that is in one of *paths* and signed by
+    *signer* names as spare coordinator. Raises `UserError` for one of another's signature that
+    names somebody: to leave him out would take the spare away."""
+    newest: Roster | None = None
+    for path in paths:
+        try:
+            signed = read_roster(path)
+        except UserError:  # absent, or no roster
+            continue
+        found = signed.roster
+        if found.cluster.hex() != source.cluster:
+            continue
+        try:
+            signed.verify_signer(signer.public_key)
+        except SealringError:
+            if found.appointment is None:
+                continue
+            raise UserError(
+                f"{path} names a spare coordinator, and is not signed by this key: a roster that "
+                "is signed now would name none",
+                "Copy the newest roster from a node over it, and sign again. If that is signed "
+                "with another key, sign with that one (--key).",
+            ) from None
+        if newest is None or found.serial > newest.serial:
+            newest = found
+    return None if newest is None else newest.appointment
 
 
 def _serial_after(path: Path, before: SignedRoster, signer: Signer) -> int:
