@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -23,11 +24,12 @@ from sealring.joining.door import Door
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.line import JoinLine
 from sealring.joining.machine import free_name, look_alike
+from sealring.service.requests import answer_at_door
 from sealring_protocol.codec.messages import NEWEST_STEPS, OLDEST_STEPS
 from sealring_protocol.joining.exchange import Admitted, InviterProved
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_JOINS
-from sealring_protocol.security.roster import Member
+from sealring_protocol.security.roster import Member, SignedRoster
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_key
@@ -409,22 +411,36 @@ async def test_who_signs_a_roster_waits_for_a_machine_that_is_being_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored, say = hold_stored(monkeypatch)
-    members = list[str]()
+    told = list[Any]()
     async with home(tmp_path) as made, trio.open_nursery() as nursery:
         await asked(made, Machine(), nursery)
 
-        async def read_members() -> None:
-            await made.door.settled()
-            members.extend(made.names)
+        async def read_members(body: bytes, lines: list[Any]) -> None:
+            async def reply(line: Any) -> None:
+                lines.append(line)
+
+            await answer_at_door(made.door, "members", body, reply)
 
         async with trio.open_nursery() as people:
             people.start_soon(made.accept)
             await stored.wait()
-            people.start_soon(read_members)
+            people.start_soon(read_members, b"{}", told)
             await trio.testing.wait_all_tasks_blocked()
-            assert members == []
+            text = "den is being let in: this waits for it, at most 15 s"
+            assert told == [{"event": "waiting", "text": text}]
+
+            # Whoever only looks does not wait, and sees how far it is.
+            seen = list[Any]()
+            await read_members(b'{"settled": false}', seen)
+            assert names_of(seen[0]) == ["desk"]
+            assert [knock.facts()["state"] for knock in made.door.waiting()] == ["admitted"]
             say()
-    assert members == ["desk", "den"]
+    assert names_of(told[1]) == ["desk", "den"]
+
+
+def names_of(line: Any) -> list[str]:
+    roster = SignedRoster.decode(bytes.fromhex(line["roster"])).roster
+    return [member.name for member in roster.members]
 
 
 @pytest.mark.parametrize("signs", [True, False])

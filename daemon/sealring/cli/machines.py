@@ -82,7 +82,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
     this private network that wait to be invited ('sealring join' without an
     invitation).
     """
-    cluster = read_cluster(config)
+    cluster = read_cluster(config, settled=False)
     roster, own = cluster.roster.roster, cluster.own
     waiting = _waiting(cluster.config) if cluster.running else []
     uninvited = _uninvited(cluster.config, waiting) if cluster.running else []
@@ -128,7 +128,10 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
             f"the last that it was shown. {ADVICE[Cause.NOT_A_MEMBER]}"
         )
     for each in waiting:
-        print(f"\n{describe_newcomer(each)}: sealring machines accept {each['fingerprint']}")
+        accept = f"sealring machines accept {each['fingerprint']}"
+        admitted = each.get("state") == "admitted"  # a node may be older
+        then = "it was let in, and stores its roster" if admitted else accept
+        print(f"\n{describe_newcomer(each)}: {then}")
     for each in uninvited:
         at = " or ".join(each["hosts"])
         print(

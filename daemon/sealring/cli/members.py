@@ -32,7 +32,7 @@ from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import make_member, read_coordinator_key, sign_next, write_roster
 from sealring.files.config import Config, own_config
 from sealring.local.node_socket import NobodyThere, answer_of
-from sealring.output import print_json, progress
+from sealring.output import print_json, print_note, progress
 
 
 @attrs.frozen
@@ -64,14 +64,16 @@ class OwnCluster:
         )
 
 
-def read_cluster(config: Path | None) -> OwnCluster:
-    """The cluster of the machine with the config at *config*, or at the default place. Raises
+def read_cluster(config: Path | None, *, settled: bool = True) -> OwnCluster:
+    """The cluster of the machine with the config at *config*, or at the default place. Whoever
+    signs for it needs it *settled*: the node waits until no newcomer is being let in. Raises
     `UserError`."""
     settings = own_config(config)
     pinned = read_public_key(settings.coordinator)
     own = node_id(read_key(settings.key).public_key)
     try:
-        answer = answer_of(settings.control_socket, "members")
+        fields = {"settled": settled}
+        answer = answer_of(settings.control_socket, "members", fields, report=print_note)
     except NobodyThere:
         roster = RosterStore(settings.state, pinned).newest(settings.roster, wall_ms())
         return OwnCluster(settings, roster, own, False, roster.roster.coordinator(pinned))

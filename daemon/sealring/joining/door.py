@@ -186,6 +186,7 @@ class Knock:
             **self.describe(),
             "id": self.newcomer.id.hex(),
             "visit": self.id,
+            "state": self.state,
             "public_key": self.newcomer.public_key.hex(),
             "seconds": round(trio.current_time() - self.since),
         }
@@ -370,8 +371,13 @@ class Door:
     async def settled(self) -> None:
         """Wait until no newcomer is being admitted. Whoever signs a roster waits for that: it would
         leave out a machine that believes it is a member."""
-        while knock := next((k for k in self.waiting() if k.admitted is not None), None):
+        while knock := self.admitting:
             await knock.over.wait()
+
+    @property
+    def admitting(self) -> Knock | None:
+        """A newcomer that is being admitted, if one is: within `JOINED_SECONDS` that is over."""
+        return next((knock for knock in self.waiting() if knock.admitted is not None), None)
 
     async def _hurry(self, knock: Knock) -> None:
         """Send *knock*, which was admitted, away if it does not join in time: others wait for it,

@@ -28,7 +28,7 @@ from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.status import describe_node, describe_place
 from sealring.generation.trace import StepRecorder, Trace, processor_times
 from sealring.http.connections import OWNER
-from sealring.joining.door import Door, DoorNews
+from sealring.joining.door import JOINED_SECONDS, Door, DoorNews
 from sealring.service.verification import Reply, Verification, VerifyFields, WaitNotes
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull, keys_in
 
@@ -362,6 +362,12 @@ class WhoFields(_Fields):
     who: str = ""
 
 
+class MembersFields(_Fields):
+    """Whether to wait until no newcomer is being admitted, as whoever signs a roster must."""
+
+    settled: bool = True
+
+
 class AcceptFields(WhoFields):
     """The same, and a signed *roster* that holds it, in hex; null if the node is to sign."""
 
@@ -385,7 +391,12 @@ async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> No
             door.refuse(knock)
             await reply({"event": "done", **knock.facts()})
         case "members":  # of which a roster is signed
-            await door.settled()
+            if read_fields(MembersFields, body, "machines list").settled:
+                if newcomer := door.admitting:
+                    limit = f"{JOINED_SECONDS:.0f} s"
+                    text = f"{newcomer.name} is being let in: this waits for it, at most {limit}"
+                    await reply({"event": "waiting", "text": text})
+                await door.settled()
             await reply({"roster": door.roster.encode().hex(), "spent": door.spent})
         case _:
             who = read_fields(WhoFields, body, "machines list").who
