@@ -42,8 +42,7 @@ STREAMS: Final = 8
 """How many streams together a pace is given for, where one stream is asked for."""
 
 _CLOSE: Final = 1.05
-"""How much faster a way with more machines, or with another head, must be to be recommended:
-figures are this good."""
+"""How much faster a way with more machines must be to be recommended: figures are this good."""
 
 
 @attrs.frozen
@@ -158,8 +157,8 @@ def ways(
 
 def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str] | None:
     """The way to take of *found*, and why, in a sentence; None if none fits. The fastest that has
-    room for what is *asked*: for one stream, or for all if there are several. The first of *found*
-    begins with the head."""
+    room for what is *asked*: for one stream, or for all if there are several. Another machine alone
+    has to be clearly faster than the head (`CLEARLY`), with which the first of *found* begins."""
     fitting = [way for way in found if way.fits]
     if not fitting:
         return None
@@ -170,8 +169,12 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
 
     fastest = max(fitting, key=pace)
     near = [way for way in fitting if pace(way) * _CLOSE >= pace(fastest)]
-    head = found[0].machines[0]
-    best = min(near, key=lambda way: (len(way.machines), way.machines[0] != head, -pace(way)))
+    best = min(near, key=lambda way: (len(way.machines), -pace(way)))
+    if len(best.machines) == 1:
+        most = max((pace(way) for way in fitting if len(way.machines) > 1), default=0.0)
+        for own in (way for way in fitting if way.machines == found[0].machines[:1]):
+            if pace(own) * _CLOSE >= most and pace(own) >= CLEARLY * pace(best):
+                best = own
     figure = f"{pace(best):.3g} tokens/s for {_streams(asked)}"
     others = [way for way in fitting if way is not best and (several or way.name != APART)]
     if not others:

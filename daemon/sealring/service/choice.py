@@ -6,16 +6,19 @@ is clearly faster, the node prefers a ring of itself (`Node.prefer`), which it b
 request is there; the other machines stay ready, and are left out. Then its pace is compared with
 what the ring of all gave. If it gives less, all are back in, and stay.
 
-Each epoch is judged once, so nothing changes again before members come or go. A strategy that asks
-for one way, chosen layers, and `min_ranks` above 1 keep all machines in: the comparison is then
-only told. Tensor parallelism is tried by the head's own measurements before (`head.trial`), and is
-not left.
+A ring is judged again after twice as many steps, until the head is taken. A head alone is judged
+once, as longer texts make any ring slower later. So nothing changes back and forth. A strategy that
+asks for one way, chosen layers, and any `min_ranks` but 1 keep all machines in: the comparison is
+then only told. Tensor parallelism is tried by the head's own measurements before (`head.trial`),
+and is not left.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import statistics
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -47,6 +50,9 @@ BLOCK: Final = 16
 ENOUGH: Final = 4
 """Blocks by which a ring is known."""
 
+KEPT: Final = 64
+"""Blocks that count: the latest."""
+
 
 class PaceMeter(Observer):
     """What a ring gives in tokens per second of all its streams, guesses included, by the tokens
@@ -62,7 +68,7 @@ class PaceMeter(Observer):
 
     def clear(self) -> None:
         """The ring is another from now on."""
-        self._blocks: list[float] = []
+        self._blocks: deque[float] = deque(maxlen=KEPT)
         self._begin()
 
     def _begin(self) -> None:
@@ -106,9 +112,10 @@ class RingChoice:
         self._runtime = generator.runtime
         self._config = config
         self._meter = PaceMeter(config.streams, lambda: generator.tracer.row_count)
-        self._steps = 0
         self._epoch = 0  # the one that is measured
-        self._judged = False  # it has been
+        self._steps = 0  # in it
+        self._due = 0.0  # from which step on it is judged
+        self._told = False  # what was compared in it
         self._gave = 0.0  # what the ring of all gave, when the head alone was preferred to it
         self._stays: set[tuple[int, tuple[int, ...]]] = set()  # rings that were faster, by serial
         self._runtime.watchers.append(self.watch)
@@ -124,13 +131,17 @@ class RingChoice:
 
     def _look(self, standing: Standing) -> None:
         if standing.epoch.counter != self._epoch:
-            self._epoch, self._judged = standing.epoch.counter, False
+            self._epoch, self._told = standing.epoch.counter, False
+            self._steps, self._due = 0, 0.0
             self._meter.clear()
-        if self._judged or standing.checked or (found := self._measured(standing)) is None:
+        if self._steps < self._due or standing.checked:
             return
-        self._judged = True
+        if (found := self._measured(standing)) is None:
+            return
+        self._due = 2 * self._steps
         preference = standing.preference
         if preference is not None and preference.ring == standing.ring:
+            self._due = math.inf
             self._compare(preference, found)
         elif len(standing.ring) > 1:
             self._judge(standing, found)
@@ -186,8 +197,9 @@ class RingChoice:
         why_not = self._why_not(standing) if verdict.takes else ""
         if not verdict.takes or why_not:
             text = f"{verdict.text}; but {why_not}" if why_not else verdict.text
-            self._tell(Choice(text))
+            self._tell(Choice(text), again=self._told)
             return
+        self._due = math.inf
         self._gave = found.gave
         self._runtime.spawn(self._prefer, verdict, found.facts)
 
@@ -237,6 +249,8 @@ class RingChoice:
     async def _change(self, preference: Preference | None) -> None:
         self._runtime.enter(self._runtime.node.prefer, preference)
 
-    def _tell(self, choice: Choice) -> None:
-        self._generator.choice = choice
-        log.info("%s", choice.text)
+    def _tell(self, choice: Choice, *, again: bool = False) -> None:
+        """Let people know of *choice*: in the log, too, unless a line is there *again*."""
+        self._generator.choice, self._told = choice, True
+        if not again:
+            log.info("%s", choice.text)
