@@ -110,10 +110,6 @@ class SharedFiles:
             raise NotShared(f"{name} is no regular file there")
         return handle
 
-    def _names(self) -> set[str]:
-        """The files that may be given."""
-        return {name for name in os.listdir(self._folder) if is_shared(name)}
-
     def _roots(self) -> list[Path]:
         """The folders in which the model's files may be."""
         folder = Path(os.path.realpath(self._folder))
@@ -172,7 +168,7 @@ class SharedFiles:
 
     def _make_listing(self) -> bytes:
         sizes = {}
-        for name in sorted(self._names()):
+        for name in sorted(filter(is_shared, os.listdir(self._folder))):
             try:
                 handle = self._open(name)
             except (NotShared, OSError) as error:
