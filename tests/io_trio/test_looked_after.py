@@ -356,7 +356,7 @@ def test_serve_has_json_alone_on_standard_error() -> None:
 
 
 @pytest.mark.slow
-def test_a_log_file_that_is_moved_away_goes_on_in_a_new_one(tmp_path: Path) -> None:
+def test_a_log_file_that_is_moved_away_and_a_node_that_a_watchdog_ends(tmp_path: Path) -> None:
     log, place = tmp_path / "node.log", tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(place))
@@ -371,3 +371,8 @@ def test_a_log_file_that_is_moved_away_goes_on_in_a_new_one(tmp_path: Path) -> N
             until(lambda: "SIGHUP: the config is read again" in log.read_text())
             assert "SIGHUP" not in (tmp_path / "node.log.1").read_text()
             assert node.log.read_text() == ""
+            node.process.send_signal(signal.SIGABRT)
+            assert node.process.wait(PATIENCE) == -signal.SIGABRT
+            stacks = node.log.read_text()
+    assert stacks.startswith("Fatal Python error: Aborted\n")
+    assert "sealring/cli/up.py" in stacks

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import plistlib
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from sealring.files.cluster import create_key
+from sealring.local.node_socket import claimed
 
 from tests.io_trio.helpers import Outcome, sealring
 
@@ -118,6 +120,16 @@ def test_a_unit_says_how_it_stops_and_what_is_restarted(home: Path) -> None:
     assert not re.search(r"(?<!\$)\$(?!\$)|(?<!%)%(?!%)", start)  # nothing is replaced in it
 
 
+def test_a_unit_of_the_machine_prepares_a_gpu_that_the_node_may_not(home: Path) -> None:
+    tool = home.parent / "tools/nvidia-modprobe"
+    options = ("--manager", "systemd", "--system", "--account", "daemon")
+    assert str(tool) not in printed(home, *options)
+    tool.write_text(TOOL)
+    tool.chmod(0o755)
+    assert f"\nExecStartPre=-+{tool} -c 0 -u\n" in printed(home, *options)
+    assert str(tool) not in printed(home, "--manager", "systemd")
+
+
 def test_a_property_list(home: Path) -> None:
     text = printed(home, "--manager", "launchd", "--account", "daemon")
     known = plistlib.loads(text.encode())
@@ -175,6 +187,20 @@ def test_install_and_uninstall(home: Path) -> None:
     assert "there is no service sealring-desk here" in service("uninstall", home).err
 
 
+def test_an_install_says_what_comes_next(home: Path) -> None:
+    config = shlex.quote(str(home / "desk.toml"))
+    with claimed(home / "desk.state"):
+        done = service("install", home, "--manager", "systemd")
+        assert "A node of this config runs already" in done.out
+        # Again, as after a change: that node may be the service's own.
+        assert "runs already" not in service("install", home, "--manager", "systemd").out
+    assert f"\nSee: sealring service status {config}\n" in done.out
+    assert "sudo loginctl enable-linger " in done.out
+    done = service("install", home, "--manager", "systemd", "--name", "mine")
+    assert "runs already" not in done.out
+    assert "\nSee: sealring service status --name mine\n" in done.out
+
+
 def test_the_config_of_a_folder_and_of_the_user(home: Path) -> None:
     (home / "desk.toml").rename(home / "node.toml")
     done = sealring("service", "install", home, "--manager", "systemd", "--dry-run")
@@ -228,7 +254,7 @@ def test_status_and_logs(home: Path) -> None:
     assert service("logs", home, "--manager", "systemd", "--follow").code == 0
     assert calls(home) == [
         "systemctl --user --no-pager --full status sealring-desk",
-        "journalctl --no-pager --lines=50 --follow --user-unit=sealring-desk.service",
+        "journalctl --no-pager --lines=50 --follow --quiet --user-unit=sealring-desk.service",
     ]
 
 

@@ -21,6 +21,7 @@ import os
 import plistlib
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from sealring_trio.processes.interpreter import run_module
 
 from sealring.cli.options import Positive
 from sealring.files.config import Config, config_path, own_config
+from sealring.local.node_socket import is_claimed
 
 ManagerName = Literal["systemd", "launchd"]
 
@@ -130,7 +132,7 @@ class Systemd:
         """The unit."""
         if service.system:
             unit = ["Wants=network-online.target", "After=network-online.target"]
-            more = [f"User={_word(service.account)}", "NoNewPrivileges=yes"]
+            more = [f"User={_word(service.account)}", "NoNewPrivileges=yes", *_cuda_first()]
             target = "multi-user.target"
         else:
             unit, more, target = [], [], "default.target"
@@ -139,7 +141,7 @@ class Systemd:
             [
                 f"# {MARK}",
                 "[Unit]",
-                f"Description=sealring node {_escaped(service.name)}",
+                f"Description=sealring, the node of {_escaped(str(service.config.path.resolve()))}",
                 *unit,
                 "StartLimitIntervalSec=0",
                 "",
@@ -148,6 +150,7 @@ class Systemd:
                 "NotifyAccess=main",
                 f"ExecStart={' '.join(map(_word, service.command))}",
                 "ExecReload=/bin/kill -HUP $MAINPID",
+                f"SyslogIdentifier={_escaped(service.name)}",
                 *more,
                 "UMask=0077",
                 "Restart=on-failure",
@@ -187,14 +190,22 @@ class Systemd:
 
     def read(self, config: Path, lines: int, *, follow: bool) -> list[str]:
         """The command that shows the last *lines* of its log."""
-        unit = "--unit" if self.system else "--user-unit"
+        # Quiet: that the system's messages are not shown is no news to who asks for the user's own.
+        unit = f"{self.name}.service"
+        which = [f"--unit={unit}"] if self.system else ["--quiet", f"--user-unit={unit}"]
         more = ["--follow"] if follow else []
-        name = f"{unit}={self.name}.service"
-        return ["journalctl", "--no-pager", f"--lines={lines}", *more, name]
+        return ["journalctl", "--no-pager", f"--lines={lines}", *more, *which]
 
     @property
     def _control(self) -> list[str]:
         return ["systemctl", *([] if self.system else ["--user"])]
+
+
+def _cuda_first() -> list[str]:
+    """What prepares an NVIDIA GPU as the machine begins. CUDA has this set-user-id program do it at
+    its first use, which it cannot for a node that gains no right (``NoNewPrivileges``)."""
+    tool = shutil.which("nvidia-modprobe")
+    return [] if tool is None else [f"ExecStartPre=-+{_word(tool)} -c 0 -u"]
 
 
 def _escaped(text: str) -> str:
@@ -324,7 +335,7 @@ def install(
     dry_run
         Print what would be written and run, and do nothing.
     """
-    kind, name = _kind(manager), _name(config, name)
+    kind, given, name = _kind(manager), name, _name(config, name)
     if system and user:
         raise UserError("--system and --user exclude each other", "Give one of the two.")
     system = system or (kind == "launchd" and not user)
@@ -343,6 +354,7 @@ def install(
     if kind == "launchd" and path.exists():
         _try(files.stop())
     fresh = not path.exists()
+    taken = fresh and is_claimed(settings.state)
     _write(path, text)
     try:
         for command in files.start():
@@ -351,12 +363,21 @@ def install(
         if fresh:
             path.unlink()
         raise
-    print(f"{name} is installed ({path}) and starts. See: sealring service status")
-    if kind == "systemd" and not system and not _lingers():
+    print(f"{name} is installed ({path}) and starts.")
+    if taken:
         print(
-            "It ends when you log out, and begins when you log in. To have it run always: "
-            "loginctl enable-linger"
+            "A node of this config runs already, which is not this service's. End it (Ctrl-C where "
+            "it was started); until then the service cannot begin, and tries again."
         )
+    which = ["--name", given] if given else [str(settings.path.resolve())]
+    print(f"See: sealring service status {shlex.join(which)}")
+    if kind == "systemd" and not system:
+        me = pwd.getpwuid(os.getuid()).pw_name
+        if not Path("/var/lib/systemd/linger", me).exists():
+            print(
+                "It ends when you log out, and begins when you log in. To have it run always: "
+                f"sudo loginctl enable-linger {me}"
+            )
 
 
 @app.command
@@ -529,8 +550,3 @@ def _show(command: Sequence[str]) -> int:
         return subprocess.run(command, check=False).returncode
     except FileNotFoundError:
         raise OperationError(f"there is no {command[0]} here", "See the manager itself.") from None
-
-
-def _lingers() -> bool:
-    """Whether the user's services run without a login."""
-    return Path("/var/lib/systemd/linger", pwd.getpwuid(os.getuid()).pw_name).exists()

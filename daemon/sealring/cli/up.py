@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import select
 import signal
@@ -104,6 +105,8 @@ def run_node(
 ) -> None:
     """Run the node of *settings* until it ends, and *beside* as `service.serve` does. Raises
     `UserError`."""
+    # A watchdog ends a node that hangs by SIGABRT. Then the log has where each thread was.
+    faulthandler.enable()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the node is there to read its files again
     with claimed(settings.state):
         # These take half a second to import, which a mistake in the config need not wait for.

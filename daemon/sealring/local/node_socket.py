@@ -277,7 +277,7 @@ def _connect(path: Path, seconds: float = ANSWER_SECONDS) -> socket.socket:
         raise _silent(path, "takes no more clients") from None
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
-        if _is_claimed(path.parent):
+        if is_claimed(path.parent):
             raise OperationError(
                 f"the node at {path} is starting", "Ask again soon. Its log says what it waits for."
             ) from None
@@ -310,7 +310,7 @@ def claimed(state: Path) -> Iterator[None]:
         yield
 
 
-def _is_claimed(state: Path) -> bool:
+def is_claimed(state: Path) -> bool:
     """Whether a node with the folder *state* starts or runs."""
     try:
         with open(state / _CLAIM, "rb") as file:
