@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tomllib
 from pathlib import Path
@@ -114,13 +115,20 @@ SRUN = """\
 #!/bin/bash
 echo "srun $*" >> "$SAID"
 while [ "${1:0:2}" = "--" ]; do shift; done
-exec "$@"
+setsid --wait "$@" &
+task=$!
+trap 'kill -KILL -- "-$task"' TERM INT
+wait "$task"
 """
-"""Stands for Slurm: it runs one rank, here."""
+"""Stands for Slurm: it runs one rank, here, in a group of its own. As srun does, it kills that rank
+when it is told to end."""
 
 NODE = """\
 #!/bin/bash
 echo "node $1 $2" >> "$SAID"
+read -r _ _ _ parent own _ < "/proc/$$/stat"
+read -r _ _ _ _ step _ < "/proc/$parent/stat"
+echo "$own $step" > "$GROUPS_FILE"
 code=$(head -n 1 "$CODES"); sed -i 1d "$CODES"
 [ "$code" = stay ] || exit "$code"
 trap 'echo drained >> "$SAID"; exit 0' TERM
@@ -137,7 +145,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).chmod(0o755)
     os.mkfifo(tmp_path / "ready")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("SAID", "CODES", "READY"):
+    for name in ("SAID", "CODES", "READY", "GROUPS_FILE"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     monkeypatch.setenv("SEALRING_COMMAND", "node")
     monkeypatch.setenv("SEALRING_PAUSE", "0")
@@ -147,14 +155,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def start(cluster: Path, *codes: str) -> subprocess.Popen[bytes]:
     (cluster / "codes").write_text("\n".join(codes) + "\n")
-    return subprocess.Popen(["bash", str(DEPLOY / "sealring.sbatch")], stderr=subprocess.DEVNULL)
+    command = ["bash", str(DEPLOY / "sealring.sbatch")]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def said(cluster: Path) -> list[str]:
     return (cluster / "said").read_text().splitlines()
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid")
 def test_a_rank_is_started_again_until_its_config_is_wrong(cluster: Path) -> None:
     assert start(cluster, "1", "137", "2").wait(60) == 2
     first, *nodes = said(cluster)
@@ -164,10 +173,15 @@ def test_a_rank_is_started_again_until_its_config_is_wrong(cluster: Path) -> Non
     assert re.fullmatch(r"node up /shared/[\w.-]+\.toml", nodes[0])
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid")
 def test_the_end_of_the_job_drains_a_rank_and_starts_no_other(cluster: Path) -> None:
     job = start(cluster, "1", "stay")
     (cluster / "ready").read_text()  # until the second node is up
-    job.terminate()
+    own, step = map(int, (cluster / "groups_file").read_text().split())
+    assert own != step, (
+        "the node has the signal of its step, and that of its rank: it does not drain"
+    )
+    for group in (job.pid, step):  # as scancel does
+        os.killpg(group, signal.SIGTERM)
     assert job.wait(60) == 0
     assert said(cluster)[3:] == ["drained"]
