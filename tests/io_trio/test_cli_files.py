@@ -9,15 +9,21 @@ import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
+from sealring.files.config import load_config
 from sealring.local.node_socket import claimed
 from sealring.local.ring import write_cluster
+from sealring.service.owner_api import OwnerApi
+from sealring.service.verification import Reply
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner, node_id
 from sealring_protocol.security.roster import SignedRoster
 
-from tests.io_trio.helpers import sealring
+from tests.io_trio.helpers import Outcome, sealring
+from tests.io_trio.test_control import serving
 
 pytestmark = pytest.mark.usefixtures("quick_paces")
 
@@ -557,6 +563,38 @@ def test_plan_makes_no_estimates_for_a_node_that_starts(tmp_path: Path) -> None:
         outcome = sealring("plan", "--config", config)
     assert outcome.code == 1
     assert "is starting" in outcome.err
+
+
+async def test_plan_at_a_head_is_of_those_that_are_there(tmp_path: Path) -> None:
+    config = write_cluster(tmp_path, 3, tiny.path())[0]
+    facts: dict[str, Any] = {
+        **{"rank": 0, "world": 3, "name": "rank0", "addresses": ["127.0.0.1:1"]},
+        **{"rooms": {0: 1 << 30, 2: 1 << 30}, "bounds": [0, 4, 8], "sum_us": 0, "choice": None},
+        "paces": {"decode_us": {}},
+        "peers": [
+            {"rank": rank, "name": f"rank{rank}", "addresses": [f"10.0.0.{rank}:1"], "control": up}
+            for rank, up in ((1, False), (2, True))
+        ],
+    }
+
+    async def answer(_name: str, _body: bytes, reply: Reply) -> None:
+        await reply(facts)
+
+    def plan() -> Outcome:
+        return sealring("plan", "--config", config, "--json")
+
+    socket = load_config(config).control_socket
+    socket.parent.mkdir(mode=0o700, exist_ok=True)
+    async with serving(socket, OwnerApi(answer, lambda: None)):
+        done = await trio.to_thread.run_sync(plan)
+        assert "rank1 (rank 1) is away: this is a plan of those that are there" in done.err
+        assert len(done.json()["ranks"]) == 2
+        machines = {name for way in done.json()["ways"] for name in way["machines"]}
+        assert machines == {"rank0", "rank2"}
+
+        facts["peers"][0]["control"] = True
+        done = await trio.to_thread.run_sync(plan)
+    assert (done.code, "does not know yet what memory rank1 has" in done.err) == (1, True)
 
 
 def test_plan_counts_the_ends_on_every_rank_of_tensor_parallelism() -> None:

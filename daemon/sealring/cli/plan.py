@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +51,9 @@ def plan(
 
     With a config, or with that of the default folder, it asks the node of this
     machine what its ring has: memory, measured pace, hops. Best ask the head,
-    once it has answered a request. Without one, --memory says what each machine
-    has, each is taken to be as fast as this one, and all paces are estimates.
+    once it has answered a request; machines that are away are left out. Without
+    one, --memory says what each machine has, each is taken to be as fast as
+    this one, and all paces are estimates.
 
         sealring plan --config desk.toml
         sealring plan --model models/llama-8b --memory 32G,24G
@@ -201,11 +202,7 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
                 f"this node is rank {facts['rank']}, and the head knows what each rank has",
                 f"Ask on the machine of the head, {facts['peers'][0]['name']}.",
             )
-        raise OperationError(
-            "the head does not know yet what each rank has",
-            "Ask again once all ranks are there: 'sealring status' says which are. Or give "
-            "--memory.",
-        )
+        facts = _without_those_away(facts, had.keys())
     # What was measured is of the model that runs.
     same = model is None and not facts["rank"]
     choice = facts.get("choice") or {"text": "", "compared": []}  # a head may be older
@@ -214,11 +211,29 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
     return _Ring(
         folder,
         settings.adapter,
-        rooms or tuple(had[rank] for rank in range(facts["world"])),
+        rooms or tuple(had[rank] for rank in sorted(had)),
         settings.streams,
         facts if same else None,
         choice["text"] if same else "",
     )
+
+
+def _without_those_away(facts: Mapping[str, Any], known: Collection[int]) -> dict[str, Any]:
+    """What a head says of itself (*facts*), of the machines alone that are there, which it tells
+    people. It has *known* what these ranks have. Raises `OperationError` if it has not heard yet
+    from another that is there."""
+    peers = {each["name"]: each for each in facts["peers"]}
+    missing = [name for name, each in peers.items() if each["rank"] not in known]
+    late = [name for name in missing if peers[name]["control"]]
+    if late or facts["rank"] not in known:
+        who = ", ".join(map(visible, late or [facts["name"]]))
+        raise OperationError(
+            f"the head does not know yet what memory {who} has", "Ask again in a few seconds."
+        )
+    away = ", ".join(f"{visible(name)} (rank {peers[name]['rank']})" for name in missing)
+    are = "is" if len(missing) == 1 else "are"
+    print_note(f"{away} {are} away: this is a plan of those that are there, in their order")
+    return {**facts, "peers": [each for each in facts["peers"] if each["rank"] in known]}
 
 
 def _own_room(limit: int) -> int:
