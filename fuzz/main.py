@@ -23,6 +23,7 @@ ROOT: Final = Path(__file__).parent.parent
 KEPT: Final = ROOT / "build" / "fuzz"
 TARGETS: Final = tuple(sorted(path.stem for path in (ROOT / "fuzz" / "targets").glob("[a-z]*.py")))
 LONGEST: Final = {
+    "addresses": 700,
     "answers": 200,
     "responder": 2000,
     "initiator": 2000,

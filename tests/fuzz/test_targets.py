@@ -52,6 +52,7 @@ def test_targets_are_these() -> None:
         "ledger",
         "scheduler",
         "lockstep",
+        "addresses",
         "admission",
         "answers",
         "channels",
