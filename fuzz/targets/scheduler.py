@@ -227,11 +227,12 @@ class Ring:
             return False
         step = self.flying.pop(0).step
         self.decided.update(self.scheduler.decided())
-        count, drawn = self.scheduler.expects(step.n), ()
+        count, drawn = 0, ()
         if isinstance(step.work, Decode):
             ahead = step.work.ahead
             right = not step.work.on_guess or self.decided.pop(step.n)
-            assert count == right * (len(self.scheduler.uids(step.n)) + ahead)
+            count = right * (len(self.scheduler.uids(step.n)) + ahead)
+            assert self.scheduler.lack(step.n, ()) == (f"0 of {count} tokens" if count else "")
             if right:
                 guesses = step.ids[len(step.ids) - ahead :]
                 drawn = guesses[: token % (ahead + 1)]
