@@ -171,7 +171,8 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
     near = [way for way in fitting if pace(way) * _CLOSE >= pace(fastest)]
     best = min(near, key=lambda way: (len(way.machines), -pace(way)))
     if len(best.machines) == 1:
-        most = max((pace(way) for way in fitting if len(way.machines) > 1), default=0.0)
+        rings = [way for way in fitting if len(way.machines) > 1 and way.name != APART]
+        most = max(map(pace, rings), default=0.0)
         for own in (way for way in fitting if way.machines == found[0].machines[:1]):
             if pace(own) * _CLOSE >= most and pace(own) >= CLEARLY * pace(best):
                 best = own
@@ -211,8 +212,8 @@ def judge(
     found: Sequence[Forecast], least: Forecast | None, gave: float, asked: Workload
 ) -> Verdict:
     """Whether the ring of the first way of those that were *found* is to become its head alone. It
-    *gave* so many tokens per second. *least* is the head alone with a turn that takes as long as a
-    hop: it sends what a hop sends, and no further than to its own engine, so it gives that or more.
+    *gave* so many tokens per second. *least* is the head alone with the longest turn that it may
+    have, which nobody has measured.
 
     The head alone is taken if it has room, loses no context, and is clearly faster (`CLEARLY`) even
     so, by what was measured. Another machine alone cannot be taken, as the head is in every ring.

@@ -28,7 +28,7 @@ from sealring_protocol.limits import MAX_REASONS, NO_RANK
 from sealring_protocol.links.peers import NO_MEMBER, Fault, PeerState, RefusedSource, Trouble
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
-from sealring_protocol.words import STILL_FETCHED, ago, lasting, part_here
+from sealring_protocol.words import RING_CHANGED, STILL_FETCHED, ago, lasting, part_here
 
 __all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
 
@@ -660,6 +660,8 @@ def _failed(facts: Facts) -> list[Obstacle]:
     failed = facts.standing.failed
     if failed is None or failed.rank >= len(facts.roster.members):
         return []
+    if RING_CHANGED in failed.message:
+        return []  # the head says why
     if _fetches(facts, failed.rank) and STILL_FETCHED in failed.message.partition(";")[0]:
         return []
     cause = _BY_FAILURE.get(failed.kind, Cause.CANNOT_SERVE)

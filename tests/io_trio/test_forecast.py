@@ -146,6 +146,15 @@ def test_what_is_recommended_and_why() -> None:
     )
 
 
+def test_another_head_is_recommended_where_it_is_clearly_faster() -> None:
+    for layer, name in ((0.0012, "desk alone"), (0.0013, "desk alone"), (0.002, "shelf alone")):
+        slow = attrs.evolve(TWO[0], pace=attrs.evolve(PACE, layer=layer))
+        way, why = recommend(ways(INFO, COSTS, [slow, TWO[1]], FAR, ASKED), ASKED) or (None, "")
+        assert way is not None
+        assert way.name == name
+        assert why.startswith("one machine is faster: ")
+
+
 def test_a_ring_is_recommended_where_no_machine_has_room_alone() -> None:
     small = [attrs.evolve(each, room=80 * MIB) for each in TWO]
     found = ways(INFO, COSTS, small, NETWORK, ASKED)

@@ -19,6 +19,7 @@ from sealring_protocol.control.head.trial import IDLE_SECONDS
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.diagnosis import Cause
 from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.security.roles import Purpose
@@ -384,8 +385,9 @@ def test_a_smaller_ring_that_is_faster_is_taken_while_no_request_is_there(smalle
         (1, who, text) for _, who, text in cluster.notes
     ]
     assert not any("goes on without" in text for _, text in cluster.warnings)
-    (reason,) = cluster.hosts["host1"].node.standing().head_reasons
-    assert WHY in reason.text
+    (obstacle,) = cluster.hosts["host1"].node.obstacles(cluster.now)
+    assert obstacle.cause is Cause.OUTSIDE
+    assert obstacle.what.endswith(f"without this machine: {outside(cluster)[1]}")
     check(cluster, streams(cluster))
     assert cluster.head.node.standing().rooms.keys() == {0, 1, 2}
 

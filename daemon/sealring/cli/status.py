@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sealring_protocol.codec.messages import Build
+from sealring_protocol.diagnosis import Cause
 from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.units import format_size
@@ -310,7 +311,9 @@ def _members(members: dict[str, Any] | None) -> str:
 
 def _node_state(facts: dict[str, Any]) -> str:
     state = facts["state"]
-    if state == "serving" and facts["why"]:
+    if any(each["cause"] == Cause.OUTSIDE.value for each in facts["why"]):
+        state = "left out"
+    elif state == "serving" and facts["why"]:
         state = "not serving"
     elif state == "serving" and facts["role"] == "rank":
         state = "ready (the head's status says whether the ring serves)"

@@ -27,6 +27,9 @@ HOP: Final = 0.0012
 """Seconds that a step takes beside computing: with one rank, and for each rank of several on one
 machine, with a CPU that nothing else uses. An estimate for rings that nobody measured."""
 
+LONGEST_TURN: Final = 0.005
+"""Seconds that a turn is taken to be at most, however long a hop is: it leaves no machine."""
+
 
 @attrs.frozen
 class KnownMachines:
@@ -120,7 +123,8 @@ def measured_machines(
         network = Overheads(turn, HOP, _sums(facts), turn_measured=True)
     else:
         hop = paces["away_us"] / 1e6 / len(rooms)
-        network = Overheads(hop * TURN / HOP, hop, _sums(facts), hop_measured=True)
+        turn = min(hop * TURN / HOP, LONGEST_TURN)
+        network = Overheads(turn, hop, _sums(facts), hop_measured=True)
     source = f"measured by the head in {paces['steps']} steps"
     if not prompt:
         source += ", but for prompts"

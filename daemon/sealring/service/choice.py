@@ -37,7 +37,7 @@ from sealring.forecast import ways as find_ways
 from sealring.generation.generation import Generator
 from sealring.generation.status import Choice, describe_paces
 from sealring.generation.trace import Observer
-from sealring.local.paces import is_measured, measured_machines
+from sealring.local.paces import LONGEST_TURN, is_measured, measured_machines
 
 log = logging.getLogger("sealring.node")
 
@@ -181,7 +181,8 @@ class RingChoice:
             request = PlanRequest(Strategy.PIPELINE, counts if machines[1:] else ())
             return find_ways(info, costs, machines, network, asked, request)
 
-        network = attrs.evolve(known.network, turn=known.network.hop, turn_measured=True)
+        turn = min(known.network.hop, LONGEST_TURN)
+        network = attrs.evolve(known.network, turn=turn, turn_measured=True)
         every = found(known.machines, known.network)
         least = next(iter(found(known.machines[:1], network)), None)
         given = every[0].many if streams > 1 else every[0].one
@@ -235,7 +236,9 @@ class RingChoice:
         before = self._generator.choice
         ring = before.compared if before is not None else ()
         name = found.ways[0].name
-        gives = f"{found.gave:.3g} tokens/s"
+        streams = self._config.streams
+        what = f"{streams} streams" if streams > 1 else "one stream"
+        gives = f"{found.gave:.3g} tokens/s for {what}"
         gave = f"and the ring of {len(ring)} gave {self._gave:.3g}"
         if found.gave >= self._gave:
             text = f"{name} gives {gives}, measured, {gave}"

@@ -181,7 +181,8 @@ class NodeFile(pydantic.BaseModel):
     strategy: StrategyName = pydantic.Field(
         default="auto",
         description="how the model is split: 'tp' gives each rank a share of every layer, 'pp' "
-        "some of the layers, 'single' is for one rank alone, 'auto' chooses (head)",
+        "some of the layers, 'single' is for one rank alone, 'auto' chooses, by what it measures, "
+        "and may leave ranks out (head)",
         examples=['"pp"'],
     )
     collectives: CollectivesName = pydantic.Field(
@@ -219,7 +220,7 @@ class NodeFile(pydantic.BaseModel):
         ge=0,
         le=MAX_WORLD,
         description="how many ranks make a ring at least, this one counted, while others are away "
-        "and these have room for the model; if 0, all of them (head)",
+        "and these have room for the model, or where fewer are faster; if 0, all of them (head)",
         examples=["2"],
     )
     groups: int = pydantic.Field(
