@@ -257,7 +257,7 @@ def test_a_ring_that_is_not_up(ring: Served) -> None:
         assert "rank 1 (rank1) cannot be reached at 127.0.0.1:" in message
         assert ": Connection refused" in message
     assert error["message"].startswith("The ring is not up: ")
-    assert "Nothing listens there: start that node" in error["message"]
+    assert "start that node, correct its address in the roster" in error["message"]
     why = next(each for each in health.json()["why"] if each["rank"] == 1)
     assert why["cause"] == "unreachable"
     assert why["advice"].startswith("Nothing listens there")

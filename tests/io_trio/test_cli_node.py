@@ -178,7 +178,7 @@ UP_MISTAKES: dict[str, tuple[Callable[[Path], object], int, str, str]] = {
         edit("127.0.0.1:1", "192.0.2.1:7470"),
         1,
         "cannot listen at 192.0.2.1:7470",
-        "this machine has no such address",
+        "This machine has no such address",
     ),
     "address of nobody": (
         edit("127.0.0.1:1", "host.invalid:7470"),
