@@ -199,7 +199,7 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
 
 
 @attrs.frozen
-class Verdict:
+class Judgement:
     """Whether a ring is to become its head alone (*takes*), in one line what it was compared with,
     and *why* it is to, which is a part of that line."""
 
@@ -210,7 +210,7 @@ class Verdict:
 
 def judge(
     found: Sequence[Forecast], least: Forecast | None, gave: float, asked: Workload
-) -> Verdict:
+) -> Judgement:
     """Whether the ring of the first way of those that were *found* is to become its head alone. It
     *gave* so many tokens per second. *least* is the head alone with the longest turn that it may
     have, which nobody has measured.
@@ -223,7 +223,7 @@ def judge(
     gives = f"{_world(ring)} gives {gave:.3g} tokens/s for {what}"
     alone = [way for way in others if way.fits and len(way.machines) == 1]
     if not alone:
-        return Verdict(False, f"{gives}; no machine has room for the model alone")
+        return Judgement(False, f"{gives}; no machine has room for the model alone")
     best, _ = recommend([ring, *alone], asked) or (ring, "")
     if len(best.machines) > 1:
         best = max(alone, key=lambda way: _pace(way, asked))
@@ -231,19 +231,19 @@ def judge(
     guess = "" if best.measured else " (estimate)"
     beside = f"{gives}, and {best.name} would give {pace:.3g}{guess}"
     if pace * CLEARLY < gave:
-        return Verdict(False, beside)
+        return Judgement(False, beside)
     if best.machines[0] != ring.machines[0]:
         name = best.machines[0]
         text = f"{beside}: 'sealring machines move {name} --rank 0' makes it the head, which can be"
-        return Verdict(False, f"{text} alone")
+        return Judgement(False, f"{text} alone")
     if best.longest < ring.longest:
         text = f"it has room for {best.longest} tokens of a stream, and the ring for {ring.longest}"
-        return Verdict(False, f"{beside}; but {text}")
+        return Judgement(False, f"{beside}; but {text}")
     sure = least is not None and least.measured and _pace(least, asked) * CLEARLY >= gave
     if not sure:
-        return Verdict(False, f"{beside}; but that is not sure to be clearly faster")
+        return Judgement(False, f"{beside}; but that is not sure to be clearly faster")
     why = f"{best.name} gives {pace:.3g} tokens/s for {what}{guess}"
-    return Verdict(True, beside, f"{why}, and {_world(ring)} gave {gave:.3g}")
+    return Judgement(True, beside, f"{why}, and {_world(ring)} gave {gave:.3g}")
 
 
 def _pace(way: Forecast, asked: Workload) -> float:

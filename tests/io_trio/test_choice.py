@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from sealring.files.config import Config
-from sealring.generation.status import Choice, describe_choice
+from sealring.generation.status import TakenRing, describe_choice
 from sealring.generation.trace import Trace, Tracer
 from sealring.service.choice import RingChoice
 from sealring_model import tiny
@@ -62,7 +62,7 @@ class Home(Cluster):
         super().__init__(world, 1, least=least, delay=HOP, pace=lambda _: PASS)
         self.runtime = _Runtime(self)
         self.tracer, self.model = Tracer(), tiny.path()
-        self.choice: Choice | None = None
+        self.choice: TakenRing | None = None
         self._last: dict[int, float] = {}
         RingChoice(self, Config.model_construct(**keys))  # type: ignore[arg-type]
         self.run_until(lambda: self.head.node.serving)

@@ -12,9 +12,9 @@ from sealring.forecast import (
     ENGINE,
     Candidate,
     Forecast,
+    Judgement,
     Overheads,
     Pace,
-    Verdict,
     Workload,
     judge,
     recommend,
@@ -224,7 +224,7 @@ def judged(
     network: Overheads = FAR,
     asked: Workload = ASKED,
     gave: float = 0.0,
-) -> Verdict:
+) -> Judgement:
     """What is said of the pipeline of *machines*, which *gave* so much, if not what was computed.
     What a ring of one takes for a turn was not measured."""
     network = attrs.evolve(network, turn_measured=False)
@@ -254,7 +254,7 @@ def judged(
         ),
     ],
 )
-def test_the_head_alone_is_taken_where_it_is_clearly_faster(verdict: Verdict, why: str) -> None:
+def test_the_head_alone_is_taken_where_it_is_clearly_faster(verdict: Judgement, why: str) -> None:
     assert verdict.takes
     assert verdict.why == why
 
@@ -293,8 +293,8 @@ BESIDE = "the ring of 2 gives {} tokens/s for one stream, and {} alone would giv
         ),
     ],
 )
-def test_the_ring_stays_where_that_is_not_sure(verdict: Verdict, text: str) -> None:
-    assert verdict == Verdict(False, text)
+def test_the_ring_stays_where_that_is_not_sure(verdict: Judgement, text: str) -> None:
+    assert verdict == Judgement(False, text)
 
 
 def test_a_plan_goes_by_what_the_head_has_measured() -> None:

@@ -40,7 +40,7 @@ from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, Withdrawn
 from sealring_trio.node.runtime import Counted, Runtime, Stream
 
-from sealring.generation.status import Choice
+from sealring.generation.status import TakenRing
 from sealring.generation.trace import Trace, Tracer
 from sealring.text.frames import ParsedRequest
 from sealring.text.stop_strings import StopText
@@ -182,7 +182,7 @@ class Generator:
         self._stopping = self._giving_way = ""  # why what is new is refused
         self._drain_ends = 0.0  # when what is under way is ended; monotonic seconds
         self.texts = TextWorkers(model)
-        self.choice: Choice | None = None
+        self.choice: TakenRing | None = None
         """Which ring the head chose, once it has compared some."""
         runtime.watchers.append(self.tracer.watch)
         runtime.text_loading = lambda: self.loading

@@ -32,7 +32,7 @@ from sealring_trio.units import wall_ms
 
 
 @attrs.frozen
-class Choice:
+class TakenRing:
     """What the head says in one line (*text*) of the ring that it has, and what others would give.
     If it prefers to be alone, *compared* are the ranks of the ring with which that was compared,
     and *facts* has the `bounds` and `paces` of that."""
@@ -43,7 +43,7 @@ class Choice:
 
 
 def describe_node(
-    runtime: Runtime, model: Path, draining: str = "", choice: Choice | None = None
+    runtime: Runtime, model: Path, draining: str = "", choice: TakenRing | None = None
 ) -> dict[str, Any]:
     """The state of *runtime*'s node as a JSON object. Sizes are bytes; times are microseconds
     unless their name says another unit. *draining* says why the node takes no requests, *choice*
@@ -130,7 +130,7 @@ def describe_node(
     }
 
 
-def describe_choice(choice: Choice | None, standing: Standing) -> dict[str, Any] | None:
+def describe_choice(choice: TakenRing | None, standing: Standing) -> dict[str, Any] | None:
     """What the head chose, for a plan to go by; None before it has compared anything."""
     if choice is None or choice.facts is None:
         return None if choice is None else {"text": choice.text, "compared": []}

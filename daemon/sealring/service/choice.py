@@ -32,10 +32,10 @@ from sealring_protocol.control.requests import RowOpened
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring.files.config import Config
-from sealring.forecast import CONTEXT, Candidate, Forecast, Overheads, Verdict, Workload, judge
+from sealring.forecast import CONTEXT, Candidate, Forecast, Judgement, Overheads, Workload, judge
 from sealring.forecast import ways as find_ways
 from sealring.generation.generation import Generator
-from sealring.generation.status import Choice, describe_paces
+from sealring.generation.status import TakenRing, describe_paces
 from sealring.generation.trace import Observer
 from sealring.local.paces import LONGEST_TURN, is_measured, measured_machines
 
@@ -96,7 +96,7 @@ class PaceMeter(Observer):
 @attrs.frozen
 class _Measured:
     """The ways to run the model on the ring of now, the first of which it has taken; *gave* is what
-    that gives in tokens per second. *least* and *facts* are those of `judge` and `Choice`."""
+    that gives in tokens per second. *least* and *facts* are those of `judge` and `TakenRing`."""
 
     ways: list[Forecast]
     least: Forecast | None
@@ -198,7 +198,7 @@ class RingChoice:
         why_not = self._why_not(standing) if verdict.takes else ""
         if not verdict.takes or why_not:
             text = f"{verdict.text}; but {why_not}" if why_not else verdict.text
-            self._tell(Choice(text), again=self._told)
+            self._tell(TakenRing(text), again=self._told)
             return
         self._due = math.inf
         self._gave = found.gave
@@ -223,13 +223,15 @@ class RingChoice:
             return str(error)
         return ""
 
-    async def _prefer(self, verdict: Verdict, facts: dict[str, Any]) -> None:
+    async def _prefer(self, verdict: Judgement, facts: dict[str, Any]) -> None:
         node, ring = self._runtime.node, self._runtime.node.ring
         try:
             self._runtime.enter(node.prefer, Preference((0,), verdict.why))
         except LocalProtocolError:  # the ring has changed meanwhile, and is judged anew
             return
-        self._tell(Choice(f"{verdict.why}: taken at the next pause between requests", facts, ring))
+        self._tell(
+            TakenRing(f"{verdict.why}: taken at the next pause between requests", facts, ring)
+        )
 
     def _compare(self, preference: Preference, found: _Measured) -> None:
         """The head is alone, as *found*: go back if it gives less than the ring of all did."""
@@ -242,17 +244,19 @@ class RingChoice:
         gave = f"and the ring of {len(ring)} gave {self._gave:.3g}"
         if found.gave >= self._gave:
             text = f"{name} gives {gives}, measured, {gave}"
-            self._tell(Choice(text, before.facts if before is not None else None, ring))
+            self._tell(TakenRing(text, before.facts if before is not None else None, ring))
             self._runtime.spawn(self._change, attrs.evolve(preference, why=text))
             return
         self._stays.add((self._runtime.node.roster.roster.serial, ring))
-        self._tell(Choice(f"{name} gave only {gives}, {gave}: all machines serve again, and stay"))
+        self._tell(
+            TakenRing(f"{name} gave only {gives}, {gave}: all machines serve again, and stay")
+        )
         self._runtime.spawn(self._change, None)
 
     async def _change(self, preference: Preference | None) -> None:
         self._runtime.enter(self._runtime.node.prefer, preference)
 
-    def _tell(self, choice: Choice, *, again: bool = False) -> None:
+    def _tell(self, choice: TakenRing, *, again: bool = False) -> None:
         """Let people know of *choice*: in the log, too, unless a line is there *again*."""
         self._generator.choice, self._told = choice, True
         if not again:
