@@ -96,7 +96,8 @@ def test_a_clock_that_is_a_day_off_is_named_by_both_sides(day: str, side: str) -
         for machine, wrong in ((desk, side), (shelf, other)):
             size = f"the peer's clock is (1 day|23 hours) {wrong} this one's"
             machine.wait_until_told(f"ended the handshake without a word.*{size}")
-            assert re.search(r"not serving: .*(Its clock, its key|Compare 'date')", machine.log), machine.log
+            why_not = r"not serving: .*(Its clock, its key|Compare 'date')"
+            assert re.search(why_not, machine.log), machine.log
         if day == "-1d":
             shelf.wait_for_log("one of the two clocks is wrong")
         shelf.start()
