@@ -18,8 +18,8 @@ from model_families import (
 )
 from model_rings import Ring, StepFailed, stage_of
 from sealring_model.mlx_lm_import import mlx_lm
-from sealring_model.stage.caches import cost_of, extended, is_trimmable
-from sealring_protocol.codec.messages import CacheCost, FailureKind, Join, Open, Prefill
+from sealring_model.stage.caches import Undo, cost_of, extended, is_trimmable
+from sealring_protocol.codec.messages import CacheCost, Decode, FailureKind, Join, Open, Prefill
 
 from tests.rows import rows
 
@@ -117,6 +117,44 @@ def test_a_row_saved_out_of_its_group_can_be_cut(models, references, family):
     prompt = [*PROMPT[:12], *ring.text[uids[0]][:3], *OTHER[30:]]
     expected = reference_tokens(references[family], prompt, 8)
     assert text_of(ring, ring.open_from(handle, 15, prompt), 8) == expected
+
+
+def write(cache, tokens: int, value: int) -> None:
+    """Write so many *tokens* of one layer, the first as *value*."""
+    one = mx.arange(value, value + tokens, dtype=mx.float32).reshape(1, 1, tokens, 1)
+    cache.update_and_fetch(one, one)
+
+
+def in_order(cache) -> list[float]:
+    """The keys that a rotating *cache* has, the oldest first."""
+    return cache._temporal_order(cache.keys_and_values()[0]).flatten().tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("written", range(1, 12))
+def test_guesses_are_taken_back_on_either_side_of_a_windows_edge(written, count):
+    window = 8
+    kind = mlx_lm("models.cache").RotatingKVCache
+    cache, same, undo = kind(window), kind(window), Undo()
+    for token in range(written):
+        write(cache, 1, token)
+        write(same, 1, token)
+    for guess in range(count):
+        undo.keep([cache], Decode(0, guess + 1))
+        write(cache, 1, 100 + guess)
+    undo.take_back(0, [cache], count)
+    for token in range(written, written + window):
+        assert in_order(cache) == in_order(same)
+        write(cache, 1, token)
+        write(same, 1, token)
+
+
+@pytest.mark.parametrize("family", ["llama-sliding", "gpt-oss"])
+def test_a_prompt_that_is_read_one_by_one_past_its_windows(models, references, family):
+    """A window that is just full and has turned stays as it is after a chunk."""
+    ring = Ring(models[family], (0, 2, count(family)))
+    uid = ring.admit(PROMPT, chunk=1)
+    assert text_of(ring, uid, 12) == reference_tokens(references[family], PROMPT, 12)
 
 
 # ---------------------------------------------------------------------- memory
@@ -262,10 +300,10 @@ def test_costs_come_from_the_shapes(models):
     assert (mixed.fixed, mixed.per_token, mixed.windows) == (256 * 256 + 2 * 256 * 16, 256, ())
     kinds = mlx_lm("models.cache")
     full = kinds.KVCache()
-    windows = [kinds.RotatingKVCache(16), kinds.RotatingKVCache(1000)]
+    windows = [kinds.RotatingKVCache(size) for size in (16, 256, 1000)]
     for cache in (full, *windows):
         cache.update_and_fetch(mx.zeros((1, 2, 3, 8)), mx.zeros((1, 2, 3, 8)))
-    assert cost_of([full, *windows]) == CacheCost(128 * (256 + 16 + 256), 128, ((744, 128),))
+    assert cost_of([full, *windows]) == CacheCost(128 * (256 + 16 + 256 + 256), 128, ((744, 128),))
     assert not is_trimmable(windows)
     assert is_trimmable([full])
 

@@ -340,7 +340,7 @@ def _can_trim_next(cache: Any) -> bool:
     if _holds_all(cache):
         return True
     window = getattr(cache, "max_size", None)
-    return window is not None and not cache.empty() and cache.offset + 1 < window
+    return window is not None and not cache.empty() and cache.offset < window
 
 
 def _append(cache: Any, joiners: Any) -> None:
