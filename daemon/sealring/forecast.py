@@ -97,6 +97,11 @@ class Workload:
     rows: int
 
     @property
+    def text(self) -> str:
+        """*rows*, for people."""
+        return f"{self.rows} streams" if self.rows > 1 else "one stream"
+
+    @property
     def streams(self) -> int:
         """How many streams together `Forecast.many` is of: *rows*, if these are several."""
         return self.rows if self.rows > 1 else STREAMS
@@ -176,7 +181,7 @@ def recommend(found: Sequence[Forecast], asked: Workload) -> tuple[Forecast, str
         for own in (way for way in fitting if way.machines == found[0].machines[:1]):
             if pace(own) * _CLOSE >= most and pace(own) >= CLEARLY * pace(best):
                 best = own
-    figure = f"{pace(best):.3g} tokens/s for {_streams(asked)}"
+    figure = f"{pace(best):.3g} tokens/s for {asked.text}"
     others = [way for way in fitting if way is not best and (several or way.name != APART)]
     if not others:
         guess = "" if best.measured else " (estimate)"
@@ -219,7 +224,7 @@ def judge(
     so, by what was measured. Another machine alone cannot be taken, as the head is in every ring.
     """
     ring, *others = [way for way in found if way.name != APART]
-    what = _streams(asked)
+    what = asked.text
     gives = f"{_world(ring)} gives {gave:.3g} tokens/s for {what}"
     alone = [way for way in others if way.fits and len(way.machines) == 1]
     if not alone:
@@ -249,10 +254,6 @@ def judge(
 def _pace(way: Forecast, asked: Workload) -> float:
     """Tokens per second of all streams that are *asked* for."""
     return way.many if asked.rows > 1 else way.one
-
-
-def _streams(asked: Workload) -> str:
-    return f"{asked.rows} streams" if asked.rows > 1 else "one stream"
 
 
 def _world(way: Forecast) -> str:

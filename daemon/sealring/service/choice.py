@@ -15,6 +15,7 @@ and is not left.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import statistics
@@ -32,7 +33,7 @@ from sealring_protocol.control.requests import RowOpened
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring.files.config import Config
-from sealring.forecast import CONTEXT, Candidate, Forecast, Judgement, Overheads, Workload, judge
+from sealring.forecast import CONTEXT, Candidate, Forecast, Overheads, Workload, judge
 from sealring.forecast import ways as find_ways
 from sealring.generation.generation import Generator
 from sealring.generation.status import TakenRing, describe_paces
@@ -96,9 +97,11 @@ class PaceMeter(Observer):
 @attrs.frozen
 class _Measured:
     """The ways to run the model on the ring of now, the first of which it has taken; *gave* is what
-    that gives in tokens per second. *least* and *facts* are those of `judge` and `TakenRing`."""
+    that gives in tokens per second. *least*, *asked* and *facts* are those of `judge` and
+    `TakenRing`."""
 
     ways: list[Forecast]
+    asked: Workload
     least: Forecast | None
     gave: float
     facts: dict[str, Any]
@@ -166,7 +169,8 @@ class RingChoice:
             named["guess_ms"] = {"plain": 1e3 * plain}
         several = max(map(int, facts["paces"]["decode_us"]), default=0)
         streams = self._config.streams
-        if not is_measured(named, plan.world) or not standing.ready.keys() >= set(ring):
+        known_of = standing.ready.keys() & standing.rooms.keys()
+        if not is_measured(named, plan.world) or not known_of >= set(ring):
             return None
         if streams > 1 and 2 * several < streams:  # rows of one group
             return None
@@ -174,7 +178,7 @@ class RingChoice:
         costs = [CacheCost(0, 0)] * len(info.layers)
         for place, rank in enumerate(ring):
             costs[plan.layers(place).start] = standing.ready[rank].cost  # of all its layers
-        asked = self._asked(info.context)
+        asked = Workload(min(CONTEXT, info.context), streams)
 
         def found(machines: tuple[Candidate, ...], network: Overheads) -> list[Forecast]:
             counts = tuple(len(plan.layers(rank)) for rank in range(len(machines)))
@@ -185,16 +189,14 @@ class RingChoice:
         network = attrs.evolve(known.network, turn=turn, turn_measured=True)
         every = found(known.machines, known.network)
         least = next(iter(found(known.machines[:1], network)), None)
+        if not every or len(every[0].machines) != plan.world:
+            return None
         given = every[0].many if streams > 1 else every[0].one
-        return _Measured(every, least, max(given, pace), facts)
-
-    def _asked(self, context: int) -> Workload:
-        return Workload(min(CONTEXT, context), self._config.streams)
+        return _Measured(every, asked, least, max(given, pace), facts)
 
     def _judge(self, standing: Standing, found: _Measured) -> None:
         """Prefer the head alone to the ring of several that was *found*, if that is faster."""
-        context = found.ways[0].longest
-        verdict = judge(found.ways, found.least, found.gave, self._asked(context))
+        verdict = judge(found.ways, found.least, found.gave, found.asked)
         why_not = self._why_not(standing) if verdict.takes else ""
         if not verdict.takes or why_not:
             text = f"{verdict.text}; but {why_not}" if why_not else verdict.text
@@ -202,7 +204,9 @@ class RingChoice:
             return
         self._due = math.inf
         self._gave = found.gave
-        self._runtime.spawn(self._prefer, verdict, found.facts)
+        text = f"{verdict.why}: taken at the next pause between requests"
+        taken = TakenRing(text, found.facts, standing.ring)
+        self._runtime.spawn(self._prefer, Preference((0,), verdict.why), taken)
 
     def _why_not(self, standing: Standing) -> str:
         """What keeps the head from taking over alone; empty if nothing does."""
@@ -223,38 +227,28 @@ class RingChoice:
             return str(error)
         return ""
 
-    async def _prefer(self, verdict: Judgement, facts: dict[str, Any]) -> None:
-        node, ring = self._runtime.node, self._runtime.node.ring
-        try:
-            self._runtime.enter(node.prefer, Preference((0,), verdict.why))
-        except LocalProtocolError:  # the ring has changed meanwhile, and is judged anew
-            return
-        self._tell(
-            TakenRing(f"{verdict.why}: taken at the next pause between requests", facts, ring)
-        )
-
     def _compare(self, preference: Preference, found: _Measured) -> None:
         """The head is alone, as *found*: go back if it gives less than the ring of all did."""
-        before = self._generator.choice
-        ring = before.compared if before is not None else ()
-        name = found.ways[0].name
-        streams = self._config.streams
-        what = f"{streams} streams" if streams > 1 else "one stream"
-        gives = f"{found.gave:.3g} tokens/s for {what}"
+        if (before := self._generator.choice) is None:
+            return
+        name, ring = found.ways[0].name, before.compared
+        gives = f"{found.gave:.3g} tokens/s for {found.asked.text}"
         gave = f"and the ring of {len(ring)} gave {self._gave:.3g}"
         if found.gave >= self._gave:
             text = f"{name} gives {gives}, measured, {gave}"
-            self._tell(TakenRing(text, before.facts if before is not None else None, ring))
-            self._runtime.spawn(self._change, attrs.evolve(preference, why=text))
+            kept = attrs.evolve(preference, why=text)
+            self._runtime.spawn(self._prefer, kept, attrs.evolve(before, text=text))
             return
         self._stays.add((self._runtime.node.roster.roster.serial, ring))
-        self._tell(
-            TakenRing(f"{name} gave only {gives}, {gave}: all machines serve again, and stay")
-        )
-        self._runtime.spawn(self._change, None)
+        text = f"{name} gave only {gives}, {gave}: all machines serve again, and stay"
+        self._runtime.spawn(self._prefer, None, TakenRing(text))
 
-    async def _change(self, preference: Preference | None) -> None:
-        self._runtime.enter(self._runtime.node.prefer, preference)
+    async def _prefer(self, preference: Preference | None, choice: TakenRing) -> None:
+        """Have the node prefer that, by this *choice*. Where the ring is another by now, nothing is
+        done: that one is judged anew."""
+        with contextlib.suppress(LocalProtocolError):
+            self._runtime.enter(self._runtime.node.prefer, preference)
+            self._tell(choice)
 
     def _tell(self, choice: TakenRing, *, again: bool = False) -> None:
         """Let people know of *choice*: in the log, too, unless a line is there *again*."""
