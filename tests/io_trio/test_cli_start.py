@@ -371,22 +371,32 @@ def test_the_command_to_type_is_as_this_one_was_typed(
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     monkeypatch.setenv("UV", "/usr/bin/uv")
     given = invitation()
-    print_invitation(given, 0)
+    print_invitation(given, 0, "tiny")
     assert f"    sealring join {given}\n" in capsys.readouterr().out
     (tmp_path / "pyproject.toml").touch()
-    print_invitation(given, 0)
+    print_invitation(given, 0, "tiny")
     assert f"    uv run sealring join {given}\n" in capsys.readouterr().out
     monkeypatch.delenv("UV")
-    print_invitation(given, 0)
+    print_invitation(given, 0, "tiny")
     assert f"    sealring join {given}\n" in capsys.readouterr().out
+
+
+def test_a_model_that_is_a_folder_is_named_beside_the_invitation(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    """It is not sent, and a machine that joined without it had to be told so afterwards."""
+    for model, told in ((str(folder), True), ("tiny", False), ("owner/name", False)):
+        print_invitation(invitation(), 0, model)
+        said = capsys.readouterr().out
+        assert (f"add --model FOLDER: {model}" in said) is told
 
 
 def test_who_listens_at_loopback_does_not_invite_other_machines(
     capsys: pytest.CaptureFixture[str], folder: Path
 ) -> None:
-    print_invitation(invitation(), 0)
+    print_invitation(invitation(), 0, "tiny")
     assert "In another terminal of this machine, within" in capsys.readouterr().out
-    print_invitation(invitation("192.168.1.7:1", "127.0.0.1:1"), 0)
+    print_invitation(invitation("192.168.1.7:1", "127.0.0.1:1"), 0, "tiny")
     assert "On another machine, within" in capsys.readouterr().out
     joining = ("--listen", f"127.0.0.1:{free_ports(1)[0]}", "--no-discover")
     done = sealring("join", invitation(), folder / "den", *joining)

@@ -46,14 +46,17 @@ def read_invitation(text: str) -> Invitation:
         ) from None
 
 
-def print_invitation(invitation: str, expires_s: int) -> None:
-    """Print how another machine joins: one line, and on a terminal a QR code of the invitation."""
+def print_invitation(invitation: str, expires_s: int, model: str) -> None:
+    """Print how another machine joins: one line, and on a terminal a QR code of the invitation. A
+    *model* that is a folder is not sent: that has to be told before."""
     left = lasting(expires_s - wall_ms() / 1000 + 30)
     command = f"{_runner()}{join_command(invitation)}"
     where = "On another machine"
     if has_loopback_alone(read_invitation(invitation)):
         where = "This node listens at loopback. In another terminal of this machine"
     print(f"\n{where}, within {left}:\n\n    {command}\n", flush=True)
+    if Path(model).is_dir():
+        print(f"Copy the model there before, and add --model FOLDER: {model}\n", flush=True)
     if sys.stdout.isatty():
         import segno  # noqa: PLC0415 - only where it is shown
 

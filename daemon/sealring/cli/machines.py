@@ -179,18 +179,18 @@ def invite(
         return
     fields = {"seconds": minutes * 60, "watch": False}
     for event in ask(settings.control_socket, "invite", fields):
-        _print_invited(event, json=json)
+        _print_invited(settings.model, event, json=json)
         if not json:
             print("When it has knocked: sealring machines accept")
 
 
-def _print_invited(event: dict[str, Any], *, json: bool) -> None:
-    """Print what the node says of a new invitation."""
+def _print_invited(model: str, event: dict[str, Any], *, json: bool) -> None:
+    """Print what the node, which has *model*, says of a new invitation."""
     if json:
         print_json({**event, "command": join_command(event["invitation"])})
         sys.stdout.flush()
     else:
-        print_invitation(event["invitation"], event["expires_s"])
+        print_invitation(event["invitation"], event["expires_s"], model)
 
 
 def _cannot_sign(cluster: OwnCluster, key: Path | None) -> UserError | None:
@@ -220,7 +220,7 @@ def _watch(
         else:
             answer_of(settings.control_socket, "refuse", {"who": who})
 
-    show = partial(_print_invited, json=json)
+    show = partial(_print_invited, settings.model, json=json)
     inviting = Inviting(decide, show, hints=hints, yes=yes, json=json)
     fields = {"seconds": minutes * 60, "watch": True}
     trio.run(inviting.run, ask(settings.control_socket, "invite", fields))

@@ -182,7 +182,7 @@ class _Greeter:
             f"\nWho belongs to {roster.name} is signed by the coordinator's key, which lies on "
             f"this machine: {self._place.coordinator_key}"
         )
-        print_invitation(text, invitation.expires_s)
+        print_invitation(text, invitation.expires_s, config.model)
         if not self._yes and sys.stdin.isatty():
             print("When it knocks, this terminal shows its key and asks whether it may join.")
 
