@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import select
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -106,7 +107,7 @@ def run_node(
     """Run the node of *settings* until it ends, and *beside* as `service.serve` does. Raises
     `UserError`."""
     # A watchdog ends a node that hangs by SIGABRT. Then the log has where each thread was.
-    faulthandler.enable()
+    faulthandler.enable(sys.__stderr__ or 2)  # a stand-in for sys.stderr may be no file
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the node is there to read its files again
     with claimed(settings.state):
         # These take half a second to import, which a mistake in the config need not wait for.
