@@ -38,7 +38,8 @@ def listen_advice(error: OSError, change: str) -> str:
     sentence, says where another one is given."""
     match error.errno:
         case errno.EADDRINUSE:
-            return f"Stop what listens there: this node, or another program. Or: {change}"
+            what = "Stop what listens there (this node, or another program)"
+            return f"{what}, or take another address. {change}"
         case errno.EADDRNOTAVAIL:
             return f"This machine has no such address (0.0.0.0 is all that it has). {change}"
         case errno.EACCES | errno.EPERM:
