@@ -64,6 +64,7 @@ class Home(Cluster):
         self.tracer, self.model = Tracer(), tiny.path()
         self.choice: TakenRing | None = None
         self._last: dict[int, float] = {}
+        self._traces: dict[int, Trace] = {}
         RingChoice(self, Config.model_construct(**keys))  # type: ignore[arg-type]
         self.run_until(lambda: self.head.node.serving)
 
@@ -79,11 +80,9 @@ class Home(Cluster):
                 for watcher in self.runtime.watchers:
                     watcher(event)
             case TokenOut(uid):
-                before = self._last.get(uid)
+                trace, before = self._traces[uid], self._last.get(uid)
                 self._last[uid] = self.now
-                for observer in self.tracer.observers:
-                    if before is not None:
-                        observer.next_token(self.now - before)
+                self.tracer.token(trace, before, self.now)
             case RequestDone(uid):
                 self.tracer.leave(uid)
 
@@ -92,7 +91,8 @@ class Home(Cluster):
         prompts = [(7, n) for n in range(count)]
         uids = [self.submit(Request(prompt, tokens)) for prompt in prompts]
         for uid in uids:
-            self.tracer.follow(uid, Trace(str(uid), "chat", "", 0.0))
+            trace = self._traces[uid] = Trace(str(uid), "chat", "", 0.0)
+            self.tracer.follow(uid, trace)
         began = self.now
         self.run_until(lambda: self.all_done, 600)
         for uid, prompt in zip(uids, prompts, strict=True):

@@ -75,8 +75,10 @@ class PaceMeter(Observer):
     def _begin(self) -> None:
         self._count, self._seconds = 0, 0.0
 
-    def next_token(self, seconds: float) -> None:
-        """A choice had its next token, *seconds* after the one before."""
+    def token(self, seconds: float, *, first: bool) -> None:
+        """A request had its first token, or a choice its next."""
+        if first:
+            return
         if self._rows() != self._streams:
             self._begin()
             return
