@@ -29,7 +29,7 @@ MODULES: Final = (
     *(f"codec.{name}" for name in ("encoding", "fields", "frame", "local_messages")),
     *(f"codec.{name}" for name in ("tensor", "wire")),
     "codec.messages",
-    *(f"security.{name}" for name in ("admission", "appointment", "handshake", "identity")),
+    *(f"security.{name}" for name in ("admission", "handshake", "identity")),
     "security.initiator",
     *(f"security.{name}" for name in ("keys", "responder", "roles", "roster", "seal")),
     *(f"joining.{name}" for name in ("exchange", "invitation", "session")),
