@@ -65,6 +65,7 @@ class Home(Cluster):
         self.choice: TakenRing | None = None
         self._last: dict[int, float] = {}
         self._traces: dict[int, Trace] = {}
+        self._asked: dict[int, tuple[tuple[int, ...], int]] = {}
         RingChoice(self, Config.model_construct(**keys))  # type: ignore[arg-type]
         self.run_until(lambda: self.head.node.serving)
 
@@ -85,19 +86,30 @@ class Home(Cluster):
                 self.tracer.token(trace, before, self.now)
             case RequestDone(uid):
                 self.tracer.leave(uid)
+                for observer in self.tracer.observers:
+                    observer.over(self._traces[uid])
 
     def answer(self, count: int = 1, tokens: int = 130) -> float:
         """Have *count* requests answered at once; how many tokens came in a second."""
-        prompts = [(7, n) for n in range(count)]
-        uids = [self.submit(Request(prompt, tokens)) for prompt in prompts]
-        for uid in uids:
-            trace = self._traces[uid] = Trace(str(uid), "chat", "", 0.0)
-            self.tracer.follow(uid, trace)
         began = self.now
-        self.run_until(lambda: self.all_done, 600)
-        for uid, prompt in zip(uids, prompts, strict=True):
-            assert self.tokens[uid] == reference(prompt, tokens, LAYERS)
+        for n in range(count):
+            self.ask((7, n), tokens)
+        self.finish()
         return count * tokens / (self.now - began)
+
+    def ask(self, prompt: tuple[int, ...], tokens: int) -> None:
+        """Have a request answered."""
+        uid = self.submit(Request(prompt, tokens))
+        self._asked[uid] = prompt, tokens
+        trace = self._traces[uid] = Trace(str(uid), "chat", "", 0.0)
+        self.tracer.follow(uid, trace)
+
+    def finish(self) -> None:
+        """Wait for all answers; each is what it ought to be."""
+        self.run_until(lambda: self.all_done, 1200)
+        for uid, (prompt, tokens) in self._asked.items():
+            assert self.tokens[uid] == reference(prompt, tokens, LAYERS)
+        self._asked.clear()
 
     def rest(self) -> tuple[int, ...]:
         """Let the ring be idle for a while; its ranks then."""
@@ -147,7 +159,7 @@ def test_a_head_that_is_slower_alone_than_was_thought_goes_back_and_stays(
     assert home.rest() == (0, 1)
     taken, back, again = [record.getMessage() for record in caplog.records]
     assert taken.endswith("taken at the next pause between requests")
-    assert back.endswith("all machines serve again, and stay")
+    assert back.endswith("all machines serve again")
     assert again.endswith("it was slower when it was tried")
     for _ in range(3):
         home.answer(tokens=260)
@@ -212,3 +224,38 @@ def test_a_head_that_cannot_load_the_rest_of_the_model_says_so():
     home.answer()
     assert home.rest() == (0, 1)
     assert home.told.endswith("; but it failed when it was tried: it has no such tensor")
+
+
+def test_a_member_that_was_slow_for_a_while_is_not_left_out_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sealring.service.choice.REST", 200)
+    caplog.set_level(logging.INFO, "sealring.node")
+    home = Home()
+    home.slower = {1: 20.0}  # something else runs there
+    home.pace = lambda _: PASS * (1 if len(home.head.node.ring) > 1 else 20)
+    home.answer()
+    assert home.rest() == (0,)
+    home.slower = {}  # the ring of all would be faster again
+    home.answer()
+    assert home.rest() == (0,)
+    home.answer(tokens=200)
+    assert home.rest() == (0, 1)
+    rings = []
+    for _ in range(4):
+        home.answer()
+        rings.append(home.rest())
+    assert rings == [(0,), *3 * [(0, 1)]]
+    texts = [record.getMessage() for record in caplog.records]
+    assert texts[2] == "all machines serve again, to be compared with the head alone anew"
+    assert texts[4].endswith("all machines serve again")
+
+
+def test_what_becomes_untrue_before_the_pause_is_not_taken():
+    home = Home()
+    home.ask((7,), 330)
+    home.run_until(lambda: "taken at the next pause" in home.told, 600)
+    home.slower = {0: 20.0}
+    home.finish()
+    assert "'sealring machines move node1 --rank 0'" in home.told
+    assert home.rest() == (0, 1)

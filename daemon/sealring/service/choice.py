@@ -4,13 +4,20 @@ A ring begins with a pipeline of the members that are there. Once some tokens ha
 is compared with each machine alone, as `sealring plan` does (`forecast.judge`). If the head alone
 is clearly faster, the node prefers a ring of itself (`Node.prefer`), which it becomes while no
 request is there; the other machines stay ready, and are left out. Then its pace is compared with
-what the ring of all gave. If it gives less, all are back in, and stay.
+what the ring of all gave. If it gives less, all are back in.
 
-A ring is judged again after twice as many steps, until the head is taken. A head alone is judged
-once, as longer texts make any ring slower later. So nothing changes back and forth. A strategy that
-asks for one way, chosen layers, and any `min_ranks` but 1 keep all machines in: the comparison is
-then only told. Tensor parallelism is tried by the head's own measurements before (`head.trial`),
-and is not left.
+A ring is judged again after twice as many steps, until the head is taken; what was found before is
+not taken if it has become untrue meanwhile. A head alone is compared once, as longer texts make any
+ring slower later.
+
+Either figure may be of a bad minute. So what a change has shown counts for `REST` steps, and after
+each change for twice as many. Then a head that is alone calls all back in, at the end of a request,
+to be compared anew; one that was slower alone may be tried again. So changes become ever rarer, and
+no machine is left out for ever for a minute in which it was slow.
+
+A strategy that asks for one way, chosen layers, and any `min_ranks` but 1 keep all machines in: the
+comparison is then only told. Tensor parallelism is tried by the head's own measurements before
+(`head.trial`), and is not left.
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ from sealring.forecast import CONTEXT, Candidate, Forecast, Overheads, Workload,
 from sealring.forecast import ways as find_ways
 from sealring.generation.generation import Generator
 from sealring.generation.status import TakenRing, describe_paces
-from sealring.generation.trace import Observer
+from sealring.generation.trace import Observer, Trace
 from sealring.local.paces import LONGEST_TURN, is_measured, measured_machines
 
 log = logging.getLogger("sealring.node")
@@ -53,6 +60,10 @@ ENOUGH: Final = 4
 
 KEPT: Final = 64
 """Blocks that count: the latest."""
+
+REST: Final = 50_000
+"""Steps after which what was found by a change is no longer relied on, at first. To compare anew
+takes some hundred steps of the slower ring."""
 
 
 class PaceMeter(Observer):
@@ -109,7 +120,7 @@ class _Measured:
     facts: dict[str, Any]
 
 
-class RingChoice:
+class RingChoice(Observer):
     """Watches the steps and tokens of *generator*'s node, and chooses for it as *config* allows."""
 
     def __init__(self, generator: Generator, config: Config) -> None:
@@ -119,20 +130,36 @@ class RingChoice:
         self._meter = PaceMeter(config.streams, lambda: generator.tracer.row_count)
         self._epoch = 0  # the one that is measured
         self._steps = 0  # in it
-        self._due = 0.0  # from which step on it is judged
+        self._due = 0.0  # from which of these on it is judged
+        self._all_steps = 0
+        self._rest = REST  # for how many steps the next finding counts
+        self._rests_until = 0  # until which of all steps the last one counts
         self._told = False  # what was compared in it
         self._gave = 0.0  # what the ring of all gave, when the head alone was preferred to it
         self._stays: set[tuple[int, tuple[int, ...]]] = set()  # rings that were faster, by serial
         self._runtime.watchers.append(self.watch)
-        generator.tracer.observers.append(self._meter)
+        generator.tracer.observers += [self._meter, self]
 
     def watch(self, event: StepTiming | RowOpened) -> None:
         """A step was answered."""
         if not isinstance(event, StepTiming) or event.parallel:
             return
         self._steps += 1
+        self._all_steps += 1
         if self._steps % EVERY == 0:
             self._look(self._runtime.node.standing())
+
+    def over(self, trace: Trace) -> None:
+        """A request is over: at a pause, a head that has been alone for long enough calls all in,
+        to be compared anew."""
+        if self._all_steps < self._rests_until or self._generator.tracer.row_count:
+            return
+        standing = self._runtime.node.standing()
+        preference = standing.preference
+        if preference is None or preference.ring != standing.ring or self._due < math.inf:
+            return
+        text = "all machines serve again, to be compared with the head alone anew"
+        self._runtime.spawn(self._prefer, None, TakenRing(text))
 
     def _look(self, standing: Standing) -> None:
         if standing.epoch.counter != self._epoch:
@@ -200,15 +227,18 @@ class RingChoice:
         """Prefer the head alone to the ring of several that was *found*, if that is faster."""
         verdict = judge(found.ways, found.least, found.gave, found.asked)
         why_not = self._why_not(standing) if verdict.takes else ""
+        waits = standing.preference is not None and not standing.preference.failed
         if not verdict.takes or why_not:
             text = f"{verdict.text}; but {why_not}" if why_not else verdict.text
-            self._tell(TakenRing(text), again=self._told)
+            if waits:  # for a pause, and what it waits for is no longer so
+                self._runtime.spawn(self._prefer, None, TakenRing(text))
+            else:
+                self._tell(TakenRing(text), again=self._told)
             return
-        self._due = math.inf
         self._gave = found.gave
         text = f"{verdict.why}: taken at the next pause between requests"
         taken = TakenRing(text, found.facts, standing.ring)
-        self._runtime.spawn(self._prefer, Preference((0,), verdict.why), taken)
+        self._runtime.spawn(self._prefer, Preference((0,), verdict.why), taken, waits)
 
     def _why_not(self, standing: Standing) -> str:
         """What keeps the head from taking over alone; empty if nothing does."""
@@ -219,7 +249,8 @@ class RingChoice:
             return "the chosen layers ask for this ring"
         if config.min_ranks != 1:
             return f"min_ranks = {config.min_ranks} asks for more than one machine"
-        if (serial, standing.ring) in self._stays:
+        stays = (serial, standing.ring) in self._stays
+        if stays and self._all_steps < self._rests_until:
             return "it was slower when it was tried"
         if standing.preference is not None and standing.preference.failed:
             return f"it failed when it was tried: {standing.preference.failed}"
@@ -236,21 +267,25 @@ class RingChoice:
         name, ring = found.ways[0].name, before.compared
         gives = f"{found.gave:.3g} tokens/s for {found.asked.text}"
         gave = f"and the ring of {len(ring)} gave {self._gave:.3g}"
+        self._rests_until = self._all_steps + self._rest
+        self._rest *= 2
         if found.gave >= self._gave:
             text = f"{name} gives {gives}, measured, {gave}"
             kept = attrs.evolve(preference, why=text)
             self._runtime.spawn(self._prefer, kept, attrs.evolve(before, text=text))
             return
         self._stays.add((self._runtime.node.roster.roster.serial, ring))
-        text = f"{name} gave only {gives}, {gave}: all machines serve again, and stay"
+        text = f"{name} gave only {gives}, {gave}: all machines serve again"
         self._runtime.spawn(self._prefer, None, TakenRing(text))
 
-    async def _prefer(self, preference: Preference | None, choice: TakenRing) -> None:
-        """Have the node prefer that, by this *choice*. Where the ring is another by now, nothing is
+    async def _prefer(
+        self, preference: Preference | None, choice: TakenRing, again: bool = False
+    ) -> None:
+        """Have the node prefer that, by this *choice*, maybe *again*. Where the ring is another by now, nothing is
         done: that one is judged anew."""
         with contextlib.suppress(LocalProtocolError):
             self._runtime.enter(self._runtime.node.prefer, preference)
-            self._tell(choice)
+            self._tell(choice, again=again)
 
     def _tell(self, choice: TakenRing, *, again: bool = False) -> None:
         """Let people know of *choice*: in the log, too, unless a line is there *again*."""
