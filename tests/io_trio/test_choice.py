@@ -13,7 +13,7 @@ import pytest
 from sealring.files.config import Config
 from sealring.generation.status import TakenRing, describe_choice
 from sealring.generation.trace import Trace, Tracer
-from sealring.service.choice import RingChoice
+from sealring.service.choice import PaceMeter, RingChoice
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Bootstrap
 from sealring_protocol.control.effects import StepTiming, ToEngine
@@ -259,3 +259,11 @@ def test_what_becomes_untrue_before_the_pause_is_not_taken():
     home.finish()
     assert "'sealring machines move node1 --rank 0'" in home.told
     assert home.rest() == (0, 1)
+
+
+def test_a_client_that_takes_many_tokens_at_once_does_not_make_the_ring_look_faster():
+    meter = PaceMeter(1, lambda: 1)
+    for _ in range(8):
+        for seconds in [6.4, *63 * [0.0]]:
+            meter.token(seconds, first=False)
+    assert meter.pace == pytest.approx(10.0)

@@ -70,7 +70,8 @@ class PaceMeter(Observer):
     """What a ring gives in tokens per second of all its streams, guesses included, by the tokens
     that came while as many *rows* were under way as there are *streams* to be.
 
-    The median of blocks: a guess that was right brings two tokens at once, and a stall is rare.
+    It is never more than what the ring gave: a client that reads slowly has its tokens late, and
+    many at once.
     """
 
     def __init__(self, streams: int, rows: Callable[[], int]) -> None:
@@ -104,7 +105,7 @@ class PaceMeter(Observer):
         """Tokens per second; 0 while too little is known."""
         if len(self._blocks) < ENOUGH:
             return 0.0
-        return self._streams / max(statistics.median(self._blocks), 1e-6)
+        return self._streams / max(statistics.fmean(self._blocks), 1e-6)
 
 
 @attrs.frozen
