@@ -282,8 +282,8 @@ class RingChoice(Observer):
     async def _prefer(
         self, preference: Preference | None, choice: TakenRing, again: bool = False
     ) -> None:
-        """Have the node prefer that, by this *choice*, maybe *again*. Where the ring is another by now, nothing is
-        done: that one is judged anew."""
+        """Have the node prefer that, by this *choice*, which is no news if it is so *again*. Where
+        the ring is another by now, nothing is done: that one is judged anew."""
         with contextlib.suppress(LocalProtocolError):
             self._runtime.enter(self._runtime.node.prefer, preference)
             self._tell(choice, again=again)
