@@ -265,7 +265,12 @@ class NodeRole:
         standing = attrs.evolve(standing, ring=self.ring, outside=outside, needs_all=needs_all)
         if self.attendance is not None:
             rooms = {rank: hello.room for rank, hello in sorted(self.attendance.hellos.items())}
-            standing = attrs.evolve(standing, preference=self.attendance.preference, rooms=rooms)
+            standing = attrs.evolve(
+                standing,
+                preference=self.attendance.preference,
+                present=rooms.keys(),
+                rooms=rooms,
+            )
         if places is None:
             return standing
         return attrs.evolve(
@@ -273,7 +278,6 @@ class NodeRole:
             missing=tuple(places[place] for place in standing.missing),
             failed=self._of_rank(standing.failed),
             unreadable={places[place]: why for place, why in standing.unreadable.items()},
-            present=[places[place] for place in standing.present],
             builds={places[place]: build for place, build in standing.builds.items()},
             ready={places[place]: ready for place, ready in standing.ready.items()},
         )

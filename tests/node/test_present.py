@@ -390,6 +390,7 @@ def test_a_smaller_ring_that_is_faster_is_taken_while_no_request_is_there(smalle
     assert obstacle.what.endswith(f"without this machine: {outside(cluster)[1]}")
     check(cluster, streams(cluster))
     assert cluster.head.node.standing().rooms.keys() == {0, 1, 2}
+    assert set(cluster.head.node.standing().present) == {0, 1, 2}
 
 
 def test_a_smaller_ring_that_cannot_load_its_layers_gives_way_to_all_for_good():
