@@ -129,6 +129,7 @@ def test_the_head_takes_itself_and_says_what_both_gave():
     before = home.answer()
     assert "taken at the next pause between requests" in home.told
     assert home.rest() == (0,)
+    assert home.told == home.head.node.standing().preference.why  # it is taken
     after = home.answer()
     assert after > 2 * before
     assert home.rest() == (0,)

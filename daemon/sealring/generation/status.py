@@ -138,7 +138,8 @@ def describe_choice(choice: TakenRing | None, standing: Standing) -> dict[str, A
         return None  # who is in the ring has changed since
     if preference.failed:
         return {"text": f"{choice.text}; but it failed: {preference.failed}", "compared": []}
-    return {"text": choice.text, "compared": list(choice.compared), **choice.facts}
+    text = preference.why if standing.ring == preference.ring else choice.text
+    return {"text": text, "compared": list(choice.compared), **choice.facts}
 
 
 def describe_roster(roster: Roster) -> dict[str, Any]:
