@@ -182,7 +182,7 @@ def test_sampling_by_seed(ring: Ring) -> None:
 def test_the_head_says_what_its_pipeline_gives_and_what_one_machine_would(ring: Ring) -> None:
     head = ring.nodes[0]
     said = re.compile(
-        r"a pipeline over 2 ranks: [\d.]+ tokens/s for one stream, beside [\d.]+ on rank[01] alone "
+        r"the ring of 2 gives [\d.]+ tokens/s for one stream, and rank[01] alone would give [\d.]+ "
         r"\(estimate\)"
     )
     for seed in range(12):
