@@ -190,6 +190,9 @@ DIAL_ADVICE: Final[Sequence[tuple[str, str]]] = (
 JOINED_SECONDS: Final = 30.0
 """Seconds for which a member that is new and refuses connections is taken to start."""
 
+JOINED_ADVICE: Final = "Its own terminal says how far it is, or what keeps it from starting."
+"""The advice for a member that is taken to start."""
+
 HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
     Cause.DRAINING: None,
     Cause.STARVED: None,
@@ -677,6 +680,11 @@ def _failed(facts: Facts) -> list[Obstacle]:
     return [_obstacle(cause, what, rank, since=facts.standing.since, advice=advice)]
 
 
+def away(facts: Facts, rank: int, now: float) -> Obstacle | None:
+    """Why the head of *facts* has no link with *rank*; None if it has one."""
+    return _link(facts, rank, Purpose.CONTROL, now)
+
+
 def _link(facts: Facts, rank: int, purpose: Purpose, now: float) -> Obstacle | None:
     """What keeps the link with *purpose* to *rank* down; None if it is up."""
     peer = facts.peers.get(rank)
@@ -708,7 +716,7 @@ def link_trouble(facts: Facts, peer: PeerState, trouble: Trouble) -> Obstacle:
             advice = next((text for word, text in DIAL_ADVICE if word in reason), "")
             joined = facts.joined.get(facts.roster.members[peer.rank].id, -math.inf)
             if "refused" in reason and trouble.at - joined < JOINED_SECONDS:
-                cause, advice = Cause.DIALING, ""
+                cause, advice = Cause.DIALING, JOINED_ADVICE
                 what = f"{who} has just joined, and is starting"  # for how long is told beside it
         case Fault.SILENT:
             cause, what = Cause.SILENT, f"{who}{at} ended the handshake without a word"

@@ -56,10 +56,12 @@ from sealring_protocol.control.requests import (
     RequestDone,
 )
 from sealring_protocol.diagnosis import (
+    Cause,
     EngineFacts,
     Facts,
     Obstacle,
     ObstacleLog,
+    away,
     first_permanent,
     obstacles,
     starving,
@@ -119,10 +121,12 @@ class NodeReport:
         """The engine's counters, and how far this node's fetching is."""
         self.joined: dict[bytes, float] = {}
         """`Facts.joined`."""
+        self._away: dict[int, Cause] = {}  # why each rank is away, as it was last said
 
     def renumber(self, rank: int) -> None:
         """A newer roster gives this node *rank*, and the others new ranks, too."""
         self.rank = rank
+        self._away.clear()
         self._starved_ranks.renumbered()
 
     def set_clock(self, wall_ms: int, now: float) -> None:
@@ -154,6 +158,19 @@ class NodeReport:
             for rank, purpose, link in self._links.links()
             if purpose is Purpose.CONTROL
         }
+
+    def why_away(self, rank: int, facts: Facts, now: float) -> list[Note]:
+        """Say why *rank* does not come to the ring, which serves: once for each cause."""
+        why = away(facts, rank, now)
+        if why is None or why.cause is self._away.get(rank):
+            return []
+        self._away[rank] = why.cause
+        advice = f". {why.advice}" if why.advice else ""
+        return [Note(Level.WARNING, f"not in the ring: {why.text(now)}{advice}")]
+
+    def is_there(self, rank: int) -> None:
+        """*rank* has come: if it goes again, the cause is news."""
+        self._away.pop(rank, None)
 
     # ---------------------------------------------------------------- engine
 
@@ -633,6 +650,7 @@ class Node:
                 else:
                     self._carry_out(effects, now)
             case CameUp(rank, purpose, event):
+                self._report.is_there(rank)
                 roster = self.roster.roster
                 if purpose is Purpose.STEP and roster.inner_seal:
                     keys = hop_keys(news, self.rank, self.ring, roster.cluster)
@@ -646,6 +664,8 @@ class Node:
             case Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
+                elif self._brain.serving and purpose is Purpose.CONTROL:
+                    self._say(self._report.why_away(rank, self.facts(now), now), now)
             case RosterInForce(changed=changed):
                 if changed:
                     self._begin_anew(now)

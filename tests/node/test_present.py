@@ -109,6 +109,28 @@ def test_a_ring_begins_without_a_member_that_was_never_seen():
     check(cluster, streams(cluster, tokens=20))
 
 
+def test_why_a_member_does_not_come_is_said_once_each_time_while_the_ring_serves():
+    cluster = cluster_of(3)
+    away = cluster.hosts["host2"]
+
+    def told() -> list[str]:
+        return [text for _, _, text in cluster.notes if text.startswith("not in the ring: ")]
+
+    cluster.crash(away)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.run_for(60.0)
+    (first,) = told()
+    assert first.startswith("not in the ring: rank 2 (node2) cannot be reached at ")
+    assert "start that node" in first
+    away = cluster.boot(2)
+    cluster.run_until(lambda: ring(cluster) == (0, 1, 2))
+    assert told() == [first]
+    cluster.crash(away)
+    cluster.run_until(lambda: ring(cluster) == (0, 1))
+    cluster.run_for(60.0)
+    assert len(told()) == 2
+
+
 def test_a_ring_that_is_whole_waits_for_nothing():
     cluster = cluster_of(3)
     assert not cluster.head.node.goes_on(cluster.now)

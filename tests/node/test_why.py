@@ -563,6 +563,7 @@ def test_a_machine_that_has_just_joined_is_starting():
         Cause.DIALING,
         "rank 1 (node1) has just joined, and is starting",
     )
+    assert "terminal" in told.advice
     made.run_for(60.0)
     (told,) = made.head.node.obstacles(made.now)
     assert told.cause is Cause.UNREACHABLE
