@@ -20,7 +20,7 @@ class Ring:
 
     def __init__(self, back: float) -> None:
         self.watchers: list[Any] = []
-        self.textless = ""
+        self.textless = str
         self.node = MagicMock()
         type(self.node).serving = property(lambda _: trio.current_time() >= began + back)
         began = trio.current_time()
@@ -64,6 +64,15 @@ async def test_what_was_given_up_is_not_waited_for_again(
     await generator.drain(30.0, "the head is shutting down")
     assert trio.current_time() - began == pytest.approx(2, abs=0.1)
     assert trace.given_up == "rank1 has ended"
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_is_known_at_once() -> None:
+    """Between the end of loading and that, the node would be taken for one that answers."""
+    generator = Generator(Ring(0), tiny.path())  # type: ignore[arg-type]
+    told = generator.runtime
+    assert (told.text_loading(), told.textless()) == (True, "")
+    generator.texts.unloadable = "the tokenizer cannot be loaded"
+    assert (told.text_loading(), told.textless()) == (False, "the tokenizer cannot be loaded")
 
 
 async def test_a_reason_is_one_line_and_no_longer_than_one_reads(

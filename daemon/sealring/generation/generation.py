@@ -186,15 +186,13 @@ class Generator:
         """Which ring the head chose, once it has compared some."""
         runtime.watchers.append(self.tracer.watch)
         runtime.text_loading = lambda: self.loading
+        runtime.textless = lambda: self.texts.unloadable
         runtime.not_answering = self._not_answering
 
     async def vocabulary(self) -> Vocabulary:
         """What is known of the model's tokens, once a text worker has loaded them. Raises
         `OperationError`."""
-        try:
-            return await self.texts.vocabulary()
-        finally:
-            self.runtime.textless = self.texts.unloadable
+        return await self.texts.vocabulary()
 
     async def warm_up(self) -> None:
         """Wait until a text worker has loaded the tokenizer. If none ever can, it is an obstacle.
@@ -367,7 +365,7 @@ class Generator:
     @property
     def serving(self) -> bool:
         """Whether the ring serves; on a follower, whether this rank does its part."""
-        return self.runtime.node.serving and not self.runtime.textless
+        return self.runtime.node.serving and not self.texts.unloadable
 
     @property
     def loading(self) -> bool:
@@ -410,7 +408,7 @@ class Generator:
     @property
     def goes_on(self) -> bool:
         """Whether a request may come now: the ring serves, or changes and is about to again."""
-        if self.serving or self.runtime.textless:
+        if self.serving or self.texts.unloadable:
             return self.serving
         changes = self.runtime.node.goes_on(trio.current_time())
         return changes and self.permanent_obstacle() is None

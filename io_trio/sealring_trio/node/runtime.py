@@ -222,7 +222,7 @@ class Runtime:
         self.refused = ""  # why the engine can never serve what it was ordered to
         self._trying = False  # the engine has read its weights, and runs them for the first time
         self._sharing = False  # it is to load a share, which it does not run by itself
-        self.textless = ""  # why the model's tokenizer cannot be used
+        self.textless: Callable[[], str] = str  # why the model's tokenizer cannot be used
         self.text_loading: Callable[[], bool] = bool  # the tokenizer is not up yet
         self.not_answering: Callable[[], str] = str  # why, even where all ranks are ready
         self.roster_changed = trio.Event()  # set, and another made, when another is in force
@@ -377,7 +377,7 @@ class Runtime:
             wall_ms=wall_ms(),
             next_start=self.engine.next_start,
             draining=draining,
-            textless=self.textless,
+            textless=self.textless(),
             text_loading=self.node.rank == 0 and self.text_loading(),
             trying=self._trying,
             engine_heard=self.engine_heard,
