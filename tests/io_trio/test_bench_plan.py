@@ -33,7 +33,7 @@ def test_what_a_plan_says_is_set_beside_what_rings_give(monkeypatch: pytest.Monk
     assert done.code == 3  # which no ratio reaches
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rings_with_auto_and_pp_are_timed_from_their_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
