@@ -264,12 +264,13 @@ class NodeRole:
         outside, needs_all = self.outside(), self.needs_all
         standing = attrs.evolve(standing, ring=self.ring, outside=outside, needs_all=needs_all)
         if self.attendance is not None:
-            rooms = {rank: hello.room for rank, hello in sorted(self.attendance.hellos.items())}
+            hellos = dict(sorted(self.attendance.hellos.items()))
             standing = attrs.evolve(
                 standing,
                 preference=self.attendance.preference,
-                present=rooms.keys(),
-                rooms=rooms,
+                present=hellos.keys(),
+                builds={rank: hello.build for rank, hello in hellos.items()},
+                rooms={rank: hello.room for rank, hello in hellos.items()},
             )
         if places is None:
             return standing
@@ -278,7 +279,6 @@ class NodeRole:
             missing=tuple(places[place] for place in standing.missing),
             failed=self._of_rank(standing.failed),
             unreadable={places[place]: why for place, why in standing.unreadable.items()},
-            builds={places[place]: build for place, build in standing.builds.items()},
             ready={places[place]: ready for place, ready in standing.ready.items()},
         )
 

@@ -411,7 +411,8 @@ def test_a_smaller_ring_that_is_faster_is_taken_while_no_request_is_there(smalle
     assert obstacle.cause is Cause.OUTSIDE
     assert obstacle.what.endswith(f"without this machine: {outside(cluster)[1]}")
     check(cluster, streams(cluster))
-    assert cluster.head.node.standing().rooms.keys() == {0, 1, 2}
+    standing = cluster.head.node.standing()
+    assert standing.present == standing.rooms.keys() == standing.builds.keys() == {0, 1, 2}
     assert set(cluster.head.node.standing().present) == {0, 1, 2}
 
 
