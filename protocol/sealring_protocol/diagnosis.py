@@ -663,12 +663,12 @@ def _failed(facts: Facts) -> list[Obstacle]:
     failed = facts.standing.failed
     if failed is None or failed.rank >= len(facts.roster.members):
         return []
-    if RING_CHANGED in failed.message:
+    own = failed.rank == facts.rank
+    if own and RING_CHANGED in failed.message:
         return []  # the head says why
     if _fetches(facts, failed.rank) and STILL_FETCHED in failed.message.partition(";")[0]:
         return []
     cause = _BY_FAILURE.get(failed.kind, Cause.CANNOT_SERVE)
-    own = failed.rank == facts.rank
     who = facts.own if own else facts.name(failed.rank)
     engine = "its engine is gone: " if failed.kind is FailureKind.ENGINE_LOST else ""
     could = "cannot serve this model" if cause is Cause.UNSERVABLE else "could not serve"

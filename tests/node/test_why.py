@@ -13,6 +13,7 @@ from sealring_protocol.codec.messages import (
     Bootstrap,
     Build,
     CannotServe,
+    Failure,
     FailureKind,
     Pong,
     Progress,
@@ -34,6 +35,7 @@ from sealring_protocol.diagnosis import (
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.security.roster import Member, SignedRoster, sign_roster
+from sealring_protocol.words import RING_CHANGED
 
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import FakeEngine, info
@@ -432,6 +434,18 @@ def test_a_rank_that_the_one_before_it_does_not_reach_says_so():
     made.run_until(lambda: made.ready)
     made.run_for(1.0)
     assert says(made, "host2") == []
+
+
+def test_a_rank_cannot_say_away_that_it_fails():
+    """A node that the head leaves out shows what the head says. The head shows what a rank says."""
+    made = Cluster(2, 1)
+    made.run_until(lambda: made.ready)
+    failed = Failure(1, FailureKind.LINK_LOST, f"the next hop broke: {RING_CHANGED}")
+    for host, shown in ("host0", [Cause.BROKEN]), ("host1", []):
+        facts = made.hosts[host].node.facts(made.now)
+        standing = attrs.evolve(facts.standing, phase=Phase.FAILED, failed=failed)
+        found = obstacles(attrs.evolve(facts, standing=standing), made.now)
+        assert [each.cause for each in found if RING_CHANGED in each.what] == shown
 
 
 def test_a_tokenizer_that_is_still_loaded_is_told_of_a_ring_that_serves():
