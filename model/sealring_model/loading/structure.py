@@ -42,9 +42,8 @@ AHEAD: Final = 4
 forward of several tokens gives the bits of one token at a time, which `tests/model/test_stage.py`
 holds it to, and takes less time for each. On CUDA it gives others, and was slower."""
 
-
-MOST: Final = 1 << 30
-"""Bytes of layers and ends that are made to be run, at most, if two layers take no more."""
+_PACE_BYTES: Final = 1 << 30
+"""Bytes of the layers and ends that are run for a pace, at most, if two layers take no more."""
 
 _CHUNK: Final = 64
 """Tokens of a prompt that are timed."""
@@ -333,7 +332,7 @@ def _enough(info: ModelInfo, found: Structure) -> int:
     """The number of layers to run."""
     count = len(info.layers)
     free = [cut for cut in range(2, count) if cut not in found.joined] or [count]
-    fitting = [cut for cut in free if found.held(0, cut) <= MOST]
+    fitting = [cut for cut in free if found.held(0, cut) <= _PACE_BYTES]
     return max(fitting, default=free[0])
 
 
