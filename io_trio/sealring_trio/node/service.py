@@ -294,8 +294,6 @@ def _check_namespace(config: NodeFile) -> None:
         )
 
 
-log = logging.getLogger("sealring")
-
 ENGINE_MODULE: Final = "sealring_model.engine.main"
 
 
