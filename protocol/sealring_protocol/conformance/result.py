@@ -474,7 +474,7 @@ class Result:
     """The failure that a rank answers with instead of closing the link."""
 
     def take(self, other: Result) -> None:
-        """Become what *other* is."""
+        """Take the output of *other*, what it released, and its error."""
         self.output, self.released, self.error = other.output, other.released, other.error
 
     def compare(self, vector: Given) -> None:

@@ -37,6 +37,9 @@ NONCE: Final = 16
 TAG: Final = 16
 """Bytes of *n* and *t*."""
 
+DOOR: Final = b"door"
+"""What `recognise` gives for a door. No node id is as short."""
+
 _NODE: Final = b"sealring/1 mdns node"
 _DOOR: Final = b"sealring/1 mdns door"
 
@@ -103,8 +106,8 @@ def read_text(text: bytes) -> Sealed | WaitingMachine | None:
 
 
 def _are_words(said: bytes) -> bool:
-    """Whether *said* has the form of a key's four words. Which words there are knows whoever shows
-    them."""
+    """Whether *said* has the form of a key's four words. Whoever shows them holds them to the
+    list."""
     words = said.split(b"-")
     return len(words) == 4 and all(
         3 <= len(word) <= 8 and word.isalpha() and word.islower() for word in words
@@ -116,10 +119,6 @@ def recognise(sealed: Sealed, coordinator: bytes, members: Iterable[bytes]) -> b
     if sealed.is_door(coordinator):
         return DOOR
     return next((each for each in members if sealed.is_node(coordinator, each)), None)
-
-
-DOOR: Final = b"door"
-"""What `recognise` gives for a door. No node id is as short."""
 
 
 def _text(**said: bytes) -> bytes:

@@ -34,12 +34,7 @@ from sealring_protocol.security.admission import network_of
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 
-__all__ = [
-    "Fault",
-    "PeerState",
-    "RefusedSource",
-    "Trouble",
-]
+__all__ = ["Fault", "PeerState", "RefusedSource", "Trouble"]
 
 STEADY_SECONDS: Final = 5.0
 """A link that has stood for this many seconds has no trouble."""

@@ -68,6 +68,8 @@ from sealring_protocol.security.roles import Purpose
 from sealring_protocol.words import RING_CHANGED
 
 OTHER_DTYPE: Final = "; set hop_dtype alike in both configs"
+"""The end of the reason if only the type of the hidden states differs."""
+
 ONE_SIDED: Final = "only one of both has a manifest of the weights (sealring.json): "
 """The start of the reason if only the manifest differs."""
 
