@@ -436,8 +436,10 @@ def _name(plan: Plan, machines: Sequence[Candidate]) -> str:
 
 def _longest(most: int, has_room: Callable[[int], bool]) -> int:
     """The largest number of tokens up to *most* for which *has_room*; 0 if there is none."""
+    if has_room(most):
+        return most
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if has_room(middle) else (low, middle - 1)
-    return low if has_room(low) else 0
+    return low

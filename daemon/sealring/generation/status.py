@@ -9,6 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -303,11 +304,12 @@ def hop_quantiles(runtime: Runtime) -> dict[str, Any] | None:
     its hops.
     """
     world = len(runtime.node.ring)
-    hops = sorted(
+    hops = [
         timing.away_us / world
         for timing in runtime.timings
         if isinstance(timing.work, Decode) and not timing.parallel
-    )
+    ]
+    hops.sort()
     if not hops or world == 1:
         return None
     return {
@@ -376,37 +378,34 @@ def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
     decodes = {rows: found for rows, found in decodes.items() if len(found) >= ENOUGH}
     kept = {rows: usual(found) for rows, found in sorted(decodes.items())}
     single = kept.get(1, [])
+    computed = [part.compute_us for each in single for part in (*each.spent, each.closing)]
+    away = sum([each.total_us for each in single]) - sum(computed)
     return {
         "steps": sum(map(len, decodes.values())),
         "decode_us": {str(rows): _by_rank(found) for rows, found in kept.items()},
-        "closing_us": _mean(each.closing.compute_us for each in single),
+        "closing_us": _mean([each.closing.compute_us for each in single]),
         "prompt_us": _by_token(prefills),
-        "away_us": _mean(each.total_us - _computed(each) for each in single),
+        "away_us": round(away / max(1, len(single)), 1),
     }
 
 
 def usual(found: list[StepTiming]) -> list[StepTiming]:
     """The steps that were *found*, without the slowest tenth, in which the machine did something
     else or a device prepared for a shape, and without the fastest tenth."""
-    ordered = sorted(found, key=lambda each: each.total_us)
+    ordered = sorted(found, key=attrgetter("total_us"))
     cut = len(ordered) // 10
     return ordered[cut : len(ordered) - cut]
 
 
-def _computed(timing: StepTiming) -> int:
-    """What all ranks computed in the step of *timing*, one after the other."""
-    return sum(each.compute_us for each in (*timing.spent, timing.closing))
-
-
-def _mean(found: Iterable[float]) -> float:
+def _mean(found: Sequence[float]) -> float:
     """The mean of what was *found*; 0 of nothing."""
-    return round(statistics.fmean([*found] or [0]), 1)
+    return round(statistics.fmean(found or [0]), 1)
 
 
 def _by_rank(found: list[StepTiming]) -> list[float]:
     """The mean of what each rank computed in the steps that were *found*."""
-    world = min(len(each.spent) for each in found)
-    return [_mean(each.spent[rank].compute_us for each in found) for rank in range(world)]
+    world = min([len(each.spent) for each in found])
+    return [_mean([each.spent[rank].compute_us for each in found]) for rank in range(world)]
 
 
 def _by_token(found: list[tuple[int, StepTiming]]) -> list[float]:
