@@ -17,7 +17,7 @@ from sealring.service.choice import PaceMeter, RingChoice
 from sealring_model import tiny
 from sealring_protocol.codec.messages import Bootstrap
 from sealring_protocol.control.effects import StepTiming, ToEngine
-from sealring_protocol.control.requests import Request, RequestDone, RowOpened, TokenOut
+from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_protocol.node import Node
 
 from tests.sim.cluster import Cluster
@@ -36,7 +36,6 @@ class _Runtime:
 
     cluster: Cluster
     timings: deque[StepTiming] = attrs.field(factory=lambda: deque(maxlen=4096))
-    watchers: list[Callable[[StepTiming | RowOpened], None]] = attrs.field(factory=list)
 
     @property
     def node(self) -> Node:
@@ -78,8 +77,8 @@ class Home(Cluster):
                 self.runtime.timings.clear()
             case StepTiming():
                 self.runtime.timings.append(event)
-                for watcher in self.runtime.watchers:
-                    watcher(event)
+                for observer in self.tracer.observers:
+                    observer.step(event)
             case TokenOut(uid):
                 trace, before = self._traces[uid], self._last.get(uid)
                 self._last[uid] = self.now
@@ -263,8 +262,8 @@ def test_what_becomes_untrue_before_the_pause_is_not_taken():
 
 
 def test_a_client_that_takes_many_tokens_at_once_does_not_make_the_ring_look_faster():
-    meter = PaceMeter(1, lambda: 1)
+    meter = PaceMeter(1)
     for _ in range(8):
         for seconds in [6.4, *63 * [0.0]]:
-            meter.token(seconds, first=False)
+            meter.token(seconds, 1)
     assert meter.pace == pytest.approx(10.0)

@@ -269,7 +269,8 @@ class Tracer:
         self.observers: list[Observer] = []
         self._live: dict[str, Trace] = {}
         self._past: OrderedDict[str, Trace] = OrderedDict()
-        self._of_row: dict[int, Trace] = {}
+        self.of_row: dict[int, Trace] = {}
+        """The request of each row that is not over, by its uid. To be read only."""
         self._stepped = 0.0  # when the latest step of any request came back
 
     @property
@@ -311,12 +312,7 @@ class Tracer:
 
     def rows(self, trace: Trace) -> list[int]:
         """The uids of *trace*'s rows."""
-        return [uid for uid, owner in self._of_row.items() if owner is trace]
-
-    @property
-    def row_count(self) -> int:
-        """The rows that are not over, of all requests."""
-        return len(self._of_row)
+        return [uid for uid, owner in self.of_row.items() if owner is trace]
 
     def begin(self, trace: Trace) -> None:
         """Follow *trace*."""
@@ -324,17 +320,17 @@ class Tracer:
 
     def follow(self, uid: int, trace: Trace) -> None:
         """Row *uid* is one of *trace*'s."""
-        self._of_row[uid] = trace
+        self.of_row[uid] = trace
 
     def leave(self, uid: int) -> None:
         """Row *uid* is over."""
-        self._of_row.pop(uid, None)
+        self.of_row.pop(uid, None)
 
     def watch(self, event: StepTiming | RowOpened) -> None:
         """Something of the ring that traces are made of."""
         if isinstance(event, StepTiming):
             self._step(event)
-        elif (trace := self._of_row.get(event.uid)) is not None and trace.opened is None:
+        elif (trace := self.of_row.get(event.uid)) is not None and trace.opened is None:
             # A row that comes back after an interruption is opened again, which does not count.
             trace.opened = trio.current_time()
             trace.cached_tokens = event.cached
@@ -342,9 +338,9 @@ class Tracer:
     def _step(self, timing: StepTiming) -> None:
         """Charge a step to each request that had a row in it."""
         self._stepped = now = trio.current_time()
-        charged = {id(t): t for uid in timing.uids if (t := self._of_row.get(uid)) is not None}
+        charged = {id(t): t for uid in timing.uids if (t := self.of_row.get(uid)) is not None}
         work = timing.work
-        if isinstance(work, Prefill) and (trace := self._of_row.get(work.uid)) is not None:
+        if isinstance(work, Prefill) and (trace := self.of_row.get(work.uid)) is not None:
             trace.read_tokens += work.count
         if charged:
             parts = StepParts(timing)

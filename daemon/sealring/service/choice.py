@@ -27,7 +27,6 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 import attrs
@@ -36,14 +35,13 @@ from sealring_model.loading.model_store import check_whole
 from sealring_protocol.codec.messages import CacheCost
 from sealring_protocol.control.effects import Preference, Standing, StepTiming
 from sealring_protocol.control.plan import PlanRequest, Strategy
-from sealring_protocol.control.requests import RowOpened
 from sealring_protocol.errors import LocalProtocolError
 
 from sealring.files.config import Config
 from sealring.forecast import CONTEXT, Candidate, Forecast, Overheads, Workload, judge
 from sealring.forecast import ways as find_ways
 from sealring.generation.generation import Generator
-from sealring.generation.status import TakenRing, describe_paces
+from sealring.generation.status import TakenRing, describe_costs, describe_paces
 from sealring.generation.trace import Observer, Trace
 from sealring.local.paces import LONGEST_TURN, is_measured, measured_machines
 
@@ -66,17 +64,16 @@ REST: Final = 50_000
 takes some hundred steps of the slower ring."""
 
 
-class PaceMeter(Observer):
+class PaceMeter:
     """What a ring gives in tokens per second of all its streams, guesses included, by the tokens
-    that came while as many *rows* were under way as there are *streams* to be.
+    that came while as many rows were under way as there are *streams* to be.
 
     It is never more than what the ring gave: a client that reads slowly has its tokens late, and
     many at once.
     """
 
-    def __init__(self, streams: int, rows: Callable[[], int]) -> None:
+    def __init__(self, streams: int) -> None:
         self._streams = streams
-        self._rows = rows
         self.clear()
 
     def clear(self) -> None:
@@ -87,11 +84,9 @@ class PaceMeter(Observer):
     def _begin(self) -> None:
         self._count, self._seconds = 0, 0.0
 
-    def token(self, seconds: float, *, first: bool) -> None:
-        """A request had its first token, or a choice its next."""
-        if first:
-            return
-        if self._rows() != self._streams:
+    def token(self, seconds: float, rows: int) -> None:
+        """One of so many *rows* had a token, so long after the one before."""
+        if rows != self._streams:
             self._begin()
             return
         self._count += 1
@@ -128,7 +123,8 @@ class RingChoice(Observer):
         self._generator = generator
         self._runtime = generator.runtime
         self._config = config
-        self._meter = PaceMeter(config.streams, lambda: generator.tracer.row_count)
+        self._rows = generator.tracer.of_row
+        self._meter = PaceMeter(config.streams)
         self._epoch = 0  # the one that is measured
         self._steps = 0  # in it
         self._due = 0.0  # from which of these on it is judged
@@ -138,12 +134,16 @@ class RingChoice(Observer):
         self._told = False  # what was compared in it
         self._gave = 0.0  # what the ring of all gave, when the head alone was preferred to it
         self._stays: set[tuple[int, tuple[int, ...]]] = set()  # rings that were faster, by serial
-        self._runtime.watchers.append(self.watch)
-        generator.tracer.observers += [self._meter, self]
+        generator.tracer.observers.append(self)
 
-    def watch(self, event: StepTiming | RowOpened) -> None:
+    def token(self, seconds: float, *, first: bool) -> None:
+        """A request had its first token, or a choice its next."""
+        if not first:
+            self._meter.token(seconds, len(self._rows))
+
+    def step(self, timing: StepTiming) -> None:
         """A step was answered."""
-        if not isinstance(event, StepTiming) or event.parallel:
+        if timing.parallel:
             return
         self._steps += 1
         self._all_steps += 1
@@ -153,7 +153,7 @@ class RingChoice(Observer):
     def over(self, trace: Trace) -> None:
         """A request is over: at a pause, a head that has been alone for long enough calls all in,
         to be compared anew."""
-        if self._all_steps < self._rests_until or self._generator.tracer.row_count:
+        if self._all_steps < self._rests_until or self._rows:
             return
         standing = self._runtime.node.standing()
         preference = standing.preference
@@ -194,9 +194,8 @@ class RingChoice(Observer):
             "bounds": list(plan.split.bounds),
             "paces": describe_paces(self._runtime.timings),
         }
-        named = {**ranks[0], "peers": ranks[1:], **facts, "sum_us": 0, "guess_ms": {}}
-        if plain := standing.guess_seconds.get("plain"):
-            named["guess_ms"] = {"plain": 1e3 * plain}
+        guess_ms = describe_costs(standing)
+        named = {**ranks[0], "peers": ranks[1:], **facts, "sum_us": 0, "guess_ms": guess_ms}
         several = max(map(int, facts["paces"]["decode_us"]), default=0)
         streams = self._config.streams
         known_of = standing.ready.keys() & standing.rooms.keys()
