@@ -211,6 +211,11 @@ def test_a_queue_and_a_seal_are_time_that_a_plan_counts() -> None:
     assert describe_paces([step] * 8)["away_us"] == 1000 - 330
 
 
+def test_a_rank_that_claims_more_than_a_step_took_does_not_make_time_run_backwards() -> None:
+    step = StepTiming(1, Decode(0), (1,), 1000, (Spent(100), Spent(1 << 31)), Spent(30))
+    assert describe_paces([step] * 8)["away_us"] == 0
+
+
 FAR = attrs.evolve(NETWORK, hop=0.01)
 """The ring of two takes 10 ms and two hops of 10 ms: 33.3 tokens/s. Alone a machine takes 10 ms and
 a turn: 83.3; 50 if that takes as long as a hop."""

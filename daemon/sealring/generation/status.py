@@ -385,7 +385,7 @@ def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
         "decode_us": {str(rows): _by_rank(found) for rows, found in kept.items()},
         "closing_us": _mean([each.closing.compute_us for each in single]),
         "prompt_us": _by_token(prefills),
-        "away_us": round(away / max(1, len(single)), 1),
+        "away_us": round(max(0, away) / max(1, len(single)), 1),  # a rank may claim too much
     }
 
 
