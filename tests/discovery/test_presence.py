@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from sealring.discovery.discovery import Presence
 from sealring.files.config import load_config
 from sealring.joining.door import Door
 from sealring.joining.founding import MemberFiles, Settings, found
-from sealring.service.service import Presence
 from sealring_protocol.security.keys import Suite
 from sealring_trio.files.key_files import read_key, read_public_key
 from sealring_trio.node.service import OwnIdentity

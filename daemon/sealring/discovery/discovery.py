@@ -11,14 +11,29 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import psutil  # type: ignore[import-untyped]
 import trio
+from sealring_protocol.joining.announcement import door_text, node_text
+from sealring_protocol.security.keys import sha256
 from sealring_trio.units import format_address, is_unspecified
 
-from sealring.discovery.neighbours import Circle, Nearby, is_private
+from sealring.discovery.neighbours import MAX_ADDRESSES, Circle, Nearby, is_private
 from sealring.joining.machine import interface_addresses
+
+if TYPE_CHECKING:
+    from sealring_trio.node.runtime import Runtime
+    from sealring_trio.node.service import OwnIdentity
+
+    from sealring.files.config import Config
+    from sealring.joining.door import Door
+
+RENEW_SECONDS: Final = 1.0
+"""Seconds between two looks of a node at its roster and its door, of which announcements follow,
+and at what was heard: whoever announces much is not to enter the node as often."""
 
 
 @attrs.frozen
@@ -164,3 +179,73 @@ async def find_doors(host: str, coordinator: bytes, found: Callable[[str], None]
     discovery = Discovery(host, heard)
     discovery.look_for(Circle(coordinator, frozenset()))
     await discovery.run()
+
+
+class Presence:
+    """The place of a node in its network: that of *config*, which is *identity* to others and has
+    this *door*.
+
+    The node announces itself, and its door while somebody is invited. It hears where members are,
+    and which machines wait to be invited. Where a member was seen is one more address to dial, and
+    no more than that.
+    """
+
+    def __init__(self, config: Config, identity: OwnIdentity, door: Door) -> None:
+        self._host, port = config.listen
+        self._on = config.discover and may_discover(self._host)
+        self._coordinator = sha256(identity.coordinator)
+        self._own = identity.id
+        self._door = door
+        self._runtime: Runtime | None = None
+        self._discovery = Discovery(self._host)
+        self._told = Nearby()  # what the runtime was told
+        self._as_node = Announced(partial(node_text, self._coordinator, self._own), port)
+        self._as_door = Announced(partial(door_text, self._coordinator), door.address[1])
+
+    async def run(self, up: trio.Event) -> None:
+        """Be present from when the node is *up*, until cancelled."""
+        await up.wait()
+        if not self._on:
+            return
+        async with trio.open_nursery() as nursery:
+            self._renew()
+            nursery.start_soon(self._discovery.run)
+            while True:
+                await trio.sleep(RENEW_SECONDS)
+                self._renew()
+
+    def begin(self, runtime: Runtime) -> None:
+        """*runtime* runs the node from now on."""
+        self._runtime, self._told = runtime, Nearby()
+
+    def pause(self) -> None:
+        """The node does not run."""
+        self._runtime = None
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """The machines here that wait to be invited, as JSON for commands."""
+        return [
+            {"fingerprint": words, "hosts": [host for host, _ in places[:MAX_ADDRESSES]]}
+            for words, places in self._discovery.found.waiting.items()
+        ]
+
+    # ----------------------------------------------------------------- inside
+
+    def _renew(self) -> None:
+        if self._runtime is None:
+            return
+        members = {member.id for member in self._runtime.node.roster.roster.members}
+        self._discovery.look_for(Circle(self._coordinator, frozenset(members - {self._own})))
+        announced = [self._as_node] if self._own in members else []
+        if self._door.invites:
+            announced.append(self._as_door)
+        self._discovery.announce(*announced)
+        self._tell(self._runtime, self._discovery.found)
+
+    def _tell(self, runtime: Runtime, found: Nearby) -> None:
+        """Tell *runtime* what is new in *found*."""
+        for member, places in found.members.items():
+            for place in places:
+                if place not in self._told.members.get(member, ()):
+                    runtime.enter(runtime.node.address_heard, member, *place)
+        self._told = found
