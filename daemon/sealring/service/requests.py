@@ -6,7 +6,7 @@ them.
 `verification`. `answer_at_door` answers for the node's door: `invite`, which then reports what
 happens until the invitation is over; `waiting`, `accept` and `refuse`; and `members`: the roster
 that the next one follows, and the serial that this has to exceed. `use` outlives the node that it
-is asked of, so `service.ModelSwitch` answers that, and `nearby` is for `service.Presence`.
+is asked of, so `ModelSwitch` answers that, and `nearby` is for `Presence`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,278 @@
+"""The lives of a node: which model each has, and how the owner changes from one to the next.
+
+A model is part of all that a node has made: its engine, its caches, its tokenizer, what it says of
+itself. So a node has one life for each model that it is given. A life ends in good order inside the
+process (requests finish, links close), and the next begins with the other model, or with the old
+one if the other cannot be served; what the owner asks meanwhile waits. Other nodes see one that was
+started again.
+
+Each node of a ring is changed by its own person. The ring serves again once all have one model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import trio
+from sealring_model.errors import LoadError
+from sealring_model.loading.model_store import check_whole
+from sealring_protocol.diagnosis import Obstacle, first_permanent
+from sealring_trio.errors import OperationError, UserError
+from sealring_trio.node.service import NodeSetup
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sealring.files.config import REREAD, Config, load_config
+from sealring.generation.generation import Generator
+from sealring.generation.status import describe_node
+from sealring.service.head_api import HeadApi
+from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
+from sealring.service.verification import Reply
+
+log = logging.getLogger("sealring")
+
+LOOK_SECONDS: Final = 0.25
+"""Seconds between two looks at whether another model serves."""
+
+DEATHS: Final = 2
+"""Engines that may die before the new model is given up."""
+
+OTHERS_SECONDS: Final = 10.0
+"""Seconds for which the other ranks of a ring are waited for once the old model is back."""
+
+_QUESTION: Final = GenerateFields(prompt="Hello.", max_tokens=1)
+
+
+class ModelSwitch:
+    """Answers the owner of a node across its lives, and says which life is next.
+
+    *prepare* reads and checks all that a config names. It may take long, and raise `UserError`.
+    """
+
+    def __init__(self, prepare: Callable[[Config], NodeSetup[Config]]) -> None:
+        self._prepare: Final = prepare
+        self.lives = 0
+        self._generator: Generator | None = None
+        self._requests: Requests | None = None
+        self._api: HeadApi | None = None
+        self._setup: NodeSetup[Config] | None = None
+        self._began = trio.Event()
+        self._answers: set[trio.CancelScope] = set()
+        self._scope: trio.CancelScope | None = None  # of what is changed now
+        self._ended = ""  # why the last life ended at once
+        self._reread: Config | None = None  # the config's file, as it was read again last
+        self.leave = trio.Event()
+        """Set when the present life is to end; then `next` is the one after it."""
+        self.next: NodeSetup[Config] | None = None
+
+    def begin(self, setup: NodeSetup[Config], generator: Generator, api: HeadApi) -> None:
+        """A life with *setup* has begun."""
+        self.lives += 1
+        self._setup, self._generator, self._requests = setup, generator, Requests(generator)
+        self._api = api
+        self.next, self.leave = None, trio.Event()
+        self._began.set()
+
+    def present(self) -> Generator | None:
+        """The generator of the present life, or of the one before while the next begins."""
+        return self._generator
+
+    def over(self) -> None:
+        """The present life is over, and nobody will answer what was asked in it."""
+        for scope in self._answers:
+            scope.cancel()
+
+    def failed(self, errors: BaseExceptionGroup[UserError]) -> None:
+        """The life that was next did not begin, because of *errors*."""
+        found: BaseException = errors
+        while isinstance(found, BaseExceptionGroup):
+            found = found.exceptions[0]
+        self._ended = found.what if isinstance(found, UserError) else str(found)
+        log.warning("the node cannot begin with another model: %s", self._ended)
+
+    def stop(self) -> None:
+        """The node stops: there is no next life."""
+        self.next = None
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def reread_into(self, config: Config) -> Config:
+        """*config*, with what its file was found to say when it was read again."""
+        return config if self._reread is None else config.reread(self._reread)
+
+    async def reread(self) -> None:
+        """Read the config and the certificate again. What is wrong is logged, and changes
+        nothing."""
+        setup, api = self._setup, self._api
+        if setup is None or api is None:
+            return  # what has not begun reads them as they are
+        running = self.reread_into(setup.config)
+        try:
+            now = await trio.to_thread.run_sync(load_config, running.path, running.strategy)
+        except UserError as error:
+            log.warning(
+                "SIGHUP: the node goes on with the config that it has: %s. %s",
+                error.what,
+                error.advice,
+            )
+        else:
+            self._reread = now
+            changed = running.differing(now)
+            taken = [name for name in changed if name in REREAD]
+            log.info("SIGHUP: the config is read again; changed: %s", ", ".join(taken) or "nothing")
+            if later := [name for name in changed if name not in REREAD]:
+                log.warning("changes of %s count from the node's next start", ", ".join(later))
+        await api.reread(self.reread_into(setup.config))
+
+    async def answer(self, name: str, body: bytes, reply: Reply) -> None:
+        """Answer the request *name*. Raises `UserError` or `OperationError`."""
+        if name == "use":
+            await self._use(read_fields(UseFields, body, "model use"), reply)
+        elif self._requests is None or self.leave.is_set():
+            raise OperationError("this node is about to begin", "Ask again soon.")
+        else:
+            with self._living():
+                await self._requests.answer(name, body, reply)
+
+    def api(self) -> ASGIApp | None:
+        """The app of the API that this life serves, if it serves one."""
+        app = None if self._api is None else self._api.app
+        if app is None:
+            return None
+
+        async def living(scope: Scope, receive: Receive, send: Send) -> None:
+            with contextlib.suppress(OperationError), self._living():
+                await app(scope, receive, send)
+
+        return living
+
+    @contextlib.contextmanager
+    def _living(self) -> Iterator[None]:
+        """Lasts no longer than this life. Raises `OperationError` if the life ends before."""
+        scope = trio.CancelScope()
+        self._answers.add(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._answers.discard(scope)
+        if scope.cancelled_caught:
+            raise OperationError("the node ended this, to stop or to change", "Ask again.")
+
+    async def _use(self, asked: UseFields, reply: Reply) -> None:
+        old, generator = self._setup, self._generator
+        if old is None or generator is None or self._scope is not None or self.leave.is_set():
+            raise OperationError("this node is about to change or stop", "Ask again soon.")
+        # Whoever asked may leave; what has begun is ended in good order all the same.
+        self._scope = trio.CancelScope(shield=True)
+        try:
+            with self._scope:
+                await reply(await self._changed(old, generator, asked, reply))
+                return
+        finally:
+            self._scope = None
+        raise OperationError("the node was stopped meanwhile", "Start it with the model it needs.")
+
+    async def _changed(
+        self, old: NodeSetup[Config], generator: Generator, asked: UseFields, reply: Reply
+    ) -> dict[str, Any]:
+        """Change from *old* to the model that is *asked* for. What to answer; raises `UserError` if
+        *old* has stayed, or is back."""
+        model, seconds = asked.model, asked.seconds
+        await reply({"event": "waiting", "text": f"describing {model}"})
+        alone = generator.runtime.node.world == 1
+        new = await trio.to_thread.run_sync(
+            self._described, old.config, model, alone, abandon_on_cancel=True
+        )  # a hub may be slow, and the node is to stop at once
+        log.info("from now on with another model: %s", model)
+        await reply({"event": "waiting", "text": "finishing what is under way"})
+        if await self._live(new):
+            try:
+                why = await self._served(seconds, reply, alone=alone)
+            except OperationError as error:
+                fault = error.what
+            else:
+                return {"event": "done", "model": model, "serving": not why, "why": why}
+            log.warning("back to the model %s: %s", old.config.model, fault)
+            await reply({"event": "waiting", "text": f"{fault}; going back"})
+            await self._live(old)
+        else:
+            fault = f"the node cannot begin with it: {self._ended}"
+        again = await self._again(seconds if alone else min(seconds, OTHERS_SECONDS), reply)
+        raise OperationError(
+            f"{model} cannot be served: {fault}",
+            f"The node has {old.config.model} again, and {again}.",
+        )
+
+    async def _again(self, seconds: float, reply: Reply) -> str:
+        """Wait for *seconds* until the old model serves; whether it does, in words."""
+        try:
+            why = await self._served(seconds, reply, alone=False)
+        except OperationError as error:
+            why = [error.what]
+        return f"the ring does not serve yet: {'; '.join(why)}" if why else "it serves"
+
+    def _described(self, config: Config, model: str, alone: bool) -> NodeSetup[Config]:
+        """The setup with *model*. Raises `UserError`."""
+        if config.adapter is not None:
+            raise UserError(
+                f"{config.path} has an adapter, which is for the model that it names",
+                "Stop the node, and start it with a config for the other model.",
+            )
+        new = self._prepare(config.model_copy(update={"model": model}))
+        if alone:
+            try:
+                check_whole(new.model)
+            except LoadError as error:
+                raise UserError(str(error), "Then ask again.") from None
+        return new
+
+    async def _live(self, setup: NodeSetup[Config]) -> bool:
+        """End the present life, and wait for that of *setup* to begin. False if it did not, and the
+        one before has begun again."""
+        self._began, self._ended = trio.Event(), ""
+        self.next = setup
+        self.leave.set()
+        await self._began.wait()
+        return not self._ended
+
+    async def _served(self, seconds: float, reply: Reply, *, alone: bool) -> list[str]:
+        """Wait for *seconds* until this life serves; why it does not, if that is for others to
+        mend. Raises `OperationError` if this rank cannot."""
+        generator, requests = self._generator, self._requests
+        if generator is None or requests is None:
+            raise OperationError("the node did not begin again", "See its log.")
+        runtime, reported = generator.runtime, ""
+        why: list[str] = []
+        with trio.move_on_after(seconds):
+            while not generator.serving:
+                if runtime.refused:
+                    raise OperationError(runtime.refused, "")
+                if (own := _own_obstacle(generator)) is not None:
+                    raise OperationError(own.what, "")
+                if runtime.engine.restarts >= DEATHS:
+                    raise OperationError(f"its engine died: {runtime.engine.lost}", "")
+                status = describe_node(runtime, generator.model, generator.leaving)
+                why = [str(each["text"]) for each in status["why"]]
+                if (text := "; ".join(why)) and text != reported:
+                    reported = text
+                    await reply({"event": "waiting", "text": text})
+                await trio.sleep(LOOK_SECONDS)
+            if runtime.node.rank == 0:
+                await requests.generate(_QUESTION, _unheard)
+            return []
+        if alone:
+            raise OperationError(f"it did not serve within {seconds:g} s: {'; '.join(why)}", "")
+        return why or ["it has not answered yet"]
+
+
+def _own_obstacle(generator: Generator) -> Obstacle | None:
+    """What lasts of what keeps the ring from serving and is no other rank's; None if nothing."""
+    own = (o for o in generator.obstacles() if o.rank is None and not o.from_head)
+    return first_permanent(tuple(own))
+
+
+async def _unheard(_: dict[str, Any]) -> None:
+    """Takes an answer that nobody reads."""
