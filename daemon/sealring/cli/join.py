@@ -7,13 +7,16 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import attrs
 import trio
 from cyclopts import Parameter
+from sealring_model.loading.foreign_json import parse_foreign
+from sealring_protocol.codec.messages import Build
 from sealring_protocol.codec.wire import is_plain
 from sealring_protocol.joining.announcement import waiting_text
+from sealring_protocol.joining.exchange import Admitted, InviterProved, Newcomer, build_of
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import MAX_INVITATION
 from sealring_protocol.security.identity import SoftwareSigner, node_id
@@ -28,6 +31,7 @@ from sealring.discovery.discovery import Announced, Discovery, find_doors, may_d
 from sealring.discovery.neighbours import Nearby
 from sealring.files.cluster import new_key
 from sealring.files.config import DEFAULT_API, load_config
+from sealring.joining.asking import JoinProgress, JoinRequest
 from sealring.joining.fingerprint import fingerprint
 from sealring.joining.founding import (
     DEFAULT_PORT,
@@ -49,9 +53,6 @@ from sealring.joining.machine import (
 )
 from sealring.logs import begin_log
 from sealring.output import print_json
-
-if TYPE_CHECKING:
-    from sealring.joining.asking import JoinRequest
 
 
 def _no_option(_: object, value: str) -> None:
@@ -194,17 +195,6 @@ def _join(
     """Join with the key of *signer*, and keep what the cluster gives at *place*; False if it was
     interrupted, be it when this machine had just become a member. A *former* member keeps its key
     and its config. Raises `UserError`."""
-    # These take half a second to import, which a mistake need not wait for.
-    from sealring_protocol.codec.messages import Build  # noqa: PLC0415
-    from sealring_protocol.joining.exchange import (  # noqa: PLC0415
-        Admitted,
-        InviterProved,
-        Newcomer,
-        build_of,
-    )
-
-    from sealring.joining.asking import JoinProgress, JoinRequest  # noqa: PLC0415
-
     words = fingerprint(signer.public_key)
 
     def newcomer(host: str) -> Newcomer:
@@ -288,8 +278,6 @@ async def ask_until_signal(asking: JoinRequest) -> bool:
 def _told_model(settings: str) -> str:
     """The model that the inviter's *settings* name; empty if they name none that this machine can
     have."""
-    from sealring_model.loading.foreign_json import parse_foreign  # noqa: PLC0415 - as above
-
     try:
         told: Any = parse_foreign("a join's settings", settings.encode())
     except ValueError:
