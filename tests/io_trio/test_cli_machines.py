@@ -219,9 +219,10 @@ async def test_a_machine_that_has_moved_is_listed_where_it_answers(home: Path) -
     ]
     links = {"control": True, "step": True, "tunnel": False, "put_out": False}
     laptop = {"name": "laptop", "addresses": ["127.0.0.1:7471"], "routes": routes, **links}
+    attic = {**laptop, "name": "attic"}  # of a roster that came in force meanwhile
     told: dict[str, dict[str, Any]] = {
         "members": {"roster": signed, "spent": 0},
-        "status": {"name": "desk", "role": "head", "peers": [laptop]},
+        "status": {"name": "desk", "role": "head", "peers": [laptop, attic]},
         "waiting": {"waiting": []},
         "nearby": {"waiting": []},
     }

@@ -33,6 +33,7 @@ from sealring_trio.files.rosters import DAY, WARNING_DAYS, RosterStore, left, se
 from sealring_trio.node.service import check_member, check_model, this_build
 from sealring_trio.units import parse_address, wall_ms
 
+from sealring.cli.members import found_beside
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import write_new
 from sealring.files.config import Config, own_config
@@ -78,22 +79,10 @@ class Patient:
     status: Mapping[str, Any] | None
 
     @property
-    def peers(self) -> list[Mapping[str, Any]]:
-        """What its node says of each other member."""
-        return [] if self.status is None else self.status["peers"]
-
-    @property
     def linked(self) -> dict[int, str]:
         """The names of the members to which a control link is up, by rank."""
-        return {peer["rank"]: peer["name"] for peer in self.peers if peer["control"]}
-
-    def learnt(self, rank: int) -> str:
-        """An address beside the roster's at which the node has found the member of *rank*; empty
-        if there is none."""
-        peer = next((each for each in self.peers if each["rank"] == rank), {})
-        routes = peer.get("routes", ())  # the node may be of an older release
-        found = [each for each in routes if each["ms"] is not None and not each["trouble"]]
-        return next((each["address"] for each in found if each["known_from"] != "roster"), "")
+        peers = [] if self.status is None else self.status["peers"]
+        return {peer["rank"]: peer["name"] for peer in peers if peer["control"]}
 
 
 def doctor(*, config: OwnConfig = None, collect: Path | None = None, json: AsJson = False) -> None:
@@ -371,17 +360,18 @@ def _reach(patient: Patient) -> Iterator[Finding]:
     if patient.roster is None:
         yield Finding("reach", UNSEEN, "without a valid roster nobody's address is known")
         return
+    found = found_beside(patient.status)
     for rank, member in enumerate(patient.roster.roster.members):
         if member.id == patient.own:
             continue
         linked = rank in patient.linked
-        learnt = patient.learnt(rank)
+        beside = found.get(member.name, [])
         dials = [_dialed(address) for address in member.addresses]
         for at, (address, dial) in enumerate(zip(member.addresses, dials, strict=True)):
             yield _reached(rank, at, f"{member.name} at {address}", dial, linked)
-        if learnt and all(dial.why for dial in dials):
-            text = f"{member.name} answers at {learnt}, which the roster does not have"
-            advice = f"Give it that address: sealring machines address {member.name} {learnt}"
+        if beside and all(dial.why for dial in dials):
+            text = f"{member.name} answers at {beside[0]}, which the roster does not have"
+            advice = f"Give it that address: sealring machines address {member.name} {beside[0]}"
             yield Finding("reach", NOTE, text, advice, {"rank": rank})
         if not member.addresses:
             text = f"{member.name} has no address in the roster, so that it has to dial"

@@ -35,6 +35,7 @@ from sealring.cli.members import (
     AS_CONFIGURED,
     ClusterChange,
     OwnCluster,
+    found_beside,
     have_members,
     read_cluster,
     read_signer,
@@ -87,7 +88,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
     waiting = _waiting(cluster.config) if cluster.running else []
     uninvited = _uninvited(cluster.config, waiting) if cluster.running else []
     status = answer_of(cluster.config.control_socket, "status") if cluster.running else None
-    states, moved = _states(cluster, status), _moved(cluster, status)
+    states, moved = _states(cluster, status), found_beside(status)
     out = [name for name, state in states.items() if state == _PUT_OUT]
     if json:
         machines = [
@@ -96,7 +97,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
                 "name": member.name,
                 "fingerprint": fingerprint(member.public_key),
                 "addresses": list(member.addresses),
-                "answers_beside": moved[member.name],
+                "answers_beside": moved.get(member.name, []),
                 "here": member.id == own,
                 "state": states[member.name],
             }
@@ -115,7 +116,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
                 states[member.name] or "-",
                 fingerprint(member.public_key),
                 " ".join(member.addresses)
-                + "".join(f", now {each}" for each in moved[member.name]),
+                + "".join(f", now {each}" for each in moved.get(member.name, [])),
             )
             for rank, member in enumerate(roster.members)
         ],
@@ -269,18 +270,6 @@ def refuse(who: str = "", *, config: OwnConfig = None, json: AsJson = False) -> 
 
 _PUT_OUT = "put us out"
 """The state of a machine that has a newer roster, without this one."""
-
-
-def _moved(cluster: OwnCluster, status: Mapping[str, Any] | None) -> dict[str, list[str]]:
-    """Where each machine answers, by its name, besides where the roster says: as far as the node
-    here knows, by its *status*."""
-    moved = {member.name: list[str]() for member in cluster.members}
-    for peer in () if status is None else status["peers"]:
-        for route in peer.get("routes", ()):  # a node may be older
-            beside = route["address"] not in peer["addresses"]
-            if beside and route["ms"] is not None and not route["trouble"]:
-                moved[peer["name"]].append(route["address"])
-    return moved
 
 
 def _states(cluster: OwnCluster, status: Mapping[str, Any] | None) -> dict[str, str]:

@@ -8,7 +8,7 @@ There the new one goes to the file that the config names, and the node hands it 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -93,6 +93,19 @@ def read_signer(cluster: OwnCluster, key: Path | None) -> Signer:
             "Give the file: --key FILE. Or bring the key here: sealring coordinator import FILE.",
         )
     return read_coordinator_key(path, cluster.coordinator)
+
+
+def found_beside(status: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """Where members answer besides where the roster says, by name: as far as a node knows, by its
+    *status*."""
+    return {
+        peer["name"]: [
+            route["address"]
+            for route in peer.get("routes", ())  # the node may be of an older release
+            if route["known_from"] != "roster" and route["ms"] is not None and not route["trouble"]
+        ]
+        for peer in ([] if status is None else status["peers"])
+    }
 
 
 def put_in_force(cluster: OwnCluster, signed: SignedRoster) -> Roster:
