@@ -86,13 +86,11 @@ Next: sealring status --config desk.toml
 
 @attrs.frozen
 class Service:
-    """What is installed: the node of *config*, called *name*, of the whole machine (*system*) or of
-    one user. It runs as *account*; empty for whoever installs it."""
+    """What is installed: the node of *config*. It runs as *account*; empty for whoever installs
+    it."""
 
-    name: str
     config: Config
-    system: bool
-    account: str = ""
+    account: str
 
     @property
     def command(self) -> list[str]:
@@ -130,7 +128,7 @@ class Systemd:
 
     def text(self, service: Service) -> str:
         """The unit."""
-        if service.system:
+        if self.system:
             unit = ["Wants=network-online.target", "After=network-online.target"]
             more = [f"User={_word(service.account)}", "NoNewPrivileges=yes", *_cuda_first()]
             target = "multi-user.target"
@@ -150,7 +148,7 @@ class Systemd:
                 "NotifyAccess=main",
                 f"ExecStart={' '.join(map(_word, service.command))}",
                 "ExecReload=/bin/kill -HUP $MAINPID",
-                f"SyslogIdentifier={_escaped(service.name)}",
+                f"SyslogIdentifier={_escaped(self.name)}",
                 *more,
                 "UMask=0077",
                 "Restart=on-failure",
@@ -238,7 +236,7 @@ class Launchd:
         """The property list."""
         log = str(log_of(service.config.path))
         known = {
-            "Label": service.name,
+            "Label": self.name,
             "ProgramArguments": [*service.command, "--log-file", log],
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
@@ -251,7 +249,7 @@ class Launchd:
             # What is said before the log begins, or as the interpreter ends.
             "StandardErrorPath": log,
         }
-        if service.system:
+        if self.system:
             known["UserName"] = service.account
         if service.environment:
             known["EnvironmentVariables"] = service.environment
@@ -343,9 +341,8 @@ def install(
         raise UserError("a service of your own runs as you", "Leave --account out.")
     settings = own_config(config)
     account = (account or _owner(settings)) if system else ""
-    service = Service(name, settings, system, account)
     files = MANAGERS[kind](name, system)
-    path, text = files.path, files.text(service)
+    path, text = files.path, files.text(Service(settings, account))
     if dry_run:
         print(f"# {path}\n{text}# Then: {'; '.join(map(' '.join, files.start()))}")
         return
