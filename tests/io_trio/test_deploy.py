@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 import yaml
 from sealring.cli import build_app
@@ -139,7 +142,9 @@ while true; do read -t 0.05 <> <(:); done
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the stand-ins. What still runs at the end of a test that failed is killed:
+    otherwise a rank would start its node again for ever."""
     for name, text in (("srun", SRUN), ("node", NODE)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -150,7 +155,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SEALRING_COMMAND", "node")
     monkeypatch.setenv("SEALRING_PAUSE", "0")
     monkeypatch.setenv("SEALRING_RING", "/shared")
-    return tmp_path
+    yield tmp_path
+    for process in psutil.process_iter(["environ"]):
+        if (process.info["environ"] or {}).get("SAID") == str(tmp_path / "said"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def start(cluster: Path, *codes: str) -> subprocess.Popen[bytes]:
