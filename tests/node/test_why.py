@@ -379,7 +379,10 @@ def test_the_head_says_what_a_rank_that_is_not_ready_may_wait_for():
     made.run_for(5.0)
     said = "rank 1 (node1) loads its layers, or waits for its link to rank 2 (node2)"
     assert any(text.startswith(said) for _, text in says(made, "host0"))
-    made.run_for(25.0)  # a person wonders by now
+    later = obstacles(made.head.node.facts(made.now), made.now + 20.0)  # a person wonders by now
+    hint = "on a GPU that compiles kernels the first time, or waits for its link to rank 2"
+    assert any(hint in obstacle.what for obstacle in later)
+    made.run_for(25.0)
     why = "node1 cannot reach node2 at host2:1 (no answer within 5 s), nor node2 node1"
     told = [o for o in made.head.node.obstacles(made.now) if why in o.what]
     assert [obstacle.advice for obstacle in told] == [APART_ADVICE]
