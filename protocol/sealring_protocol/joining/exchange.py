@@ -263,7 +263,7 @@ def join_exchange(
     return key_exchange(suite, kem_secret, x_secret + secret, transcript)
 
 
-def _traffic(
+def _secrets(
     keys: Exchange, sends: Direction, own: bytes, peer: bytes, transcript: bytes
 ) -> JoinSecrets:
     send, _, receive, _ = both_ways(keys, sends, own, peer, transcript)
@@ -402,7 +402,7 @@ class Introducing:
         keys, t3 = self.keys, self.transcript
         fin = keys.fin(MessageCode.JOIN_FIN, self.claims, signature, t3)
         t4, own = chain(t3, fin), self.asking.newcomer.id
-        secrets = _traffic(keys, Direction.TO_RESPONDER, own, self.inviter, t4)
+        secrets = _secrets(keys, Direction.TO_RESPONDER, own, self.inviter, t4)
         proved = InviterProved(self.roster, self.coordinator, self.inviter, secrets)
         return fin, proved, Waited(self.roster, self.coordinator, own, self.inviter)
 
@@ -551,7 +551,7 @@ class Replied:
             raise AuthenticationFailed("JOIN_FIN is for another node")
         proven = read_proven(reader)
         check_proof(keys, SignContext.JOIN_FIN, newcomer.public_key, encoded, proven, t3)
-        secrets = _traffic(keys, Direction.TO_INITIATOR, own, newcomer.id, chain(t3, whole))
+        secrets = _secrets(keys, Direction.TO_INITIATOR, own, newcomer.id, chain(t3, whole))
         return Introduced(newcomer, self.invitation, self.skew_ms, secrets)
 
 
