@@ -39,6 +39,7 @@ PUBLIC = [
     "control.requests",
     "links.peers",
     "links.addresses",
+    "links.logs",
     "diagnosis",
     "errors",
     "events",

@@ -25,7 +25,8 @@ from sealring_protocol.control.head.epochs import ONE_SIDED, OTHER_DTYPE, one_si
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.limits import MAX_REASONS, NO_RANK
-from sealring_protocol.links.peers import NO_MEMBER, Fault, PeerState, RefusedSource, Trouble
+from sealring_protocol.links.logs import RefusedSource
+from sealring_protocol.links.peers import NO_MEMBER, Fault, PeerState, Trouble
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 from sealring_protocol.words import RING_CHANGED, STILL_FETCHED, ago, lasting, part_here

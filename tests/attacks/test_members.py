@@ -47,7 +47,7 @@ from sealring_protocol.limits import (
     ORDERS_PER_SECOND,
     PRESENTATIONS_PER_SECOND,
 )
-from sealring_protocol.links.peers import AT_ONCE, Notes
+from sealring_protocol.links.logs import AT_ONCE, Notes
 from sealring_protocol.security.roles import Purpose
 
 from tests.sim.cluster import Cluster

@@ -19,7 +19,7 @@ from sealring_protocol import limits
 from sealring_protocol.errors import LimitExceeded
 from sealring_protocol.events import Hangup
 from sealring_protocol.link import Link
-from sealring_protocol.links.peers import TELL_SECONDS, TELL_SOURCES, RefusalLog
+from sealring_protocol.links.logs import TELL_SECONDS, TELL_SOURCES, RefusalLog
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roles import Purpose

@@ -7,7 +7,7 @@ from sealring_protocol.codec.messages import Step, StepDone
 from sealring_protocol.control.effects import Level, Note, ToEngine
 from sealring_protocol.control.requests import Request, SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.links.peers import AT_ONCE
+from sealring_protocol.links.logs import AT_ONCE
 
 from tests.driver import events_of
 from tests.sim.cluster import Cluster

@@ -19,7 +19,7 @@ from sealring_protocol.diagnosis import (
 )
 from sealring_protocol.errors import LimitExceeded, RemoteProtocolError
 from sealring_protocol.limits import MAX_REASONS, NO_RANK, WAITINGS_PER_SECOND
-from sealring_protocol.links.peers import Notes
+from sealring_protocol.links.logs import Notes
 from sealring_protocol.security.roles import Purpose
 
 from tests.node.test_why import Ring, says, too_little_room

@@ -110,8 +110,8 @@ class Level(enum.Enum):
 
 @attrs.frozen
 class Note:
-    """A line for the log, in plain words. `links.peers.Notes` limits the rate of each *kind*; that
-    of a note without a kind is limited by its text."""
+    """A line for the log, in plain words. `links.logs.Notes` limits the rate of each *kind*; a note
+    without a kind is limited by its text."""
 
     level: Level
     text: str

@@ -58,6 +58,7 @@ from sealring_protocol.link import (
 )
 from sealring_protocol.links.addresses import AddressBook
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
+from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.peers import (
     NO_FAULT,
     NO_MEMBER,
@@ -65,11 +66,9 @@ from sealring_protocol.links.peers import (
     SAME_KEY,
     Fault,
     MetItself,
-    Notes,
     PeerBook,
     PeerClosed,
     PeerState,
-    RefusalLog,
 )
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
