@@ -50,14 +50,11 @@ log = logging.getLogger("sealring.node")
 EVERY: Final = 32
 """Steps between two looks at whether enough is known."""
 
-BLOCK: Final = 16
-"""Tokens whose mean time counts as one."""
+ENOUGH: Final = 64
+"""Tokens by which a ring is known."""
 
-ENOUGH: Final = 4
-"""Blocks by which a ring is known."""
-
-KEPT: Final = 64
-"""Blocks that count: the latest."""
+KEPT: Final = 1024
+"""Tokens that count: the latest."""
 
 REST: Final = 50_000
 """Steps after which what was found by a change is no longer relied on, at first. To compare anew
@@ -74,33 +71,23 @@ class PaceMeter:
 
     def __init__(self, streams: int) -> None:
         self._streams = streams
-        self.clear()
+        self._gaps: deque[float] = deque(maxlen=KEPT)
 
     def clear(self) -> None:
         """The ring is another from now on."""
-        self._blocks: deque[float] = deque(maxlen=KEPT)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._count, self._seconds = 0, 0.0
+        self._gaps.clear()
 
     def token(self, seconds: float, rows: int) -> None:
         """One of so many *rows* had a token, so long after the one before."""
-        if rows != self._streams:
-            self._begin()
-            return
-        self._count += 1
-        self._seconds += seconds
-        if self._count == BLOCK:
-            self._blocks.append(self._seconds / BLOCK)
-            self._begin()
+        if rows == self._streams:
+            self._gaps.append(seconds)
 
     @property
     def pace(self) -> float:
         """Tokens per second; 0 while too little is known."""
-        if len(self._blocks) < ENOUGH:
+        if len(self._gaps) < ENOUGH:
             return 0.0
-        return self._streams / max(statistics.fmean(self._blocks), 1e-6)
+        return self._streams / max(statistics.fmean(self._gaps), 1e-6)
 
 
 @attrs.frozen
@@ -167,11 +154,11 @@ class RingChoice(Observer):
             self._epoch, self._told = standing.epoch.counter, False
             self._steps, self._due = 0, 0.0
             self._meter.clear()
-        if self._steps < self._due or standing.checked:
-            return
-        if (found := self._measured(standing)) is None:
+        if self._steps < self._due or standing.checked or not self._meter.pace:
             return
         self._due = 2 * self._steps
+        if (found := self._measured(standing)) is None:
+            return
         preference = standing.preference
         if preference is not None and preference.ring == standing.ring:
             self._due = math.inf
@@ -182,8 +169,8 @@ class RingChoice(Observer):
     def _measured(self, standing: Standing) -> _Measured | None:
         """What is known of the present ring; None while that is too little."""
         node, plan, ring = self._runtime.node, standing.plan, standing.ring
-        info, pace = node.engine_info, self._meter.pace
-        if plan is None or info is None or len(ring) != plan.world or not pace:
+        info = node.engine_info
+        if plan is None or info is None or len(ring) != plan.world:
             return None
         members = node.roster.roster.members
         ranks: list[dict[str, Any]] = [
@@ -221,7 +208,7 @@ class RingChoice(Observer):
         if not every or len(every[0].machines) != plan.world:
             return None
         given = every[0].many if streams > 1 else every[0].one
-        return _Measured(every, asked, least, max(given, pace), facts)
+        return _Measured(every, asked, least, max(given, self._meter.pace), facts)
 
     def _judge(self, standing: Standing, found: _Measured) -> None:
         """Prefer the head alone to the ring of several that was *found*, if that is faster."""
