@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
@@ -359,7 +359,7 @@ ENOUGH: Final = 8
 than those of as many rows do."""
 
 
-def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
+def describe_paces(timings: Collection[StepTiming]) -> dict[str, Any]:
     """Of the steps with these *timings*, in microseconds: what each rank computes in a decode
     without guesses, by the number of its rows; what the head's second pass does in one of a single
     row; what each rank takes for a token of a prompt (median); and what a decode of one row takes
@@ -368,8 +368,9 @@ def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
     Figures of decodes are means over the same `usual` steps, so they add up to what those took."""
     decodes: dict[int, list[StepTiming]] = defaultdict(list)
     prefills: list[tuple[int, StepTiming]] = []  # with the number of tokens
+    world = max([len(timing.spent) for timing in timings], default=0)
     for timing in timings:
-        if not timing.spent or timing.parallel:
+        if timing.parallel or len(timing.spent) < max(1, world):  # a rank may leave its time out
             continue
         if isinstance(timing.work, Decode) and not timing.work.guessed:
             decodes[len(timing.uids)].append(timing)
@@ -404,7 +405,7 @@ def _mean(found: Sequence[float]) -> float:
 
 def _by_rank(found: list[StepTiming]) -> list[float]:
     """The mean of what each rank computed in the steps that were *found*."""
-    world = min([len(each.spent) for each in found])
+    world = len(found[0].spent)
     return [_mean([each.spent[rank].compute_us for each in found]) for rank in range(world)]
 
 
@@ -415,8 +416,7 @@ def _by_token(found: list[tuple[int, StepTiming]]) -> list[float]:
         return []
     most = max(count for count, _ in found)
     large = [(count, each) for count, each in found if 2 * count > most]
-    world = min(len(each.spent) for _, each in large)
     return [
-        statistics.median(each.spent[rank].compute_us / count for count, each in large)
-        for rank in range(world)
+        statistics.median([each.spent[rank].compute_us / count for count, each in large])
+        for rank in range(len(large[0][1].spent))
     ]
