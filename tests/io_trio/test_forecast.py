@@ -216,13 +216,6 @@ def test_a_rank_that_claims_more_than_a_step_took_does_not_make_time_run_backwar
     assert describe_paces([step] * 8)["away_us"] == 0
 
 
-def test_a_step_without_the_times_of_each_rank_does_not_count() -> None:
-    """A rank may leave its own out."""
-    full = [timing(Decode(0), 1, 100, 200)] * 8 + [timing(Prefill(1, 0, 100), 1, 2000, 3000)]
-    short = [timing(Decode(0), 4, 100)] * 8 + [timing(Prefill(1, 0, 100), 1, 2000)]
-    assert describe_paces([*short, *full]) == describe_paces(full)
-
-
 FAR = attrs.evolve(NETWORK, hop=0.01)
 """The ring of two takes 10 ms and two hops of 10 ms: 33.3 tokens/s. Alone a machine takes 10 ms and
 a turn: 83.3; 50 if that takes as long as a hop."""

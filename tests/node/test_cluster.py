@@ -221,6 +221,20 @@ def test_step_timings_tell_the_hop_from_the_work():
         assert timing.away_us == timing.total_us - 11 > 0
 
 
+def test_a_rank_that_leaves_times_out_of_its_answers_leaves_a_ring_that_knows_none():
+    """What compares the ranks takes each one's time, or none: the head, which then looks whether
+    tensor parallelism may be faster, goes on."""
+    cluster = Cluster(2, 1, strategy=Strategy.AUTO, splits=2)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.hosts["host1"].engine.timeless = True
+    for _ in range(2):
+        cluster.submit(Request((1, 2, 3), 40))
+        cluster.run_until(lambda: cluster.all_done)
+        cluster.run_for(30.0)
+    assert cluster.ready
+    assert {timing.spent for timing in cluster.timings} == {()}
+
+
 def test_only_the_head_takes_requests():
     cluster = Cluster(2, 1)
     cluster.run_until(lambda: cluster.ready)

@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from operator import attrgetter
 from pathlib import Path
@@ -359,7 +359,7 @@ ENOUGH: Final = 8
 than those of as many rows do."""
 
 
-def describe_paces(timings: Collection[StepTiming]) -> dict[str, Any]:
+def describe_paces(timings: Iterable[StepTiming]) -> dict[str, Any]:
     """Of the steps with these *timings*, in microseconds: what each rank computes in a decode
     without guesses, by the number of its rows; what the head's second pass does in one of a single
     row; what each rank takes for a token of a prompt (median); and what a decode of one row takes
@@ -368,9 +368,8 @@ def describe_paces(timings: Collection[StepTiming]) -> dict[str, Any]:
     Figures of decodes are means over the same `usual` steps, so they add up to what those took."""
     decodes: dict[int, list[StepTiming]] = defaultdict(list)
     prefills: list[tuple[int, StepTiming]] = []  # with the number of tokens
-    world = max([len(timing.spent) for timing in timings], default=0)
     for timing in timings:
-        if timing.parallel or len(timing.spent) < max(1, world):  # a rank may leave its time out
+        if not timing.spent or timing.parallel:
             continue
         if isinstance(timing.work, Decode) and not timing.work.guessed:
             decodes[len(timing.uids)].append(timing)

@@ -122,8 +122,8 @@ class Note:
 class StepTiming:
     """Where the time of step *n* went. The step did *work* for the rows *uids*. *total_us* is the
     time in microseconds from the head's order to its engine until the answer. *spent* has the time
-    of each rank that the step reached, in the order of the ring; *ring* has these ranks, where they
-    are not 0, 1 and so on.
+    of each rank, in the order of the ring, or nothing if one was left out; *ring* has these ranks,
+    where they are not 0, 1 and so on.
 
     In a ring of several ranks *closing* is the head's second pass: norm, output head and sampling.
     If *parallel*, all ranks worked at the same time.

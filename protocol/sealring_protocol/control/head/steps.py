@@ -340,6 +340,8 @@ class Steps:
         sent, work, uids = self._flights.pop(action.n)
         total = int((now - sent) * 1e6)
         spent, rest = action.spent[: self._world], action.spent[self._world :]
+        if len(spent) < self._world:  # a rank has left some out: nobody knows whose these are
+            spent = ()
         closing = rest[0] if rest else Spent()
         timing = StepTiming(action.n, work, uids, total, spent, closing, self.parallel)
         self._scheduler.took(timing)
