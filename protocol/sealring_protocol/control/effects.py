@@ -281,8 +281,8 @@ class Standing:
     do; *guess_seconds* is `StepTimes.of_guesses`. *ring* has the rank of each place of the ring, as
     far as this rank knows it, and *outside*, on the head, why it is without each other rank.
     *needs_all* is why the head waits for missing ranks and does not go on without them; empty if it
-    does not, or will.
-    *preference* is the smaller ring that the head prefers, or did until that failed.
+    does not, or will. *preference* is the smaller ring that the head prefers, or did until that
+    failed.
     """
 
     phase: Phase
