@@ -12,7 +12,7 @@ import trio.abc
 import trio.testing
 from sealring_protocol.diagnosis import DIAL_ADVICE
 from sealring_trio.errors import OperationError
-from sealring_trio.net.connecting import dial, listen_advice, open_listeners
+from sealring_trio.net.connecting import cannot_listen, dial, open_listeners
 
 
 class Deaf(trio.abc.HostnameResolver):
@@ -72,8 +72,8 @@ async def test_why_nobody_can_listen_there_is_told_with_what_mends_it() -> None:
         await open_listeners("203.0.113.7", port)
     assert raised.value.advice.startswith("This machine has no such address")
     assert "Stop what listens" not in raised.value.advice
-    denied = listen_advice(PermissionError(errno.EACCES, "Permission denied"), "Change it.")
-    assert denied.endswith("ports from 1024 on are free. Change it.")
+    denied = cannot_listen(PermissionError(errno.EACCES, "Permission denied"), "", 1, "Change it.")
+    assert denied.advice.endswith("ports from 1024 on are free. Change it.")
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,8 @@ from typing import Any, Final
 import attrs
 import trio
 from sealring_protocol.diagnosis import Cause
-from sealring_trio.errors import OperationError
 from sealring_trio.files.models import model_name
-from sealring_trio.net.connecting import listen_advice
+from sealring_trio.net.connecting import cannot_listen
 from sealring_trio.units import format_address, is_loopback, wall_ms
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -227,10 +226,8 @@ async def listen(host: str, port: int, purpose: str, key: str) -> list[trio.Sock
     try:
         listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     except OSError as error:
-        raise OperationError(
-            f"cannot listen at {format_address(host, port)} {purpose}: {error.strerror or error}",
-            listen_advice(error, f"Change '{key}' in the config."),
-        ) from None
+        change = f"Change '{key}' in the config."
+        raise cannot_listen(error, host, port, change, purpose) from None
     for listener in listeners:
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
             listener.socket.setsockopt(

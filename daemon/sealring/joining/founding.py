@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from sealring_protocol.security.roster import (
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import is_there, read_key, read_public_key
 from sealring_trio.files.rosters import RosterStore
-from sealring_trio.net.connecting import listen_advice
+from sealring_trio.net.connecting import check_port
 from sealring_trio.units import format_address, parse_address, wall_ms
 
 from sealring.files.cluster import keep_key, new_key, write_new, write_roster
@@ -165,29 +164,9 @@ def read_api(text: str) -> str:
     return format_address(*read_listen(text, DEFAULT_API_PORT))
 
 
-def check_port(address: tuple[str, int], purpose: str, advice: str) -> None:
-    """Raise `OperationError` with *purpose* and *advice* if this machine cannot listen at *address*
-    now."""
-    host, port = address
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((host, port))
-        except OSError as error:
-            raise OperationError(
-                f"cannot listen at {format_address(host, port)} {purpose}: "
-                f"{error.strerror or error}",
-                listen_advice(error, advice),
-            ) from None
-        except OverflowError as error:  # the port 65,536
-            raise OperationError(
-                f"cannot listen at {format_address(host, port)} {purpose}: {error}", advice
-            ) from None
-
-
 def check_listen(listen: tuple[str, int]) -> None:
     """Raise `OperationError` if a node cannot listen at *listen* now."""
-    check_port(listen, "for other machines", "Give another address: --listen HOST:PORT.")
+    check_port(*listen, "Give another address: --listen HOST:PORT.", "for other machines")
 
 
 def check_start(listen: tuple[str, int], api: str) -> None:
@@ -196,17 +175,15 @@ def check_start(listen: tuple[str, int], api: str) -> None:
     check_listen(listen)
     host, port = listen
     check_port(
-        (host, port + 1),
-        "for newcomers",
+        host,
+        port + 1,
         "It is the port after that of --listen. Give another address: --listen HOST:PORT, of "
         "which the next port is free too.",
+        "for newcomers",
     )
     if api != NO_API:
-        check_port(
-            parse_address(api),
-            "for the API",
-            "Give another address: --api HOST:PORT, or --api off.",
-        )
+        change = "Give another address: --api HOST:PORT, or --api off."
+        check_port(*parse_address(api), change, "for the API")
 
 
 def found(place: MemberFiles, settings: Settings) -> SignedRoster:

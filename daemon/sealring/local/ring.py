@@ -33,6 +33,7 @@ from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import public_path
 from sealring_trio.files.models import describe_model, model_name
+from sealring_trio.net.connecting import check_port
 from sealring_trio.processes.interpreter import run_module, signal_name
 from sealring_trio.units import format_address, wall_ms
 
@@ -218,7 +219,7 @@ def local_api(
     from sealring.local import client  # noqa: PLC0415 - a tenth of a second, for rings with an API
 
     check_ring(ranks, model)
-    port = check_port(port, host)
+    port = free_port(port, host)
     trust = None
     if certificate is not None:
         trust = client.trusting(certificate)
@@ -247,19 +248,11 @@ def check_ring(ranks: int, model: Path) -> None:
     check_text(model)
 
 
-def check_port(port: int, host: str = LOOPBACK) -> int:
+def free_port(port: int, host: str) -> int:
     """*port* if it is free at *host*, or a free one for 0. Raises `OperationError`."""
     if not port:
         return free_ports(1)[0]
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(address[:2], family=family).close()
-    except OSError as error:
-        raise OperationError(
-            f"cannot listen at {format_address(host, port)}: "
-            f"{str(error.strerror).partition(' (')[0]}",
-            "Choose another with --port or --host, or stop what listens there.",
-        ) from None
+    check_port(host, port, "Choose another with --port or --host.")
     return port
 
 

@@ -33,19 +33,37 @@ DIAL_TIMEOUT: Final = 5.0
 """Seconds that a name may take to be looked up, and then a connection to come up."""
 
 
-def listen_advice(error: OSError, change: str) -> str:
-    """What to do about *error*, with which this machine does not listen at an address. *change*, a
-    sentence, says where another one is given."""
-    match error.errno:
-        case errno.EADDRINUSE:
-            what = "Stop what listens there (this node, or another program)"
-            return f"{what}, or take another address. {change}"
-        case errno.EADDRNOTAVAIL:
-            return f"This machine has no such address (0.0.0.0 is all that it has). {change}"
-        case errno.EACCES | errno.EPERM:
-            return f"This user may not listen at that port; ports from 1024 on are free. {change}"
-        case _:
-            return change
+_LISTEN_ADVICE: Final = {
+    errno.EADDRINUSE: "Stop what listens there (this node, or another program), or take another "
+    "address. ",
+    errno.EADDRNOTAVAIL: "This machine has no such address (0.0.0.0 is all that it has). ",
+    errno.EACCES: "This user may not listen at that port; ports from 1024 on are free. ",
+    errno.EPERM: "This user may not listen at that port; ports from 1024 on are free. ",
+}
+
+
+def cannot_listen(
+    error: OSError | OverflowError, host: str, port: int, change: str, purpose: str = ""
+) -> OperationError:
+    """What to raise when this machine does not listen at *host* and *port*, for *purpose*, because
+    of *error*, which is an `OverflowError` for a port above 65,535. *change*, a sentence, says
+    where another address is given."""
+    advice, why = "", getattr(error, "strerror", None) or error
+    if isinstance(error, OSError):
+        advice = _LISTEN_ADVICE.get(error.errno or 0, "")
+    at = f"{format_address(host, port)} {purpose}".rstrip()
+    return OperationError(f"cannot listen at {at}: {why}", f"{advice}{change}")
+
+
+def check_port(host: str, port: int, change: str, purpose: str = "") -> None:
+    """Raise the error of `cannot_listen` if nothing could listen there now."""
+    try:
+        family, *_ = socket.getaddrinfo(host or None, 0, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise cannot_listen(error, host, port, change, purpose) from None
 
 
 class Lookups(trio.abc.HostnameResolver):
@@ -75,14 +93,11 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
     try:
         return list(await trio.open_tcp_listeners(port, host=host))
     except OSError as error:
-        raise OperationError(
-            f"cannot listen at {format_address(host, port)}: {error.strerror or error}",
-            listen_advice(
-                error,
-                "Change 'listen' in the config; where the port changes, also what the roster says: "
-                "sealring machines address.",
-            ),
-        ) from None
+        change = (
+            "Change 'listen' in the config; where the port changes, also what the roster says: "
+            "sealring machines address."
+        )
+        raise cannot_listen(error, host, port, change) from None
 
 
 async def accept(
