@@ -462,14 +462,12 @@ class _RingCollector(Collector):
 
     def _ranks(self) -> Iterable[Metric]:
         node = self._runtime.node
+        standing = node.standing()
         if node.rank == 0:
             inside = {(str(rank),): float(rank in node.ring) for rank in range(node.world)}
             yield _gauge("rank_in_ring", "1 if the rank is in the ring.", inside, ["rank"])
-            outside = node.standing().outside
-            spare = {
-                (str(rank),): float(rank in outside and outside[rank].chosen)
-                for rank in range(node.world)
-            }
+            chosen = {rank for rank, each in standing.outside.items() if each.chosen}
+            spare = {(str(rank),): float(rank in chosen) for rank in range(node.world)}
             yield _gauge(
                 "rank_spare",
                 "1 if the rank is there, and left out because the ring is faster without it.",
@@ -479,7 +477,7 @@ class _RingCollector(Collector):
         known = self._runtime.facts().progress
         shares = [
             known[rank].cache / ready.room
-            for rank, ready in self._runtime.node.standing().ready.items()
+            for rank, ready in standing.ready.items()
             if ready.room and rank in known
         ]
         yield _gauge(
