@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -184,8 +185,9 @@ def test_a_rank_is_started_again_until_its_config_is_wrong(cluster: Path) -> Non
 
 @pytest.mark.skipif(shutil.which("setsid") is None, reason="there is no setsid")
 def test_the_end_of_the_job_drains_a_rank_and_starts_no_other(cluster: Path) -> None:
-    job = start(cluster, "1", "stay")
-    (cluster / "ready").read_text()  # until the second node is up
+    with (cluster / "ready").open("r+b", buffering=0) as ready:
+        job = start(cluster, "1", "stay")
+        assert select.select([ready], [], [], 60)[0], "the second node is not up"
     own, step = map(int, (cluster / "groups_file").read_text().split())
     assert own != step, (
         "the node has the signal of its step, and that of its rank: it does not drain"
