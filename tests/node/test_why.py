@@ -620,5 +620,15 @@ def test_a_node_says_that_its_engine_tries_its_layers():
     assert "a GPU compiles kernels" in after.what
 
 
+def test_a_collective_that_takes_long_to_come_up_has_advice():
+    made = Ring(unloadable="no such tensor")
+    node = made.hosts["host1"].node
+    made.run_until(lambda: node.standing().phase is Phase.LOADING)
+    facts = node.facts(made.now)
+    facts = attrs.evolve(facts, standing=attrs.evolve(facts.standing, phase=Phase.JOINING))
+    late = obstacles(facts, made.now + 20.0)
+    assert [o.advice for o in late if o.cause is Cause.COLLECTIVE] == [ADVICE[Cause.COLLECTIVE]]
+
+
 def test_every_cause_has_advice_or_needs_none():
     assert ADVICE.keys() == set(Cause)
