@@ -15,6 +15,7 @@ was. Nothing here asks, reads or measures anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import le
 from typing import Final
 
 import attrs
@@ -282,7 +283,7 @@ class _Model:
 
         def caches(tokens: int) -> list[int]:
             return [
-                sum(cost.of(tokens) for cost in self.costs[of.start : of.stop]) // share
+                sum([cost.of(tokens) for cost in self.costs[of.start : of.stop]]) // share
                 for of in layers
             ]
 
@@ -297,11 +298,8 @@ class _Model:
                 layers=layers,
                 weights=weights,
                 caches=held,
-                fits=all(size <= room for size, room in zip(held, left, strict=True)),
-                longest=_longest(
-                    self.info.context,
-                    lambda n: all(c <= room for c, room in zip(caches(n), left, strict=True)),
-                ),
+                fits=all(map(le, held, left)),
+                longest=_longest(self.info.context, lambda n: all(map(le, caches(n), left))),
                 one=1 / times.token(),
                 many=times.streams(self.asked.streams),
                 first=times.first(PROMPT),
