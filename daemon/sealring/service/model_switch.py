@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import trio
@@ -59,7 +59,6 @@ class ModelSwitch:
         self._api: HeadApi | None = None
         self._setup: NodeSetup[Config] | None = None
         self._began = trio.Event()
-        self._answers: set[trio.CancelScope] = set()
         self._scope: trio.CancelScope | None = None  # of what is changed now
         self._ended = ""  # why the last life ended at once
         self._reread: Config | None = None  # the config's file, as it was read again last
@@ -81,8 +80,8 @@ class ModelSwitch:
 
     def over(self) -> None:
         """The present life is over, and nobody will answer what was asked in it."""
-        for scope in self._answers:
-            scope.cancel()
+        if self._requests is not None:
+            self._requests.over()
 
     def failed(self, errors: BaseExceptionGroup[UserError]) -> None:
         """The life that was next did not begin, because of *errors*."""
@@ -126,40 +125,25 @@ class ModelSwitch:
                 log.warning("changes of %s count from the node's next start", ", ".join(later))
         await api.reread(self.reread_into(setup.config))
 
-    async def answer(self, name: str, body: bytes, reply: Reply) -> None:
+    def answer(self, name: str, body: bytes, reply: Reply) -> Awaitable[None]:
         """Answer the request *name*. Raises `UserError` or `OperationError`."""
         if name == "use":
-            await self._use(read_fields(UseFields, body, "model use"), reply)
-        elif self._requests is None or self.leave.is_set():
+            return self._use(read_fields(UseFields, body, "model use"), reply)
+        if self._requests is None or self.leave.is_set():
             raise OperationError("this node is about to begin", "Ask again soon.")
-        else:
-            with self._living():
-                await self._requests.answer(name, body, reply)
+        return self._requests.answer(name, body, reply)
 
     def api(self) -> ASGIApp | None:
         """The app of the API that this life serves, if it serves one."""
-        app = None if self._api is None else self._api.app
-        if app is None:
+        app, requests = None if self._api is None else self._api.app, self._requests
+        if app is None or requests is None:
             return None
 
         async def living(scope: Scope, receive: Receive, send: Send) -> None:
-            with contextlib.suppress(OperationError), self._living():
+            with contextlib.suppress(OperationError), requests.living():
                 await app(scope, receive, send)
 
         return living
-
-    @contextlib.contextmanager
-    def _living(self) -> Iterator[None]:
-        """Lasts no longer than this life. Raises `OperationError` if the life ends before."""
-        scope = trio.CancelScope()
-        self._answers.add(scope)
-        try:
-            with scope:
-                yield
-        finally:
-            self._answers.discard(scope)
-        if scope.cancelled_caught:
-            raise OperationError("the node ended this, to stop or to change", "Ask again.")
 
     async def _use(self, asked: UseFields, reply: Reply) -> None:
         old, generator = self._setup, self._generator

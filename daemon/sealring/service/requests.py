@@ -11,8 +11,9 @@ is asked of, so `ModelSwitch` answers that, and `nearby` is for `Presence`.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import pydantic
@@ -131,46 +132,66 @@ def read_fields(kind: type[F], body: bytes, command: str) -> F:
 
 
 class Requests:
-    """Answers what the owner of one node asks."""
+    """Answers what the owner of one node asks, in one life of it."""
 
     def __init__(self, generator: Generator) -> None:
+        self._answers: set[trio.CancelScope] = set()
         self._generator = generator
         self._runtime = generator.runtime
 
     async def answer(self, name: str, body: bytes, reply: Reply) -> None:
         """Answer the request *name* by calls of *reply*. Raises `UserError` or `OperationError`."""
-        match name:
-            case "status":
-                generator = self._generator
-                await reply(
-                    describe_node(
-                        self._runtime, generator.model, generator.leaving, generator.choice
+        with self.living():
+            match name:
+                case "status":
+                    generator = self._generator
+                    await reply(
+                        describe_node(
+                            self._runtime, generator.model, generator.leaving, generator.choice
+                        )
                     )
-                )
-            case "generate":
-                asked = read_fields(GenerateFields, body, "generate")
-                self._check_head()
-                await self.generate(asked, reply)
-            case "verify":
-                rows = read_fields(VerifyFields, body, "verify")
-                self._check_head()
-                await Verification(self._generator, rows, reply).run()
-            case "profile":
-                await self._profile(reply)
-            case "end":
-                self._check_rank()
-                await self._generator.end(read_fields(_EndFields, body, "serve").line)
-            case "roster":
-                fields = read_fields(_RosterFields, body, "roster install")
-                await self._install(bytes.fromhex(fields.roster), reply)
-                roster = self._runtime.node.roster.roster
-                await reply({"event": "done", "serial": roster.serial})
-            case _:
-                raise UserError(
-                    f"the node does not know '{name}'",
-                    "It knows: accept, end, generate, invite, members, nearby, profile, refuse, "
-                    "roster, status, use, verify, waiting.",
-                )
+                case "generate":
+                    asked = read_fields(GenerateFields, body, "generate")
+                    self._check_head()
+                    await self.generate(asked, reply)
+                case "verify":
+                    rows = read_fields(VerifyFields, body, "verify")
+                    self._check_head()
+                    await Verification(self._generator, rows, reply).run()
+                case "profile":
+                    await self._profile(reply)
+                case "end":
+                    self._check_rank()
+                    await self._generator.end(read_fields(_EndFields, body, "serve").line)
+                case "roster":
+                    fields = read_fields(_RosterFields, body, "roster install")
+                    await self._install(bytes.fromhex(fields.roster), reply)
+                    roster = self._runtime.node.roster.roster
+                    await reply({"event": "done", "serial": roster.serial})
+                case _:
+                    raise UserError(
+                        f"the node does not know '{name}'",
+                        "It knows: accept, end, generate, invite, members, nearby, profile, "
+                        "refuse, roster, status, use, verify, waiting.",
+                    )
+
+    @contextlib.contextmanager
+    def living(self) -> Iterator[None]:
+        """Lasts no longer than this life. Raises `OperationError` if the life ends before."""
+        scope = trio.CancelScope()
+        self._answers.add(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._answers.discard(scope)
+        if scope.cancelled_caught:
+            raise OperationError("the node ended this, to stop or to change", "Ask again.")
+
+    def over(self) -> None:
+        """The life is over: nobody answers what was asked in it."""
+        for scope in self._answers:
+            scope.cancel()
 
     async def _profile(self, reply: Reply) -> None:
         """Report what passes this node, until the client leaves."""

@@ -125,15 +125,16 @@ async def _serve_owner(
     # A tenth of the node's start to import, and the engine starts meanwhile.
     from sealring.service.owner_api import OwnerApi, serve_owner  # noqa: PLC0415
 
-    async def answer(name: str, body: bytes, reply: Reply) -> None:
+    async def install(body: bytes, reply: Reply) -> None:
+        await door.settled()
+        await switch.answer("roster", body, reply)
+
+    def answer(name: str, body: bytes, reply: Reply) -> Awaitable[None]:
         if name in DOOR_REQUESTS:
-            await answer_at_door(door, name, body, reply)
-        elif name == "nearby":
-            await reply({"waiting": presence.waiting()})
-        else:
-            if name == "roster":
-                await door.settled()
-            await switch.answer(name, body, reply)
+            return answer_at_door(door, name, body, reply)
+        if name == "nearby":
+            return reply({"waiting": presence.waiting()})
+        return install(body, reply) if name == "roster" else switch.answer(name, body, reply)
 
     await serve_owner(listener, OwnerApi(answer, switch.api))
 
