@@ -707,7 +707,8 @@ class Node:
 
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
-        place, attendance = self._role.place(rank), self._role.attendance
+        place = rank if self._places is None else self._role.place(rank)
+        attendance = self._role.attendance
         if place is None:
             if not isinstance(message, Hello):
                 return []  # it has not heard yet that the ring goes on without it

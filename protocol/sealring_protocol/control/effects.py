@@ -137,17 +137,18 @@ class StepTiming:
     closing: Spent = attrs.field(factory=Spent)
     parallel: bool = False
     ring: tuple[int, ...] = ()
+    away_us: int = attrs.field(init=False)
+    """Microseconds on the network: no rank computed, queued or sealed the step."""
+
+    @away_us.default
+    def _away_us(self) -> int:
+        parts = [p.compute_us + p.wait_us + p.seal_us for p in (*self.spent, self.closing)]
+        return max(0, self.total_us - (max(parts) if self.parallel else sum(parts)))
 
     @property
     def by_rank(self) -> list[tuple[int, Spent]]:
         """Each of *spent* with its rank."""
         return list(zip(self.ring or range(len(self.spent)), self.spent, strict=False))
-
-    @property
-    def away_us(self) -> int:
-        """Microseconds on the network: no rank computed, queued or sealed the step."""
-        parts = [p.compute_us + p.wait_us + p.seal_us for p in (*self.spent, self.closing)]
-        return max(0, self.total_us - (max(parts) if self.parallel else sum(parts)))
 
 
 @attrs.frozen

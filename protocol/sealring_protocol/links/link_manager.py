@@ -235,6 +235,7 @@ class Connection:
     source: str  # where an incoming connection came from
     key: Key | None  # known for this node's dials, else once the peer is authenticated
     link: Link | None = None  # None until a dial is connected
+    driven: Link | None = None  # the link, unless that is lent
     up: bool = False
     lent: bool = False  # a tunnel that is up: its owner drives the link
     address: str = ""  # the address dialed
@@ -242,11 +243,6 @@ class Connection:
     took: float = 0.0  # the seconds until it was open
     proved: bool = False  # the peer proved itself at the address dialed
     probe: bool = False  # only of the address
-
-    @property
-    def driven(self) -> Link | None:
-        """The link, if the link manager drives it."""
-        return None if self.lent else self.link
 
     @property
     def dialed(self) -> bool:
@@ -378,7 +374,8 @@ class LinkManager:
         return self.current_roster.config.roster.roster.ranks[key[0]]
 
     def _find(self, rank: int, purpose: Purpose) -> Connection | None:
-        contact = self._dialer.up.get((self.member(rank).id, purpose))
+        members = self.current_roster.config.roster.roster.members
+        contact = self._dialer.up.get((members[rank].id, purpose))
         return None if contact is None else self._connections.get(contact.link)
 
     def _with(self, number: int, now: float, action: Callable[[Link], None]) -> None:
@@ -652,7 +649,7 @@ class LinkManager:
             self._down(self._connections[loser], LimitExceeded("newer ones needed its place"), now)
         link = Link.accept(self.config, self._admission, source, now, wall_ms, entropy)
         link.keepalive.progress = self._progress
-        self._connections[number] = Connection(number, source, None, link)
+        self._connections[number] = Connection(number, source, None, link, link)
         self._due_is_known = False
         return number
 
@@ -664,7 +661,9 @@ class LinkManager:
             return
         connection.took = now - connection.began
         peer, purpose = connection.key
-        connection.link = Link.dial(self.config, peer, purpose, now, wall_ms, entropy)
+        connection.link = connection.driven = Link.dial(
+            self.config, peer, purpose, now, wall_ms, entropy
+        )
         connection.link.keepalive.progress = self._progress
         self._with(number, now, lambda link: None)
 
@@ -857,7 +856,8 @@ class LinkManager:
         rank = self._rank(key)
         self._release_admission(connection)
         connection.up = True
-        connection.lent = key[1] is Purpose.TUNNEL
+        if key[1] is Purpose.TUNNEL:
+            connection.lent, connection.driven = True, None
         self._learn_patience(key[0], event.instance, link, now, lent=connection.lent)
         if not connection.dialed and not self._dialer.is_answered(key):
             for other in [c for c in self._connections.values() if c.key == key and c.dialed]:
