@@ -64,7 +64,7 @@ def compute(step, opener, sealer):
         return ()
     decode, (tensor,) = isinstance(work, m.Decode), step.tensors
     group = work.group if decode else seal.PREFILL_GROUP
-    rows = ledger.rows(group) if decode else (work.uid,)
+    rows = ledger.groups[group] if decode else (work.uid,)
     at, back = (seal.InnerContext(step.epoch, step.n, group, bound, rows) for bound in bounds[1:])
     data = array("f", (2 * element for element in array("f", opener.open(at, tensor)))).tobytes()
     return (sealer.seal(back, tensor.dtype, tensor.shape, data),) * decode

@@ -165,7 +165,7 @@ class Ring:
         self.ledger.apply(step)
         assert self.ledger.digest(step.n) == step.digest
         work = step.work
-        rows = self.ledger.rows(work.group) if isinstance(work, Decode) else ()
+        rows = self.ledger.groups.get(work.group, ()) if isinstance(work, Decode) else ()
         ids = tuple(2 + (step.n + at) % 9 for at in range(len(rows)))
         self.drawn[step.epoch, step.n] = ids
 

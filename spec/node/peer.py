@@ -136,7 +136,7 @@ class Place:
     def rows(self) -> tuple[int, ...]:
         match self.step.work:
             case Decode(group):
-                return self.ledger.rows(group)
+                return self.ledger.groups.get(group, ())
             case Prefill(uid):
                 return (uid,)
         raise AssertionError(self.step.work)

@@ -53,7 +53,7 @@ def test_a_row_from_open_to_evict():
     assert rows.private == {1: 5, 2: 0, 3: 0}
     change = rows.apply(step(join=(Join(1, 4), Join(3, 4)), work=Decode(4)))
     assert change.regroup == {4: Regroup(0, (), (1, 3))}
-    assert rows.rows(4) == (1, 3)
+    assert rows.groups[4] == (1, 3)
     assert (rows.length(1), rows.length(3), rows.length(2)) == (6, 1, 0)
     assert rows.holds(1)
     assert not rows.holds(9)
@@ -68,7 +68,7 @@ def test_survivors_keep_their_order_and_joiners_come_after_them():
     rows = ledger(OPENED, JOINED, step(open=(Open(4), Open(5))))
     change = rows.apply(step(evict=(2,), join=(Join(5, 0), Join(4, 0))))
     assert change.regroup == {0: Regroup(3, (0, 2), (5, 4))}
-    assert rows.rows(0) == (1, 3, 5, 4)
+    assert rows.groups[0] == (1, 3, 5, 4)
 
 
 def test_a_row_that_leaves_and_comes_back_in_one_step_is_a_joiner():

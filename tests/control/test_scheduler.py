@@ -276,7 +276,7 @@ def test_chunks_and_decodes_take_turns_and_a_short_prompt_overtakes():
     order = [kind.uid for kind in kinds if isinstance(kind, Prefill)]
     assert order.index(short) < 2
     assert order.count(long) >= 2
-    assert first in made.ledger.rows(0)
+    assert first in made.ledger.groups[0]
 
 
 def chunks_planned(made):

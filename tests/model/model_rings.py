@@ -238,7 +238,7 @@ class Ring:
             ids=tuple(self.last[uid] for uid in join),
             work=Decode(batch),
         )
-        for uid, token in zip(self.author.ledger.rows(batch), done.ids, strict=True):
+        for uid, token in zip(self.author.ledger.groups[batch], done.ids, strict=True):
             self.text[uid].append(token)
             self.last[uid] = token
         return done.ids

@@ -65,7 +65,7 @@ def serve(ring: Ring) -> None:
     pieces = ring.admit(PROMPT, chunk=7, **ROWS[0])
     ring.decode(join=[again, pieces], evict=uids[5:6])
     ring.decode()
-    ring.evict(*ring.author.ledger.rows(0))
+    ring.evict(*ring.author.ledger.groups[0])
 
 
 def told_of(ring: Ring) -> list[float]:

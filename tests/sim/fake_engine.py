@@ -389,7 +389,7 @@ class FakeEngine:
                 return [embed(token) for token in self._safe(ids[:count])]
             case Decode(group) as work:
                 assert len(ids) == work.guesses
-                uids = self.ledger.rows(group)
+                uids = self.ledger.groups.get(group, ())
                 if not work.on_guess:
                     assert not any({*uids} & {*p.uids} for p in self.pending.values())
                     ids = [*(self.last[uid] for uid in uids), *ids]
@@ -430,7 +430,7 @@ class FakeEngine:
         rank, world = self.order.rank, self.order.world
         decode = isinstance(step.work, Decode)
         if rank == 0 and decode:
-            uids = self.ledger.rows(step.work.group)
+            uids = self.ledger.groups.get(step.work.group, ())
             lengths = max(map(self.ledger.length, uids))
             guesses = step.ids[-step.work.ahead :] if step.work.ahead else ()
             self.pending[step.n] = Pending(uids, lengths - len(guesses), guesses)
@@ -511,7 +511,7 @@ class FakeEngine:
             case Prefill(uid):
                 return InnerContext(step.epoch, step.n, PREFILL_GROUP, boundary, (uid,))
             case Decode(group):
-                uids = self.ledger.rows(group)
+                uids = self.ledger.groups.get(group, ())
                 return InnerContext(step.epoch, step.n, 0, boundary, uids)
             case _:
                 raise AssertionError(step)

@@ -285,7 +285,7 @@ class Executor:
         for uid in {*gone} - {row.uid for row in step.open}:
             self._params.forget(uid)
         for batch in change.regroup:
-            if not self._ledger.rows(batch):
+            if batch not in self._ledger.groups:
                 self._sampler.forget_batch(batch)
         if self._first:
             for join, token in zip(step.join, step.ids, strict=False):
@@ -303,7 +303,7 @@ class Executor:
             mx.clear_cache()
 
     def _decode(self, step: Step, work: Decode) -> PendingAnswer:
-        batch, uids = work.group, self._ledger.rows(work.group)
+        batch, uids = work.group, self._ledger.groups[work.group]
         awaiting = self._forward.awaiting_logits.values()
         if not work.on_guess and any(state.batch == batch for state in awaiting):
             raise LedgerError(f"group {batch} decodes, and its last tokens have not come back")
@@ -316,7 +316,7 @@ class Executor:
         self._caches.reads(work)
         take, build = self._lookahead.take_decode, self._forward.build_decode
         built = None if due is None else take(due, build)
-        pending_answer = self._forward.decode(step, batch, received, built)
+        pending_answer = self._forward.decode(step, work, received, built)
         if due is not None:
             self._lookahead.decode_issued(due, step.n, built)
         if self._ledger.length(uids[0]) % _EVALUATE_EVERY == 0:
@@ -335,7 +335,7 @@ class Executor:
         unplaced = unplaced and given is not None
         if not self.builds_ahead or not (plain or unplaced):
             return None
-        place = self._ledger.length(self._ledger.rows(batch)[0]) - tokens
+        place = self._ledger.length(self._ledger.groups[batch][0]) - tokens
         return Due(batch, tokens, given, plain, unplaced, place, work.guessed > 0)
 
     def _close(self, done: StepDone) -> PendingAnswer:
@@ -376,7 +376,7 @@ class Executor:
             if held is None:
                 return
             opened = self._activation_seal.opening_ns
-            rows = self._ledger.rows(held.batch)
+            rows = self._ledger.groups.get(held.batch, ())
             contents = self._hidden_io.open(message, held.batch, rows, held.tokens)
             opening, begun = self._activation_seal.opening_ns - opened, time.perf_counter_ns()
             in_time = self._lookahead.fill_early(held, contents[0])

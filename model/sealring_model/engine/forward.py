@@ -191,15 +191,16 @@ class Forward:
         return Fingerprints(step.epoch, step.n, rows, tokens, received, given)
 
     def decode(
-        self, step: Step, batch: int, received: Received | None, built: BuiltDecode | None
+        self, step: Step, work: Decode, received: Received | None, built: BuiltDecode | None
     ) -> PendingAnswer:
-        """Launch the decode of *batch* on the *received* hidden states, which rank 0 has not; or
-        answer *built*, which was launched ahead."""
-        uids, ahead = self._ledger.rows(batch), _ahead(step)
+        """Launch *work*, which *step* has, on the *received* hidden states, which rank 0 has not;
+        or answer *built*, which was launched ahead."""
+        batch, ahead = work.group, work.ahead
+        uids = self._ledger.groups[batch]
         prints = None
         if built is None:
             if received is None:
-                inputs = [self._tokens(step, batch)]
+                inputs = [self._tokens(step, work)]
             else:
                 inputs = self._hidden_io.to_arrays(step, received, len(uids), 1 + ahead)
             outputs = self._stage.run(inputs, self._caches.batch(batch))
@@ -207,8 +208,7 @@ class Forward:
         if self._first:
             positions = tuple([self._ledger.length(uid) - ahead for uid in uids])
             guesses = step.ids[len(step.ids) - ahead :]
-            on_guess = _is_on_guess(step)
-            state = self._sampler.begin(batch, uids, positions, guesses, on_guess=on_guess)
+            state = self._sampler.begin(batch, uids, positions, guesses, on_guess=work.on_guess)
             if self._last:
                 return self._sample(step, state, outputs, prints)
             self.awaiting_logits[step.n] = state
@@ -231,17 +231,16 @@ class Forward:
         outputs = self._hidden_io.to_arrays(done, received, rows, tokens)
         return self._sample(done, state, outputs, None)
 
-    def _tokens(self, step: Step, batch: int) -> mx.array:
-        ahead = _ahead(step)
-        if _is_on_guess(step):
-            return mx.array([step.ids[-1 - ahead :]], mx.uint32)
-        last = self._sampled_last(batch)
-        if not ahead:
+    def _tokens(self, step: Step, work: Decode) -> mx.array:
+        if work.on_guess:
+            return mx.array([step.ids[-1 - work.ahead :]], mx.uint32)
+        last = self._sampled_last(work.group)
+        if not work.ahead:
             return last
-        return mx.concatenate([last, mx.array([step.ids[-ahead:]], mx.uint32)], axis=1)
+        return mx.concatenate([last, mx.array([step.ids[-work.ahead :]], mx.uint32)], axis=1)
 
     def _sampled_last(self, batch: int) -> mx.array:
-        return self._sampler.inputs(batch, self._ledger.rows(batch))[:, None]
+        return self._sampler.inputs(batch, self._ledger.groups.get(batch, ()))[:, None]
 
     @property
     def lacks_masks(self) -> bool:
@@ -278,7 +277,7 @@ class Forward:
         its first token is not known here."""
         ids = step.ids[len(step.ids) - work.guesses :]
         if not work.on_guess:
-            last = self._sampler.last_id(work.group, self._ledger.rows(work.group))
+            last = self._sampler.last_id(work.group, self._ledger.groups[work.group])
             if last is None:
                 return None
             ids = (last, *ids)
@@ -297,7 +296,8 @@ class Forward:
                 gate = self._device_io.inlet(self._dtype, (1, 1, 1))
                 inputs = mx.depends(inputs, gate.array)
         else:
-            inlet = self._hidden_io.inlet(self._stage.hop_in, len(self._ledger.rows(batch)))
+            rows = len(self._ledger.groups.get(batch, ()))
+            inlet = self._hidden_io.inlet(self._stage.hop_in, rows)
             inputs = inlet.array
         (output,) = self._stage.run([inputs], slots)
         outlet = self._device_io.outlet(output)
@@ -374,15 +374,6 @@ class Forward:
         # All members of a collective compute what one of them reports: their graphs must be equal.
         logprobs = (lambda: sampled.messages(message.n)) if self._reports_logprobs else tuple
         return _prefaced(PendingAnswer(sampled.arrays, answer, logprobs), prints)
-
-
-def _ahead(step: Step) -> int:
-    """How many guesses the decode *step* reads after its first token."""
-    return step.work.ahead if isinstance(step.work, Decode) else 0
-
-
-def _is_on_guess(step: Step) -> bool:
-    return isinstance(step.work, Decode) and step.work.on_guess
 
 
 def _prefaced(pending: PendingAnswer, prints: Fingerprints | None) -> PendingAnswer:

@@ -121,7 +121,7 @@ class CacheStore:
         copies = [0]
         for batch, regroup in change.regroup.items():
             whole = 0
-            for rows in (self._ledger.rows(batch), regroup.joined):
+            for rows in (self._ledger.groups.get(batch, ()), regroup.joined):
                 lengths = [self._ledger.length(uid) for uid in rows]
                 whole += len(rows) * cost.of(max(lengths, default=0))
             copies.append(whole)
@@ -155,7 +155,7 @@ class CacheStore:
             self._private[row.uid] = self._caches_for(row)
         for batch, regroup in change.regroup.items():
             self._regroup(batch, regroup)
-            if len(change.regroup) > 1 and self._ledger.rows(batch):
+            if len(change.regroup) > 1 and batch in self._ledger.groups:
                 mx.eval(arrays(self.batch(batch)))  # or all copies would exist at once
 
     def trim_windows(self, uid: int) -> None:

@@ -128,8 +128,8 @@ class Spec:
 
     def shape(self, rows: int, tokens: int) -> tuple[int, ...]:
         """Its shape for *tokens* tokens of each of *rows* rows."""
-        sizes = {Axis.ROWS: rows, Axis.TOKENS: tokens}
-        return tuple([sizes[dim] if isinstance(dim, Axis) else dim for dim in self.dims])
+        sizes: dict[Any, Any] = {Axis.ROWS: rows, Axis.TOKENS: tokens}
+        return tuple(map(sizes.get, self.dims, self.dims))
 
 
 class Axis(Enum):

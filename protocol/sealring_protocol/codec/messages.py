@@ -517,15 +517,16 @@ class Decode:
     group: int
     guessed: int = 0
     ahead: int = 0
+    on_guess: bool = attrs.field(init=False, repr=False, eq=False)
+    """Whether it reads a guess in place of the token drawn last."""
 
     def __attrs_post_init__(self) -> None:
         rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
         rule(self.guessed <= MAX_GUESSED, "more guesses than a row may have")
         rule(self.ahead <= self.guessed, "fewer guesses than it reads ahead")
 
-    @property
-    def on_guess(self) -> bool:
-        """Whether it reads a guess in place of the token drawn last."""
+    @on_guess.default
+    def _is_on_guess(self) -> bool:
         return self.guessed > self.ahead
 
     @property

@@ -102,7 +102,7 @@ def place(step: Step, ledger: Ledger, boundary: int) -> InnerContext:
     """Where the tensor of *step* belongs that crosses *boundary*."""
     match step.work:
         case Decode(group):
-            return InnerContext(step.epoch, step.n, group, boundary, ledger.rows(group))
+            return InnerContext(step.epoch, step.n, group, boundary, ledger.groups.get(group, ()))
         case Prefill(uid):
             return InnerContext(step.epoch, step.n, PREFILL_GROUP, boundary, (uid,))
         case NoWork():

@@ -93,12 +93,13 @@ class Ledger:
     epoch.
     """
 
-    __slots__ = ("_groups", "_guessed", "_lengths", "_private", "_scored", "_snaps")
+    __slots__ = ("_guessed", "_lengths", "_private", "_scored", "_snaps", "groups")
 
     def __init__(self) -> None:
         self._private: dict[int, int] = {}
         self._snaps: dict[int, int] = {}
-        self._groups: dict[int, tuple[int, ...]] = {}
+        self.groups: dict[int, tuple[int, ...]] = {}
+        """The rows of every group that has any, in order. To be read only."""
         self._lengths: dict[int, int] = {}
         self._guessed: dict[int, int] = {}  # of rows in groups: tokens at their ends
         self._scored = 0  # tokens that the last step scored
@@ -114,18 +115,9 @@ class Ledger:
         return dict(self._snaps)
 
     @property
-    def groups(self) -> dict[int, tuple[int, ...]]:
-        """The rows of every group that has any, in order. To be read only."""
-        return self._groups
-
-    @property
     def empty(self) -> bool:
         """True if it has no rows and no snapshots."""
-        return not (self._private or self._snaps or self._groups)
-
-    def rows(self, group: int) -> tuple[int, ...]:
-        """The rows of *group*, in order."""
-        return self._groups.get(group, ())
+        return not (self._private or self._snaps or self.groups)
 
     def length(self, uid: int) -> int:
         """Tokens in the cache of row *uid*."""
@@ -146,7 +138,7 @@ class Ledger:
         self._scored = 0
         match step.work:
             case Decode(group, guessed, ahead) as work:
-                rows = self._groups.get(group)
+                rows = self.groups.get(group)
                 if not rows:
                     raise RemoteProtocolError(
                         f"step {step.n} decodes group {group}, which is empty"
@@ -188,7 +180,7 @@ class Ledger:
     def _compose(self, step: Step) -> Change:
         taken_back = tuple(self._take_back(step.n, back) for back in step.back)
         saved = tuple(self._save(step.n, save) for save in step.save)
-        before = dict(self._groups)
+        before = dict(self.groups)
         touched: set[int] = set()
         for uid in step.evict:
             touched.add(self._evict(step.n, uid))
@@ -199,17 +191,17 @@ class Ledger:
             if join.uid not in self._private:
                 raise RemoteProtocolError(f"step {step.n} joins row {join.uid}, which is not open")
             self._lengths[join.uid] = self._private.pop(join.uid)
-            self._groups[join.group] = *self._groups.get(join.group, ()), join.uid
+            self.groups[join.group] = *self.groups.get(join.group, ()), join.uid
             joined.setdefault(join.group, []).append(join.uid)
         regroup = {
             group: self._regroup(before.get(group, ()), set(step.evict), joined.get(group, []))
             for group in sorted(touched | joined.keys())
         }
         if self._guessed:
-            for uid in [uid for group in regroup for uid in self._groups[group]]:
+            for uid in [uid for group in regroup for uid in self.groups[group]]:
                 self._guessed.pop(uid, None)
-        for group in [group for group, left in self._groups.items() if not left]:
-            del self._groups[group]
+        for group in [group for group, left in self.groups.items() if not left]:
+            del self.groups[group]
         return Change(taken_back, saved, rows, snaps, step.open, regroup)
 
     def _take_back(self, n: int, back: TakeBack) -> TakenBack:
@@ -222,7 +214,7 @@ class Ledger:
         self._guessed[uid] -= count
         if not self._guessed[uid]:
             del self._guessed[uid]
-        group = next(group for group, rows in self._groups.items() if uid in rows)
+        group = next(group for group, rows in self.groups.items() if uid in rows)
         return TakenBack(uid, group, count, self._lengths[uid])
 
     def _save(self, n: int, save: Save) -> Saved:
@@ -234,13 +226,13 @@ class Ledger:
         length = self._snaps[save.handle] = self.length(save.uid)
         if save.uid in self._private:
             return Saved(save.uid, save.handle, length)
-        group, rows = next(item for item in self._groups.items() if save.uid in item[1])
+        group, rows = next(item for item in self.groups.items() if save.uid in item[1])
         return Saved(save.uid, save.handle, length, group, rows.index(save.uid))
 
     def _evict(self, n: int, uid: int) -> int:
-        for group, rows in self._groups.items():
+        for group, rows in self.groups.items():
             if uid in rows:
-                self._groups[group] = tuple(other for other in rows if other != uid)
+                self.groups[group] = tuple(other for other in rows if other != uid)
                 del self._lengths[uid]
                 self._guessed.pop(uid, None)
                 return group
@@ -285,13 +277,13 @@ class Ledger:
 
     def digest(self, n: int) -> bytes:
         """16 bytes that two ledgers share exactly when they hold the same after step *n*."""
-        counts = len(self._private), len(self._snaps), len(self._groups)
+        counts = len(self._private), len(self._snaps), len(self.groups)
         parts = [_COUNTS.pack(n, self._scored, *counts)]
         for cache in (self._private, self._snaps):
             for number in sorted(cache):
                 parts.append(_PAIR.pack(number, cache[number]))
-        for group in sorted(self._groups):
-            rows = self._groups[group]
+        for group in sorted(self.groups):
+            rows = self.groups[group]
             parts.append(_GROUP.pack(group, len(rows)))
             for uid in rows:
                 parts.append(_ROW.pack(uid, self._lengths[uid], self._guessed.get(uid, 0)))

@@ -617,7 +617,8 @@ class RunningRows:
 
     def stays(self, row: LiveRow) -> bool:
         """True if *row* is in its group and the next step does not evict it."""
-        return row.uid in self.ledger.rows(row.group) and row.uid not in self.leaving
+        group = self.ledger.groups.get(row.group, ())
+        return row.uid in group and row.uid not in self.leaving
 
     def _keep(self, row: LiveRow) -> None:
         """Snapshot *row* before it leaves, if it is in a group. Those with scores use none."""
@@ -678,7 +679,7 @@ class RunningRows:
 
     def staying(self, group: int) -> int:
         """The number of rows of *group* that the next step does not evict."""
-        rows = self.ledger.rows(group)
+        rows = self.ledger.groups.get(group, ())
         return sum(uid not in self.leaving for uid in rows) if self.leaving else len(rows)
 
     def carried_out(self, step: Step) -> None:

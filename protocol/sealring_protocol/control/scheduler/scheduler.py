@@ -132,7 +132,7 @@ class Guessing:
     def waits(self, group: int) -> bool:
         """Whether the next decode of *group* waits for the tokens of the one in flight: that has
         read guesses ahead, or the next one is to read some after it."""
-        for uid in self._running.ledger.rows(group):
+        for uid in self._running.ledger.groups.get(group, ()):
             if (each := self._running.rows.get(uid)) is not None and each.guesses.ahead:
                 return True
         row = self._alone(group)
@@ -164,7 +164,7 @@ class Guessing:
 
     def _alone(self, group: int) -> LiveRow | None:
         """The row that is alone in *group*, if there is one, and nobody is about to join it."""
-        rows = self._running.ledger.rows(group)
+        rows = self._running.ledger.groups.get(group, ())
         single = len(rows) == 1 and not (self._running.reading and self._running.joiners(group))
         return self._running.rows.get(rows[0]) if single else None
 
@@ -477,7 +477,7 @@ class StepMaker:
         running = self._running
         match work:
             case Decode(group, _, ahead) as decode:
-                uids, drawn = running.ledger.rows(group), list[int]()
+                uids, drawn = running.ledger.groups[group], list[int]()
                 self.decoded[group] = self.n
                 for uid in uids:
                     row = running.rows[uid]
