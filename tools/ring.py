@@ -3,10 +3,12 @@
 ``python -m tools.ring``              this checkout
 ``python -m tools.ring CHECKOUT``     another one, older or newer
 ``python -m tools.ring --files``      and which files a token passes
+``python -m tools.ring --http``       asked over HTTP, where else the owner's socket is
 
 It runs the checkout's `sealring demo` twice, for few tokens and for many, with a probe in its nodes
-and engines (`tools/probe`). What the longer run has more, divided by the tokens that it has more,
-is what a steady token costs: starting, prefill and the end are in both. A function that runs less
+and engines (`tools/probe`); or, over HTTP, its `sealring serve` and `sealring run`. What the longer
+run has more, divided by the tokens that it has more, is what a steady token costs: starting,
+prefill and the end are in both. A function that runs less
 than once in two tokens, for a ping or a timer, is left out.
 
     calls     of Python functions of the checkout's own; a generator counts each time it goes on
@@ -27,12 +29,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from sealring_model.tiny import DEFAULT_PROMPT
 
 from tools.arguments import about_a_checkout
 
@@ -48,8 +56,9 @@ Counts = dict[str, Counter[str]]
 """How often what happened, by process."""
 
 
-def ran(checkout: Path, tokens: int) -> Counts:
-    """What the nodes and engines of a demo of *tokens* tokens did."""
+def ran(checkout: Path, tokens: int, *, http: bool) -> Counts:
+    """What the nodes and engines of a demo did that was asked for *tokens* tokens, or of a ring
+    that was asked over *http*."""
     command = "sealring" if (checkout / "daemon").is_dir() else "sealring_trio"  # an older one
     with tempfile.TemporaryDirectory() as folder:
         packages = [str(checkout / name) for name in PACKAGES]
@@ -59,24 +68,55 @@ def ran(checkout: Path, tokens: int) -> Counts:
             "SEALRING_COUNT_ROOT": str(checkout),
             "SEALRING_COUNT_FOLDER": folder,
         }
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", command, "demo", "--json", "--max-tokens", str(tokens)],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise SystemExit(
-                f"the demo took longer than {TIME_LIMIT} s: is the machine busy?"
-            ) from None
-        if done.returncode:
-            raise SystemExit(f"the demo ended with {done.returncode}:\n{done.stderr}")
+
+        def run(*words: str) -> None:
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", command, *words, "--max-tokens", str(tokens)],
+                    cwd=folder,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=TIME_LIMIT,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise SystemExit(
+                    f"'{words[0]}' took longer than {TIME_LIMIT} s: is the machine busy?"
+                ) from None
+            if done.returncode:
+                raise SystemExit(f"'{words[0]}' ended with {done.returncode}:\n{done.stderr}")
+
+        if http:
+            with serving([sys.executable, "-m", command], folder, environment) as url:
+                run("run", "tiny", DEFAULT_PROMPT, "--temperature", "0", "--url", url)
+        else:
+            run("demo", "--json")
         said = {path.name: json.loads(path.read_text()) for path in Path(folder).glob("[0-9]*")}
         return {_name(each, said): Counter(each["counts"]) for each in said.values()}
+
+
+@contextmanager
+def serving(command: list[str], folder: str, environment: dict[str, str]) -> Iterator[str]:
+    """The URL of a ring that `serve` of *command* runs until the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = Path(folder, "log")
+    with log.open("wb") as file:
+        ring = subprocess.Popen(
+            [*command, "serve", "--port", str(port)],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=file,
+        )
+    with ring:
+        try:
+            if ring.stdout is None or not ring.stdout.readline():
+                raise SystemExit(f"'serve' ended:\n{log.read_text()}")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            ring.send_signal(signal.SIGINT)
 
 
 def _name(process: dict[str, Any], others: dict[str, Any]) -> str:
@@ -130,11 +170,13 @@ def main() -> int:
     parser = about_a_checkout("tools.ring", __doc__)
     parser.add_argument("--files", action="store_true", help="print every file, too")
     parser.add_argument("--functions", action="store_true", help="print every function, too")
+    parser.add_argument("--http", action="store_true", help="ask over HTTP")
     asked = parser.parse_args()
     checkout = asked.checkout.resolve()
     if not (checkout / "io_trio" / "sealring_trio").is_dir():
         parser.error(f"{asked.checkout} is no checkout of sealring")
-    by_process = steady(ran(checkout, FEW), ran(checkout, MANY))
+    few, many = (ran(checkout, tokens, http=asked.http) for tokens in (FEW, MANY))
+    by_process = steady(few, many)
     whole: Counter[str] = Counter()
     for each in by_process.values():
         whole.update(each)
