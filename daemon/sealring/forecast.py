@@ -277,9 +277,9 @@ class _Model:
         ranks = range(plan.world)
         tensor = plan.strategy is Strategy.TENSOR
         share = plan.world if tensor else 1
-        weights = tuple(plan.split.weights[0 if tensor else rank] for rank in ranks)
+        weights = tuple([plan.split.weights[0 if tensor else rank] for rank in ranks])
         left = [each.room - held for each, held in zip(machines, weights, strict=True)]
-        layers = tuple(plan.layers(rank) for rank in ranks)
+        layers = tuple([plan.layers(rank) for rank in ranks])
 
         def caches(tokens: int) -> list[int]:
             return [
@@ -294,7 +294,7 @@ class _Model:
             Forecast(
                 name=_name(plan, machines),
                 strategy=plan.strategy.value,
-                machines=tuple(each.name for each in machines),
+                machines=tuple([each.name for each in machines]),
                 layers=layers,
                 weights=weights,
                 caches=held,

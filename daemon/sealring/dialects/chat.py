@@ -52,6 +52,12 @@ class ChunkShape(Shape):
 
     _about: About
     _asked: Sampled
+    _counts: bool = attrs.field(init=False)
+    _counts_in_chunks: bool = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._counts = self._asked.wants_usage
+        self._counts_in_chunks = self._asked.counts_in_chunks
 
     @property
     def keeps(self) -> bool:
@@ -85,7 +91,7 @@ class ChunkShape(Shape):
         for left, (tokens, scores) in zip(reversed(range(len(parts))), parts, strict=True):
             finish = None if left else delta.finish
             more = () if scores is None else (scores,)
-            counts = usage(self._about.trace) if self._asked.counts_in_chunks else None
+            counts = usage(self._about.trace) if self._counts_in_chunks else None
             part = Delta(delta.index, said, tokens or (), finish=finish, scores=more)
             yield self._chunk([self._choice(part)], counts)
             said = ()
@@ -96,7 +102,7 @@ class ChunkShape(Shape):
 
     def closing(self, trace: Trace) -> bytes:
         """The counts if they were asked for, and the end."""
-        last = event(self._chunk([], usage(trace))) if self._asked.wants_usage else b""
+        last = event(self._chunk([], usage(trace))) if self._counts else b""
         return last + _DONE
 
     def failure(self, error: ApiError) -> bytes:
@@ -117,7 +123,7 @@ class ChunkShape(Shape):
     def _chunk(self, choices: list[dict[str, Any]], counts: Any = None) -> dict[str, Any]:
         """The body of an event, with the token *counts* if usage is asked for."""
         body = {**self._around(self.chunk_kind), "choices": choices}
-        return {**body, "usage": counts} if self._asked.wants_usage else body
+        return {**body, "usage": counts} if self._counts else body
 
     def _around(self, kind: str) -> dict[str, Any]:
         return {

@@ -34,6 +34,10 @@ MAX_BODIES: Final = 128 << 20
 BODY_SECONDS: Final = 30.0
 """Seconds that a body may take to arrive."""
 
+LARGE: Final = 64 << 10
+"""Bytes from which what a request holds counts. Small ones are bounded by the connections, and are
+never refused for what others hold."""
+
 DISCARD_SECONDS: Final = 5.0
 MAX_DISCARD: Final = 128 << 20
 """Most bytes of a body beyond the limit that are read and thrown away."""
@@ -157,6 +161,33 @@ async def attended(receive: Receive, work: Callable[[], Awaitable[T]]) -> T:
     if not (given := await beside(work, leave)):
         raise ClientGone
     return given[0]
+
+
+@attrs.define
+class HeldBytes:
+    """What one request of *owner* holds of the *budget*. It may grow until the request is over."""
+
+    _budget: SharedBudget
+    _owner: str
+    _size: int = 0
+    _taken: int = 0
+
+    def grow(self, size: int) -> None:
+        """Hold *size* bytes more; fewer if it is below 0. Raises `ApiError` if it would be too
+        many."""
+        self._size += size
+        if self._size < LARGE or self._size <= self._taken:
+            return
+        if not self._budget.take(self._owner, self._size - self._taken):
+            text = "The requests under way, and answers that their clients do not take, are large."
+            raise unavailable(text, "overloaded")
+        self._taken = self._size
+
+    def end(self) -> None:
+        """Hold nothing any more."""
+        if self._taken:
+            self._budget.give_back(self._owner, self._taken)
+        self._size = self._taken = 0
 
 
 @attrs.define(eq=False)

@@ -51,9 +51,9 @@ from sealring.dialects.responses import ResponseShape, Wanted
 from sealring.dialects.schema import ChatOptions, CompletionOptions
 from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.trace import Trace
-from sealring.http.bodies import ClientGone, EventStream, attended, beside
+from sealring.http.bodies import ClientGone, EventStream, HeldBytes, attended, beside
 from sealring.http.gate import Caller
-from sealring.http.head import ApiHead, HeldBytes
+from sealring.http.head import ApiHead
 from sealring.http.kept import Kept, ResponseStore, earlier
 from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
 

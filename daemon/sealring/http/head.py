@@ -22,7 +22,7 @@ from sealring_trio.units import is_loopback
 from sealring.dialects.errors import unavailable
 from sealring.files.config import Config
 from sealring.generation.generation import Generator
-from sealring.http.bodies import Bodies
+from sealring.http.bodies import Bodies, HeldBytes
 from sealring.http.kept import ResponseStore
 from sealring.http.keys import ApiKeys
 from sealring.http.metrics import History, Metrics
@@ -33,10 +33,6 @@ MAX_HELD: Final = 256 << 20
 """Bytes of texts that requests under way have for their answers, of their prompts as token ids, of
 answers that are being made, and of those that wait for their clients. One caller has half at
 most."""
-
-LARGE: Final = 64 << 10
-"""Bytes from which they count. Small ones are bounded by the connections, and are never refused for
-what others hold."""
 
 _RECENT = 32
 _LONGEST_RETRY = 30
@@ -53,33 +49,6 @@ class Newcomers:
 
 NO_NEWCOMERS: Final = Newcomers(list, trio.Event)
 """Those of a node without a door."""
-
-
-@attrs.define
-class HeldBytes:
-    """What one request of *owner* holds of the *budget*. It may grow until the request is over."""
-
-    _budget: SharedBudget
-    _owner: str
-    _size: int = 0
-    _taken: int = 0
-
-    def grow(self, size: int) -> None:
-        """Hold *size* bytes more; fewer if it is below 0. Raises `ApiError` if it would be too
-        many."""
-        self._size += size
-        if self._size < LARGE or self._size <= self._taken:
-            return
-        if not self._budget.take(self._owner, self._size - self._taken):
-            text = "The requests under way, and answers that their clients do not take, are large."
-            raise unavailable(text, "overloaded")
-        self._taken = self._size
-
-    def end(self) -> None:
-        """Hold nothing any more."""
-        if self._taken:
-            self._budget.give_back(self._owner, self._taken)
-        self._size = self._taken = 0
 
 
 @attrs.define
