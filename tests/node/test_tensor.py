@@ -5,9 +5,10 @@ from __future__ import annotations
 import attrs
 import pytest
 from sealring_protocol.codec.messages import Decode, Row, Step, StepDone
-from sealring_protocol.control.head.trial import ENOUGH, IDLE_SECONDS
+from sealring_protocol.control.head.trial import IDLE_SECONDS
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.control.scheduler.times import ENOUGH
 from sealring_protocol.security.roster import sign_roster
 
 from tests.sim.brains import AlwaysPay

@@ -23,7 +23,7 @@ from typing import Final
 import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import Logprobs, RowOver
-from sealring_protocol.codec.messages import NO_EPOCH, Epoch, Row
+from sealring_protocol.codec.messages import NO_EPOCH, NO_LOGPROBS, Epoch, Row
 from sealring_protocol.control.scheduler.guesses import right_ones
 from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 
@@ -128,7 +128,8 @@ class Sampler:
         adjusted = logits if processor is None else processor.apply(logits)
         tokens = sample(_masked(adjusted, state), state.rows, state.positions)
         after = None if processor is None else processor.after(tokens)
-        logprobs = logprobs_of(logits, state.rows, tokens)
+        wanted = {row.logprobs for row in state.rows} != {NO_LOGPROBS}
+        logprobs = logprobs_of(logits, state.rows, tokens) if wanted else None
         return self._ended(state, tokens, tokens, after, logprobs)
 
     def _end_ahead(

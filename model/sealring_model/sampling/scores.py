@@ -27,12 +27,10 @@ SLICE: Final = 32 << 20
 """Bytes of the logits of one slice, in f32. What is computed of them takes a few times as much."""
 
 
-def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> LogprobArrays | None:
-    """Log probabilities of *tokens*, sampled from *logits* ``(rows, vocabulary)``; None if none of
-    *rows* asks for them."""
+def logprobs_of(logits: mx.array, rows: Sequence[Row], tokens: mx.array) -> LogprobArrays:
+    """Log probabilities of *tokens*, sampled from *logits* ``(rows, vocabulary)``, for those of
+    *rows* that ask for them: one at least."""
     places = [at for at, row in enumerate(rows) if row.logprobs != NO_LOGPROBS]
-    if not places:
-        return None
     chosen = tuple(rows[at] for at in places)
     where = mx.array(places)
     exact = logits[where].astype(mx.float32)

@@ -50,7 +50,7 @@ from sealring_protocol.control.effects import (
     Want,
 )
 from sealring_protocol.control.epoch.engine import RankEngine
-from sealring_protocol.control.head.trial import PipelineToken, TensorTrial
+from sealring_protocol.control.head.trial import TensorTrial, why_no_tensor
 from sealring_protocol.control.membership import Membership, MembershipState
 from sealring_protocol.control.plan import (
     HeadConfig,
@@ -63,6 +63,7 @@ from sealring_protocol.control.plan import (
     make_plan,
     verdict,
 )
+from sealring_protocol.control.scheduler.times import PipelineToken
 from sealring_protocol.errors import CloseCode, LocalProtocolError
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.words import RING_CHANGED
@@ -463,7 +464,8 @@ class Epochs:
         if info is None or plan is None:
             return []
         layers = [len(plan.layers(rank)) for rank in range(self._world)]
-        against = token.why_no_tensor(layers, sealed=not self._asked.collectives.trusted)
+        sealed = not self._asked.collectives.trusted
+        against = why_no_tensor(token.known(), layers, sealed=sealed)
         asked = attrs.evolve(self._asked, against=against)
         next_plan = make_plan(asked, info, self._rooms, self._ranks)
         if next_plan.strategy is Strategy.TENSOR:

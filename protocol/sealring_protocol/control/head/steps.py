@@ -48,9 +48,9 @@ from sealring_protocol.control.effects import (
 from sealring_protocol.control.epoch import pipeline
 from sealring_protocol.control.epoch.tensor import StepDeadline, StepDeadlineRule, TensorLeader
 from sealring_protocol.control.head.epochs import EffectsAndLoss
-from sealring_protocol.control.head.trial import PipelineToken
 from sealring_protocol.control.requests import RequestDone
 from sealring_protocol.control.scheduler.scheduler import Scheduler
+from sealring_protocol.control.scheduler.times import PipelineToken
 from sealring_protocol.errors import CloseCode, RemoteProtocolError
 from sealring_protocol.limits import MAX_STEPS_WAITING
 from sealring_protocol.security.roles import Purpose

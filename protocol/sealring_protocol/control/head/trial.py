@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import enum
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from sealring_protocol.codec.messages import Decode, FailureKind
+from sealring_protocol.codec.messages import FailureKind
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.plan import CLEARLY
+from sealring_protocol.control.scheduler.times import PipelineToken
 from sealring_protocol.limits import PING_TIMEOUT
 from sealring_protocol.table import Machine, Table
 
@@ -38,14 +38,8 @@ IDLE_SECONDS: Final = 5.0
 LONGEST_IDLE: Final = 600.0
 """The same, at most."""
 
-ENOUGH: Final = 8
-"""Decodes of one row whose times are needed."""
-
 UNTRIED: Final = "it is tried once some tokens have been timed, and the ring is idle"
 """Why there is none at first."""
-
-_KEPT: Final = 64
-"""Decodes whose times count: the latest."""
 
 LEAST_SUM: Final = 0.2
 """The least part of a hop that a sealed sum takes. Either passes two nodes and two engines, a sum
@@ -53,58 +47,27 @@ without their event loops: on loopback 0.23 ms and more, where a hop takes 1.2 m
 network, the nearer a sum comes to two hops."""
 
 
-class PipelineToken:
-    """What a token of one stream takes in the pipeline of the present epoch, by its latest decodes
-    of one row without guesses."""
-
-    __slots__ = ("_decodes", "_news", "last")
-
-    def __init__(self) -> None:
-        self._decodes: deque[StepTiming] = deque(maxlen=_KEPT)
-        self._news = False
-        self.last = -math.inf
-        """When a step was last answered, in monotonic seconds."""
-
-    def begin(self) -> None:
-        """An epoch begins: the ranks may have other layers now."""
-        self._decodes.clear()
-        self._news = False
-
-    def took(self, timing: StepTiming, now: float) -> None:
-        """A step was answered, as *timing* says."""
-        self.last = now
-        work = timing.work
-        plain = isinstance(work, Decode) and not work.guessed and timing.spent
-        if plain and len(timing.uids) == 1 and not timing.parallel:
-            self._decodes.append(timing)
-            self._news = True
-
-    @property
-    def is_news(self) -> bool:
-        """Enough is known, and more than when `why_no_tensor` was last asked."""
-        return self._news and len(self._decodes) >= ENOUGH
-
-    def why_no_tensor(self, layers: Sequence[int], *, sealed: bool) -> str:
-        """Why tensor parallelism cannot be clearly faster than this pipeline, whose ranks have so
-        many *layers*; empty if it may be. Sums that are not *sealed* may take no time at all."""
-        self._news = False
-        world, decodes = len(layers), self._decodes
-        paces = [
-            _median(each.spent[rank].compute_us for each in decodes) / count
-            for rank, count in enumerate(layers)
-        ]
-        closing = _median(each.closing.compute_us for each in decodes)
-        token = _median(each.total_us for each in decodes)
-        hop = _median(each.away_us for each in decodes) / world
-        sums, one = 2 * sum(layers) + 1, LEAST_SUM * hop * sealed
-        least = (max(paces) * sum(layers) + closing) / world + sums * one
-        if least <= CLEARLY * token:
-            return ""
-        return (
-            f"it cannot be clearly faster: a token takes {token / 1000:.2f} ms, measured; "
-            f"an equal share of the computing and {sums} sums of {one / 1000:.2f} ms at least "
-            f"would take {least / 1000:.2f} ms"
-        )
+def why_no_tensor(decodes: Sequence[StepTiming], layers: Sequence[int], *, sealed: bool) -> str:
+    """Why tensor parallelism cannot be clearly faster than the pipeline of these *decodes*, whose
+    ranks have so many *layers*; empty if it may be. Sums that are not *sealed* may take no time at
+    all."""
+    world = len(layers)
+    paces = [
+        _median(each.spent[rank].compute_us for each in decodes) / count
+        for rank, count in enumerate(layers)
+    ]
+    closing = _median(each.closing.compute_us for each in decodes)
+    token = _median(each.total_us for each in decodes)
+    hop = _median(each.away_us for each in decodes) / world
+    sums, one = 2 * sum(layers) + 1, LEAST_SUM * hop * sealed
+    least = (max(paces) * sum(layers) + closing) / world + sums * one
+    if least <= CLEARLY * token:
+        return ""
+    return (
+        f"it cannot be clearly faster: a token takes {token / 1000:.2f} ms, measured; "
+        f"an equal share of the computing and {sums} sums of {one / 1000:.2f} ms at least "
+        f"would take {least / 1000:.2f} ms"
+    )
 
 
 def _median(found: Iterable[int]) -> int:

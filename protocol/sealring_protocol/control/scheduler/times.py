@@ -1,4 +1,5 @@
-"""What steps take in this ring: the times that the scheduler decides by.
+"""What steps take in this ring: the times that the scheduler decides by, and the trial of tensor
+parallelism (`head.trial`).
 
 The head sees when a step is answered, and each rank reports what the step took it. From that
 `StepTimes` learns a mean for each `Kind` of decode, and for chunks of prompts, which may have any
@@ -10,11 +11,12 @@ not known is estimated from what is, and tried if it promises to be faster by `G
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from sealring_protocol.codec.messages import Prefill
+from sealring_protocol.codec.messages import Decode, Prefill
 from sealring_protocol.control.effects import StepTiming
 
 GAIN: Final = 1.05
@@ -240,6 +242,50 @@ class StepTimes:
             name = "ahead" if ahead and after is After.PLAIN else after.value
             found[f"{name} {ahead}" if ahead else name] = self.known[after, ahead]
         return found
+
+
+_KEPT: Final = 64
+"""Decodes whose times count: the latest."""
+
+ENOUGH: Final = 8
+"""Decodes of one row whose times are needed."""
+
+
+class PipelineToken:
+    """What a token of one stream takes in the pipeline of the present epoch, by its latest decodes
+    of one row without guesses."""
+
+    __slots__ = ("_decodes", "_news", "last")
+
+    def __init__(self) -> None:
+        self._decodes: deque[StepTiming] = deque(maxlen=_KEPT)
+        self._news = False
+        self.last = -math.inf
+        """When a step was last answered, in monotonic seconds."""
+
+    def begin(self) -> None:
+        """An epoch begins: the ranks may have other layers now."""
+        self._decodes.clear()
+        self._news = False
+
+    def took(self, timing: StepTiming, now: float) -> None:
+        """A step was answered, as *timing* says."""
+        self.last = now
+        work = timing.work
+        plain = isinstance(work, Decode) and not work.guessed and timing.spent
+        if plain and len(timing.uids) == 1 and not timing.parallel:
+            self._decodes.append(timing)
+            self._news = True
+
+    @property
+    def is_news(self) -> bool:
+        """Enough is known, and more than when it was last `known`."""
+        return self._news and len(self._decodes) >= ENOUGH
+
+    def known(self) -> Sequence[StepTiming]:
+        """The decodes that are known."""
+        self._news = False
+        return self._decodes
 
 
 # While rows decode, their tokens may come late by a bound, and a rank does steps in order: a
