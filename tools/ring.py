@@ -92,7 +92,8 @@ def ran(checkout: Path, tokens: int, *, http: bool) -> Counts:
                 run("run", "tiny", DEFAULT_PROMPT, "--temperature", "0", "--url", url)
         else:
             run("demo", "--json")
-        said = {path.name: json.loads(path.read_text()) for path in Path(folder).glob("[0-9]*")}
+        whole = [path for path in Path(folder).glob("[0-9]*") if not path.suffix]
+        said = {path.name: json.loads(path.read_text()) for path in whole}
         return {_name(each, said): Counter(each["counts"]) for each in said.values()}
 
 
