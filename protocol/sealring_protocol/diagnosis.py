@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import attrs
 
@@ -37,42 +37,52 @@ __all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
 class Cause(enum.Enum):
     """Why a node, or its ring, does not serve."""
 
+    hindrance: Hindrance | None
+    """What a head sends the other ranks for it; None if it sends nothing."""
+
     DRAINING = "draining"
     STARVED = "engine_starved"
-    ROSTER_EXPIRED = "roster_expired"
-    ROSTER_CONFLICT = "roster_conflict"
-    NOT_A_MEMBER = "not_a_member"
-    ENGINE_STARTING = "engine_starting"
+    ROSTER_EXPIRED = "roster_expired", Hindrance.REFUSED
+    ROSTER_CONFLICT = "roster_conflict", Hindrance.REFUSED
+    NOT_A_MEMBER = "not_a_member", Hindrance.REFUSED
+    ENGINE_STARTING = "engine_starting", Hindrance.ENGINE
     ENGINE_SILENT = "engine_silent"
-    ENGINE_DYING = "engine_dying"
-    ENGINE_UNREADABLE = "engine_unreadable"
+    ENGINE_DYING = "engine_dying", Hindrance.ENGINE
+    ENGINE_UNREADABLE = "engine_unreadable", Hindrance.UNSERVABLE
     NO_TOKENIZER = "no_tokenizer"
     TOKENIZER_LOADING = "tokenizer_loading"
-    NO_ADDRESS = "no_address"
+    NO_ADDRESS = "no_address", Hindrance.ABSENT
     DIALING = "dialing"
-    UNREACHABLE = "unreachable"
-    SILENT = "silent"
-    ITSELF = "dialed_itself"
-    NO_ANSWER = "no_answer"
-    OTHER_MODEL = "other_model"
-    MANIFEST = "manifest_on_one_side"
-    OTHER_VERSION = "other_version"
-    OTHER_POLICY = "other_policy"
-    SAME_KEY = "same_key"
-    REFUSED = "refused"
-    BROKEN = "link_broken"
-    PEER_ENGINE = "peer_engine_starting"
-    TOO_LITTLE_ROOM = "too_little_room"
-    NO_PLAN = "no_plan"
-    UNSERVABLE = "model_unservable"
-    CANNOT_SERVE = "cannot_serve"
-    COLLECTIVE = "collective"
-    FETCHING = "fetching"
+    UNREACHABLE = "unreachable", Hindrance.ABSENT
+    SILENT = "silent", Hindrance.ABSENT
+    ITSELF = "dialed_itself", Hindrance.ABSENT
+    NO_ANSWER = "no_answer", Hindrance.ABSENT
+    OTHER_MODEL = "other_model", Hindrance.MODEL
+    MANIFEST = "manifest_on_one_side", Hindrance.MODEL
+    OTHER_VERSION = "other_version", Hindrance.REFUSED
+    OTHER_POLICY = "other_policy", Hindrance.REFUSED
+    SAME_KEY = "same_key", Hindrance.REFUSED
+    REFUSED = "refused", Hindrance.REFUSED
+    BROKEN = "link_broken", Hindrance.LINK
+    PEER_ENGINE = "peer_engine_starting", Hindrance.ENGINE
+    TOO_LITTLE_ROOM = "too_little_room", Hindrance.PLAN
+    NO_PLAN = "no_plan", Hindrance.UNSERVABLE
+    UNSERVABLE = "model_unservable", Hindrance.UNSERVABLE
+    CANNOT_SERVE = "cannot_serve", Hindrance.FAILED
+    COLLECTIVE = "collective", Hindrance.COLLECTIVE
+    FETCHING = "fetching", Hindrance.FAILED
     LOADING = "loading"
     NOT_HEAD = "not_head"
     NO_EPOCH = "no_epoch"
-    OUTSIDE = "outside_of_the_ring"
+    OUTSIDE = "outside_of_the_ring", Hindrance.OUTSIDE
     BEGINNING = "beginning"
+
+    def __new__(cls, code: str, hindrance: Hindrance | None = None) -> Self:
+        """The cause that programs know by *code*."""
+        made = object.__new__(cls)
+        made._value_ = code
+        made.hindrance = hindrance
+        return made
 
 
 ADVICE: Final[Mapping[Cause, str]] = {
@@ -193,46 +203,6 @@ JOINED_SECONDS: Final = 30.0
 
 JOINED_ADVICE: Final = "Its own terminal says how far it is, or what keeps it from starting."
 """The advice for a member that is taken to start."""
-
-HINDRANCES: Final[Mapping[Cause, Hindrance | None]] = {
-    Cause.DRAINING: None,
-    Cause.STARVED: None,
-    Cause.ROSTER_EXPIRED: Hindrance.REFUSED,
-    Cause.ROSTER_CONFLICT: Hindrance.REFUSED,
-    Cause.NOT_A_MEMBER: Hindrance.REFUSED,
-    Cause.ENGINE_STARTING: Hindrance.ENGINE,
-    Cause.ENGINE_SILENT: None,
-    Cause.ENGINE_DYING: Hindrance.ENGINE,
-    Cause.ENGINE_UNREADABLE: Hindrance.UNSERVABLE,
-    Cause.NO_TOKENIZER: None,
-    Cause.TOKENIZER_LOADING: None,
-    Cause.NO_ADDRESS: Hindrance.ABSENT,
-    Cause.DIALING: None,
-    Cause.UNREACHABLE: Hindrance.ABSENT,
-    Cause.SILENT: Hindrance.ABSENT,
-    Cause.ITSELF: Hindrance.ABSENT,
-    Cause.NO_ANSWER: Hindrance.ABSENT,
-    Cause.OTHER_MODEL: Hindrance.MODEL,
-    Cause.MANIFEST: Hindrance.MODEL,
-    Cause.OTHER_VERSION: Hindrance.REFUSED,
-    Cause.OTHER_POLICY: Hindrance.REFUSED,
-    Cause.SAME_KEY: Hindrance.REFUSED,
-    Cause.REFUSED: Hindrance.REFUSED,
-    Cause.BROKEN: Hindrance.LINK,
-    Cause.PEER_ENGINE: Hindrance.ENGINE,
-    Cause.TOO_LITTLE_ROOM: Hindrance.PLAN,
-    Cause.NO_PLAN: Hindrance.UNSERVABLE,
-    Cause.UNSERVABLE: Hindrance.UNSERVABLE,
-    Cause.CANNOT_SERVE: Hindrance.FAILED,
-    Cause.COLLECTIVE: Hindrance.COLLECTIVE,
-    Cause.FETCHING: Hindrance.FAILED,
-    Cause.LOADING: None,
-    Cause.NOT_HEAD: None,
-    Cause.NO_EPOCH: None,
-    Cause.OUTSIDE: Hindrance.OUTSIDE,
-    Cause.BEGINNING: None,
-}
-"""The hindrance that a head sends for each cause; None for a cause that it does not send."""
 
 BY_HINDRANCE: Final[Mapping[Hindrance, Cause]] = {
     Hindrance.ABSENT: Cause.UNREACHABLE,
@@ -462,13 +432,10 @@ def waiting(facts: Facts, now: float) -> Waiting:
     """The WAITING with which the head of *facts* reports to the other ranks why there is no epoch.
     It has the texts of the head's own log, except that the head names itself."""
     own = f"the head ({facts.roster.members[0].name})"
-    found = [
-        (HINDRANCES[each.cause], each) for each in obstacles(attrs.evolve(facts, own=own), now)
-    ]
     reasons = [
         Reason(hindrance, NO_RANK if each.cause in RINGWIDE else each.rank or 0, each.what)
-        for hindrance, each in found
-        if hindrance is not None
+        for each in obstacles(attrs.evolve(facts, own=own), now)
+        if (hindrance := each.cause.hindrance) is not None
     ]
     return Waiting(tuple(reasons[:MAX_REASONS]))
 

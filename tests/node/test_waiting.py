@@ -11,7 +11,6 @@ from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.epochs import NOTICE_SECONDS, Notices
 from sealring_protocol.diagnosis import (
     BY_HINDRANCE,
-    HINDRANCES,
     TELL_SECONDS,
     Cause,
     Obstacle,
@@ -237,6 +236,5 @@ def test_a_reason_that_lasts_is_logged_once_and_one_that_comes_back_later_again(
 
 
 def test_every_cause_says_what_a_rank_is_told_of_it():
-    assert HINDRANCES.keys() == set(Cause)
     assert BY_HINDRANCE.keys() == set(Hindrance)
-    assert {each for each in HINDRANCES.values() if each is not None} == set(Hindrance)
+    assert {cause.hindrance for cause in Cause} == {None, *Hindrance}
