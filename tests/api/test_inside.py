@@ -17,7 +17,7 @@ from sealring.dialects.chat import TextScores
 from sealring.dialects.errors import ApiError
 from sealring.dialects.replies import KEEPALIVE, scored
 from sealring.dialects.schema import ChatRequest, CompletionRequest, read
-from sealring.generation.trace import StepParts, Trace
+from sealring.generation.trace import StepParts, Trace, Tracer
 from sealring.http import bodies, gate
 from sealring.http.bodies import (
     BODY_SECONDS,
@@ -28,8 +28,9 @@ from sealring.http.bodies import (
     attended,
 )
 from sealring.http.keys import KEY_FILE, ApiKeys, new_key
+from sealring.http.metrics import History, Metrics
 from sealring_protocol.codec.local_messages import Logprobs
-from sealring_protocol.codec.messages import Decode, Spent
+from sealring_protocol.codec.messages import Decode, Prefill, Spent
 from sealring_protocol.control.effects import StepTiming
 from sealring_protocol.control.requests import TokenOut
 from sealring_protocol.limits import PING_TIMEOUT
@@ -236,6 +237,19 @@ def read_or_refusal(kind: Any, body: bytes) -> Any:
 
 def parts(total: int, *spent: Spent, closing: Spent | None = None) -> StepParts:
     return StepParts(StepTiming(1, Decode(0), (7,), total, spent, closing or Spent()))
+
+
+def test_a_sample_has_what_came_since_the_one_before() -> None:
+    metrics = Metrics()
+    history = History(metrics)
+    for n, (work, spent) in enumerate([(Prefill(1, 0, 5), 9), (Decode(0), 20), (Decode(0), 30)]):
+        metrics.step(StepTiming(n, work, (1,), 100, (Spent(spent), Spent(spent))))
+    metrics.token(0.1, first=True)
+    history.sample(Tracer(), 1)
+    metrics.step(StepTiming(3, Decode(0), (1,), 100, (Spent(20),)))  # one rank, and no hop
+    history.sample(Tracer(), 2)
+    told = [(sample.tokens, sample.prompt_tokens, sample.hop_us) for sample in history.samples]
+    assert told == [(1, 5, 25.0), (0, 0, None)]
 
 
 HEAVY = {

@@ -249,7 +249,7 @@ def _round(value: float | None) -> float | None:
 
 
 class Observer:
-    """Sees each step, token and end: metrics and history."""
+    """Sees each step, token and end: metrics, and the choice of the ring."""
 
     def step(self, timing: StepTiming) -> None:
         """A step has been answered."""

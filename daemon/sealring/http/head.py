@@ -71,13 +71,13 @@ class ApiHead:
     )
     began: int = attrs.field(factory=lambda: int(time.time()))
     history: History = attrs.field(
-        default=attrs.Factory(lambda self: History(self.hops), takes_self=True)
+        default=attrs.Factory(lambda self: History(self.metrics), takes_self=True)
     )
     _key_updates: int = 0
     _seen_updates: WeakKeyDictionary[Link, int] = attrs.field(factory=WeakKeyDictionary)
 
     def __attrs_post_init__(self) -> None:
-        self.generator.tracer.observers += [self.metrics, self.history]
+        self.generator.tracer.observers.append(self.metrics)
         self.metrics.watch(self)
 
     @property
@@ -93,12 +93,6 @@ class ApiHead:
         if address is not None and not is_loopback(address[0]):
             return True
         return self.config.api_keys == "everywhere" and self.keys.made
-
-    @property
-    def hops(self) -> int:
-        """Hops of a step round the ring, from each rank to the next and back; 1 for a single rank,
-        which makes none."""
-        return len(self.generator.runtime.node.ring)
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
 """What is counted as requests go on: metrics for Prometheus, and the last minutes for the page.
 
-The traces feed counters and histograms (`Metrics`, `GenAi`) and the samples of `History`. Gauges,
+The traces feed counters and histograms (`Metrics`, `GenAi`), of which `History` takes a sample each
+second. Gauges,
 and counters that the node keeps itself, are read when Prometheus asks: what every node knows by
 `NodeCollector`, what the head alone knows by `_RingCollector`. Names follow Prometheus' rules: base
 units, and ``_total`` for counters.
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import sub
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -246,6 +248,9 @@ class Metrics(Observer):
         self.ranks: list[dict[str, int]] = []  # us by phase
         self.sample_us = 0
         self.generated = 0
+        self.read = 0  # tokens of prompts
+        self.hops = 0
+        self.hop_us = 0.0  # of all of them
 
     def watch(self, head: ApiHead) -> None:
         """Read *head*'s gauges too, and name its model."""
@@ -264,9 +269,13 @@ class Metrics(Observer):
             case Decode():
                 work = "decode"
                 if len(timing.spent) > 1:  # a single rank has no hops
-                    self._hop.observe(timing.away_us * _US / len(timing.spent))
-            case Prefill():
+                    hop = timing.away_us / len(timing.spent)
+                    self._hop.observe(hop * _US)
+                    self.hops += 1
+                    self.hop_us += hop
+            case Prefill(count=count):
                 work = "prefill"
+                self.read += count
             case _:
                 work = "none"
         counts = self.steps[work]
@@ -533,48 +542,23 @@ class Sample:
     hop_us: float | None
 
 
-class History(Observer):
-    """Takes a sample each second."""
+class History:
+    """Takes a sample of *metrics* each second."""
 
-    def __init__(self, hops: int) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self.samples: deque[Sample] = deque(maxlen=SAMPLES)
-        self._hops = hops
-        self._tokens = 0
-        self._prompt_tokens = 0
-        self._away: list[int] = []
-
-    def step(self, timing: StepTiming) -> None:
-        """A step went round."""
-        match timing.work:
-            case Prefill(count=count):
-                self._prompt_tokens += count
-            case Decode():
-                self._hops = len(timing.spent)  # a newer roster may have another number of ranks
-                self._away.append(timing.away_us)
-
-    def token(self, seconds: float, *, first: bool) -> None:
-        """A request had its first token, or a choice its next."""
-        self._tokens += 1
+        self._metrics = metrics
+        self._before = (0, 0, 0, 0.0)  # what was counted at the last sample
 
     def sample(self, tracer: Tracer, now_ms: int) -> None:
         """A second is over."""
-        rows = count_rows(tracer)
-        hop = None
-        if self._away and self._hops > 1:
-            hop = sum(self._away) / len(self._away) / self._hops
-        self.samples.append(
-            Sample(
-                now_ms,
-                self._tokens,
-                self._prompt_tokens,
-                rows["queued"],
-                rows["prefill"],
-                rows["decode"],
-                None if hop is None else round(hop, 1),
-            )
-        )
-        self._tokens = self._prompt_tokens = 0
-        self._away.clear()
+        rows, counted = count_rows(tracer), self._metrics
+        now = counted.generated, counted.read, counted.hops, counted.hop_us
+        tokens, read, hops, hop_us = map(sub, now, self._before)
+        self._before = now
+        hop = round(hop_us / hops, 1) if hops else None
+        states = rows["queued"], rows["prefill"], rows["decode"]
+        self.samples.append(Sample(now_ms, tokens, read, *states, hop))
 
     def columns(self) -> dict[str, list[Any]]:
         """The samples by column, the oldest first."""
