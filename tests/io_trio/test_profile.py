@@ -282,7 +282,7 @@ def test_events_nest_whatever_was_recorded(found: list[Any], whole: bool) -> Non
 )
 def test_the_split_that_would_even_out_the_ranks(layers, compute, closing, best) -> None:
     found = balance_of(layers, compute, closing)
-    assert (found and found.layers) == best
+    assert (found and tuple(found["layers"])) == best
 
 
 @given(
@@ -300,11 +300,11 @@ def test_no_other_split_is_better(layers, data, closing) -> None:
     found = balance_of(layers, compute, closing)
     if found is None:
         return
-    assert sum(found.layers) == sum(layers)
+    assert sum(found["layers"]) == sum(layers)
     ways = itertools.product(range(1, sum(layers) + 1), repeat=len(layers))
     best = min(longest(way) for way in ways if sum(way) == sum(layers))
-    assert longest(found.layers) == pytest.approx(best)
-    assert found.gain == pytest.approx(longest(layers) / best)
+    assert longest(found["layers"]) == pytest.approx(best)
+    assert found["gain"] == pytest.approx(longest(layers) / best, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -321,4 +321,4 @@ def test_links_that_hold_up_the_reading_of_prompts(took, slow) -> None:
     ranks = {
         rank: RankParts(0.0, compute, 0.0, 0.0, wire) for rank, (compute, wire) in enumerate(took)
     }
-    assert [link.rank for link in slow_links_of(ranks)] == slow
+    assert [link["rank"] for link in slow_links_of(ranks)] == slow

@@ -611,18 +611,12 @@ GAIN: Final = 1.05
 """By so much shorter the longest stage must become for another split to be worth a reload."""
 
 
-@attrs.frozen
-class Balance:
-    """The *layers* of each rank that would be best, and by which factor the longest stage takes
-    longer now (*gain*)."""
-
-    layers: tuple[int, ...]
-    gain: float
-
-
-def balance_of(layers: Sequence[int], compute: Sequence[float], closing: float) -> Balance | None:
-    """The best split where ranks with so many *layers* take *compute* seconds for a decode, and
-    rank 0 another *closing* to draw the token; None if today's is about as good.
+def balance_of(
+    layers: Sequence[int], compute: Sequence[float], closing: float
+) -> dict[str, Any] | None:
+    """The best split of *layers* where ranks with so many take *compute* seconds for a decode, and
+    rank 0 another *closing* to draw the token, and by which factor the longest stage takes longer
+    *now* (*gain*). None if today's split is about as good.
 
     The head splits by memory, since a model must fit. Ranks that are not equally fast for it then
     wait for the slowest whenever several rows, chunks of a prompt or guesses are under way.
@@ -634,7 +628,8 @@ def balance_of(layers: Sequence[int], compute: Sequence[float], closing: float) 
         after = [beside[rank] + each[rank] * (best[rank] + 1) for rank in range(len(best))]
         best[after.index(min(after))] += 1
     gain = _longest(layers, each, beside) / _longest(best, each, beside)
-    return Balance(tuple(best), gain) if gain >= GAIN else None
+    found = {"layers": best, "now": [*layers], "gain": round(gain, 3)}
+    return found if gain >= GAIN else None
 
 
 def _longest(layers: Sequence[int], each: Sequence[float], beside: Sequence[float]) -> float:
@@ -645,28 +640,19 @@ _LEAST: Final = 0.001
 """Seconds under which a link is not called slow: most of so little are no bytes."""
 
 
-@attrs.frozen
-class SlowLink:
-    """A chunk takes *wire* seconds from *rank* to the next one, and *compute* seconds in it."""
-
-    rank: int
-    wire: float
-    compute: float
-
-
-def slow_links_of(ranks: Mapping[int, RankParts]) -> list[SlowLink]:
-    """The slow links of a pipeline whose *ranks* took so long for chunks of prompts. The last one
-    sends nothing of a chunk back but that it is done. A pipeline reads a prompt at the pace of its
-    slowest part. Where that is a link, larger chunks or another split help little: fewer bytes do.
+def slow_links_of(ranks: Mapping[int, RankParts]) -> list[dict[str, Any]]:
+    """The slow links of a pipeline whose *ranks* took so long for chunks of prompts, each with the
+    rank that it leads from. The last one sends nothing of a chunk back but that it is done. A
+    pipeline reads a prompt at the pace of its slowest part. Where that is a link, larger chunks or
+    another split help little: fewer bytes do.
     """
     return [
-        SlowLink(rank, took.wire, took.compute)
+        {"rank": rank, "wire_ms": _ms(took.wire), "compute_ms": _ms(took.compute)}
         for rank, took in ranks.items()
         if rank + 1 in ranks and took.wire > max(took.compute, _LEAST)
     ]
 
 
-_MS: Final = 1e3
 _WHO: Final = {
     "node": "node",
     "launch": "engine: builds and launches graphs",
@@ -679,6 +665,7 @@ def describe(recordings: Sequence[Recording], seconds: float) -> dict[str, Any]:
     their names say another unit."""
     decode, prefill = parts_of(recordings, "decode"), parts_of(recordings, "prefill")
     place = recordings[0].place
+    piped = place["strategy"] == "pp"
     return {
         "seconds": round(seconds, 3),
         "names": place["names"],
@@ -687,32 +674,18 @@ def describe(recordings: Sequence[Recording], seconds: float) -> dict[str, Any]:
         "decode": None if decode is None else _parts(decode),
         "prefill": None if prefill is None else _parts(prefill),
         "processors": _processors(recordings, decode),
-        "balance": _balance(place, decode),
-        "slow_links": _slow_links(place, prefill),
+        "balance": _balance(place, decode) if piped and decode is not None else None,
+        "slow_links": slow_links_of(prefill.ranks) if piped and prefill is not None else [],
     }
 
 
-def _slow_links(place: Mapping[str, Any], prefill: Parts | None) -> list[dict[str, Any]]:
-    """Links of a pipeline that hold up the reading of prompts."""
-    if prefill is None or place["strategy"] != "pp":
-        return []
-    return [
-        {"rank": link.rank, "wire_ms": _ms(link.wire), "compute_ms": _ms(link.compute)}
-        for link in slow_links_of(prefill.ranks)
-    ]
-
-
-def _balance(place: Mapping[str, Any], decode: Parts | None) -> dict[str, Any] | None:
+def _balance(place: Mapping[str, Any], decode: Parts) -> dict[str, Any] | None:
     """A better split of a pipeline's layers, if there is one."""
     layers = [end - begin for begin, end in itertools.pairwise(place["bounds"])]
-    if decode is None or place["strategy"] != "pp" or [*decode.ranks] != [*range(len(layers))]:
+    if [*decode.ranks] != [*range(len(layers))]:
         return None
     closing = decode.closing.compute if decode.closing is not None else 0.0
-    compute = [decode.ranks[rank].compute for rank in range(len(layers))]
-    found = balance_of(layers, compute, closing)
-    if found is None:
-        return None
-    return {"layers": list(found.layers), "now": layers, "gain": round(found.gain, 3)}
+    return balance_of(layers, [each.compute for each in decode.ranks.values()], closing)
 
 
 def _parts(parts: Parts) -> dict[str, Any]:
@@ -729,13 +702,7 @@ def _parts(parts: Parts) -> dict[str, Any]:
 
 
 def _rank(each: RankParts) -> dict[str, float | None]:
-    return {
-        "waiting_ms": _ms(each.waiting),
-        "compute_ms": _ms(each.compute),
-        "sealing_ms": _ms(each.sealing),
-        "node_ms": _ms(each.node),
-        "wire_ms": _ms(each.wire),
-    }
+    return {f"{name}_ms": _ms(seconds) for name, seconds in attrs.asdict(each).items()}
 
 
 def _processors(recordings: Sequence[Recording], decode: Parts | None) -> list[dict[str, Any]]:
@@ -754,7 +721,7 @@ def _processors(recordings: Sequence[Recording], decode: Parts | None) -> list[d
 
 
 def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * _MS, 4)
+    return None if seconds is None else round(seconds * 1e3, 4)
 
 
 def show(profile: dict[str, Any]) -> None:
