@@ -206,6 +206,13 @@ def test_importing_it_brings_two_packages() -> None:
     assert brings - of_cryptography == {"sealring_protocol", *of_attrs}
 
 
+def test_a_text_worker_imports_no_node() -> None:
+    """Which would take it as long again, and it has no use for keys."""
+    brings = set(tests.import_cost.once("sealring.text_worker")["brings"])
+    assert "sealring_model" in brings
+    assert not brings & {"cryptography", "starlette", "trio"}
+
+
 @pytest.mark.parametrize(
     "package",
     [

@@ -16,7 +16,7 @@ from sealring.dialects.replies import About
 from sealring.dialects.schema import MAX_CHOICES, MAX_STOPS
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
-from sealring.http.gate import Caller
+from sealring.http.gate import Caller, error_response
 from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, ChoiceContext, jobs
 from sealring.http.kept import earlier
 from sealring.text.frames import ParsedRequest
@@ -148,5 +148,5 @@ def check(data: bytes) -> None:
 
 def _check_refusal(error: ApiError) -> None:
     assert error.status in (400, 404)
-    assert len(error.response().body) < LONGEST_ANSWER
-    assert len(error.response(ANTHROPIC).body) < LONGEST_ANSWER
+    assert len(error_response(error).body) < LONGEST_ANSWER
+    assert len(error_response(error, ANTHROPIC).body) < LONGEST_ANSWER

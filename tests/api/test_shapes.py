@@ -21,6 +21,7 @@ from sealring.dialects.replies import json_bytes
 from sealring.dialects.responses import ResponsesRequest
 from sealring.dialects.schema import ChatRequest, parse, validated
 from sealring.generation.trace import Trace, Tracer
+from sealring.http.gate import error_response
 
 from tests.api.conftest import Served
 from tests.rows import rows
@@ -254,7 +255,7 @@ def test_a_body_becomes_an_inner_request_or_is_refused(
         given = made_or_refusal(convert)
         if isinstance(given, ApiError):
             assert given.status == 400
-            assert len(given.response("/v1/messages").body) < 1000
+            assert len(error_response(given, "/v1/messages").body) < 1000
         else:
             assert given.messages
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import attrs
 import pydantic
@@ -42,7 +42,9 @@ from sealring.dialects.schema import (
     validated,
     whole_body,
 )
-from sealring.generation.trace import Trace
+
+if TYPE_CHECKING:
+    from sealring.generation.trace import Trace
 
 
 class Block(Model):

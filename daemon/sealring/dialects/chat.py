@@ -14,7 +14,7 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import attrs
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
@@ -37,7 +37,9 @@ from sealring.dialects.replies import (
     scored,
 )
 from sealring.dialects.schema import ChatOptions, CompletionOptions, Sampled
-from sealring.generation.trace import Trace
+
+if TYPE_CHECKING:
+    from sealring.generation.trace import Trace
 
 _DONE: Final = b"data: [DONE]\n\n"
 

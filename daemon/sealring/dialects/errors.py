@@ -30,7 +30,6 @@ from sealring_protocol.control.requests import (
 )
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError, Withdrawn
-from starlette.responses import JSONResponse
 
 from sealring.text.frames import Exceeded, Lost, Refused, TextQueueFull, Wrong
 
@@ -42,9 +41,6 @@ RETRY_SECONDS: Final = 1
 
 _LOGGED: Final = 300
 """Characters of a message in the log."""
-
-_AGAIN: Final = (408, 429, 500, 503, 504)
-"""The statuses of requests that may succeed if they are sent again."""
 
 ANTHROPIC: Final = "/v1/messages"
 """The path of Anthropic's API: below it errors have Anthropic's form."""
@@ -106,17 +102,6 @@ class ApiError(Exception):
         # Claude Code makes a conversation shorter when it reads these words.
         long = "prompt is too long: " if self.code == "context_length_exceeded" else ""
         return {"type": "error", "error": {"type": kind, "message": long + self.message}}
-
-    def response(self, path: str = "") -> JSONResponse:
-        """The error as an HTTP response to a request for *path*."""
-        headers = self.headers
-        if self.status not in _AGAIN:
-            headers = {**headers, "x-should-retry": "false"}
-        if not is_anthropic(path):
-            return JSONResponse(self.body(), self.status, headers)
-        # Anthropic's clients know "overloaded" by a status of its own.
-        status = 529 if self.status == 503 else self.status
-        return JSONResponse(self.anthropic_body(), status, headers)
 
     def in_log(self) -> str:
         """What is wrong, for a line of the log. What a client wrote may be in it."""

@@ -13,7 +13,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from pydantic_core import from_json, to_json
@@ -31,12 +31,13 @@ from sealring_model.text.readers import (
 from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
-from sealring_trio.node.runtime import AT_ONCE
 
 from sealring.dialects.errors import ApiError
-from sealring.generation.generation import TextPiece
-from sealring.generation.trace import Trace
 from sealring.text.stop_strings import Finder
+
+if TYPE_CHECKING:  # text workers import this module, and have no node
+    from sealring.generation.generation import TextPiece
+    from sealring.generation.trace import Trace
 
 
 @attrs.frozen
@@ -56,6 +57,9 @@ for each."""
 
 _AT_ONCE: Final = 4096
 """Characters that are looked at at once: at each mark, what is left of them is copied."""
+
+SCORED_AT_ONCE: Final = 16
+"""Tokens with log probabilities in one delta: as many as `Stream.take` gives at once."""
 
 
 class _Place(enum.Enum):
@@ -469,11 +473,11 @@ def add_json(texts: bytearray, entries: Sequence[Any]) -> None:
 
 
 def cut(tokens: tuple[TokenOut, ...]) -> list[tuple[TokenOut, ...]]:
-    """*tokens* in parts, at least one, of `AT_ONCE` tokens at most if they have log probabilities.
+    """*tokens* in parts, at least one, of `SCORED_AT_ONCE` at most if they have log probabilities.
     Text may be held back for thousands of tokens, whose log probabilities would have the event loop
     for seconds."""
     large = any(token.logprobs is not None for token in tokens)
-    step = AT_ONCE if large else max(1, len(tokens))
+    step = SCORED_AT_ONCE if large else max(1, len(tokens))
     return [tokens[at : at + step] for at in range(0, max(1, len(tokens)), step)]
 
 

@@ -20,7 +20,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import attrs
 import pydantic
@@ -62,7 +62,9 @@ from sealring.dialects.schema import (
     validated,
     whole_body,
 )
-from sealring.generation.trace import Trace
+
+if TYPE_CHECKING:
+    from sealring.generation.trace import Trace
 
 MAX_METADATA: Final = 16
 """Entries of ``metadata``, with keys of 64 characters and values of 512, as OpenAI has it."""

@@ -44,7 +44,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_trio.errors import UserError
 from sealring_trio.units import is_loopback
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.dialects.errors import INVALID, ApiError, is_anthropic, unavailable
@@ -71,6 +71,9 @@ PREFIXES: Final[Mapping[str, str]] = {
     "/v1/messages": "msg_",
 }
 """How the ids of answers begin; those of other requests begin with ``req-``."""
+
+_AGAIN: Final = (408, 429, 500, 503, 504)
+"""The statuses of requests that may succeed if they are sent again."""
 
 _SHOWN: Final = 200
 _DIGITS: Final = 8  # digits of a key's hash, in logs
@@ -238,7 +241,7 @@ class Gate:
             try:
                 await self._pass_on(scope, first, message, send)
             except ApiError as error:
-                await error.response(path)(scope, receive, answer)
+                await error_response(error, path)(scope, receive, answer)
 
         try:
             needed = self._keys_needed(scope)
@@ -254,10 +257,10 @@ class Gate:
             with nullcontext() if path in PROBES else self._counted(caller):
                 await self._app(scope, receive, answer)
         except ApiError as error:
-            await error.response(path)(scope, receive, answer)
+            await error_response(error, path)(scope, receive, answer)
         except Exception:
             if not begun:
-                await _BUG.response(path)(scope, receive, answer)
+                await error_response(_BUG, path)(scope, receive, answer)
             raise
         finally:
             self._head.metrics.answered(path, status)
@@ -391,6 +394,18 @@ class Gate:
                 "and add its origin to the head's config: allowed_origins = [...]."
             )
             raise ApiError(403, message, "wrong_site", kind=INVALID, param="sec-fetch-site")
+
+
+def error_response(error: ApiError, path: str = "") -> JSONResponse:
+    """*error* as an HTTP response to a request for *path*."""
+    headers = error.headers
+    if error.status not in _AGAIN:
+        headers = {**headers, "x-should-retry": "false"}
+    if not is_anthropic(path):
+        return JSONResponse(error.body(), error.status, headers)
+    # Anthropic's clients know "overloaded" by a status of its own.
+    status = 529 if error.status == 503 else error.status
+    return JSONResponse(error.anthropic_body(), status, headers)
 
 
 def _names(path: str, name: str, context: TraceContext) -> dict[str, str]:

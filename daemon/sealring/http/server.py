@@ -49,7 +49,7 @@ from sealring.http.connections import (
     raise_limit,
     source_of,
 )
-from sealring.http.gate import PREFIXES, Gate
+from sealring.http.gate import PREFIXES, Gate, error_response
 from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, Generate, Tokens
 from sealring.http.head import ApiHead, Newcomers
 from sealring.http.http1 import MAX_HEADER, STUCK_SECONDS, Endpoints, Http1, HttpConnection, refusal
@@ -399,7 +399,7 @@ def build_app(
 async def api_error(request: Request, error: Exception) -> Response:
     """The answer to an `ApiError`."""
     assert isinstance(error, ApiError)  # noqa: S101  the app calls it for nothing else
-    return error.response(request.url.path)
+    return error_response(error, request.url.path)
 
 
 async def http_error(request: Request, error: Exception) -> Response:
@@ -415,9 +415,8 @@ async def http_error(request: Request, error: Exception) -> Response:
             message += " Anthropic's clients take the base URL without /v1."
         elif path.startswith("/v1/v1/") or f"/v1{path}" in PREFIXES:
             message += " The base URL ends with /v1, once."
-    return ApiError(
-        error.status_code, message, code, kind=INVALID, headers=error.headers or {}
-    ).response(path)
+    refusal = ApiError(error.status_code, message, code, kind=INVALID, headers=error.headers or {})
+    return error_response(refusal, path)
 
 
 def routes() -> list[BaseRoute]:

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sealring.dialects.errors import ApiError, unavailable
 from sealring.http.bodies import Bodies, ClientGone, attended
 from sealring.http.connections import Connections, Place
+from sealring.http.gate import error_response
 from sealring.http.http1 import Endpoints, Http1, HttpConnection, refusal
 from sealring.local.node_socket import MAX_CLIENTS, NODE, peer_uid
 from sealring.service.verification import Reply
@@ -108,7 +109,7 @@ class OwnerApi:
         try:
             await app(scope, receive, send)
         except ApiError as error:
-            await error.response(path)(scope, receive, send)
+            await error_response(error, path)(scope, receive, send)
 
     async def _own(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request for the node itself. Raises `ApiError`."""
