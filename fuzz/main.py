@@ -62,7 +62,7 @@ def fuzz(target: str, seconds: int) -> Outcome:
         "fuzz.engine",
         target,
         str(corpus),
-        f"-max_total_time={seconds}",
+        f"-max_total_time={seconds - 1}",  # libFuzzer ends once more whole seconds have passed
         f"-dict={ROOT / 'fuzz' / 'sealring.dict'}",
         f"-artifact_prefix={crashes}/",
         f"-max_len={LONGEST.get(target, 4096)}",
@@ -90,8 +90,10 @@ def main() -> int:
     """Fuzz one target or all; 1 if any has crashed."""
     parser = argparse.ArgumentParser(prog="fuzz/run", description="coverage-guided fuzzing")
     parser.add_argument("target", choices=(*TARGETS, "all"), help="what to fuzz")
-    parser.add_argument("--seconds", type=int, default=60, help="for each target (60)")
+    parser.add_argument("--seconds", type=int, default=60, help="for each target (60; 2 or more)")
     asked = parser.parse_args()
+    if asked.seconds < 2:  # libFuzzer would be given 0, which is no limit to it
+        parser.error("--seconds is 2 or more")
     targets = TARGETS if asked.target == "all" else (asked.target,)
     sys.stdout.write(f"{'target':<16}{'executions':>12}{'per second':>12}{'edges':>8}\n")
     crashed = False

@@ -35,11 +35,14 @@ _EDGE: Final = 40
 
 
 def seeds() -> Iterator[bytes]:
-    """Every good message by itself in every place, and mixtures."""
-    for dialer, purpose in itertools.product(range(2), range(4)):
-        place = bytes([dialer, purpose])
-        for at in range(len(PLAINTEXTS)):
-            yield place + bytes([5, 0, 0, at, 0, 0])
+    """Every good message by itself, in one place after the other, and mixtures in each.
+
+    Which message may be sent in which place is a table, which the vectors go through.
+    """
+    places = [bytes(place) for place in itertools.product(range(2), range(4))]
+    for at, place in zip(range(len(PLAINTEXTS)), itertools.cycle(places), strict=False):
+        yield place + bytes([5, 0, 0, at, 0, 0])
+    for place in places:
         yield place + bytes([1, 0]) + bytes([0, 5, 0, 0]) * 30
         yield place + bytes([9, 1, 3, 70, 0, 9, 0, 0, 3, 90, 3, 90])
         yield place + bytes([9, 0, 1, 20]) + bytes(20)
