@@ -7,8 +7,9 @@ import io
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 import pytest
@@ -16,6 +17,8 @@ from sealring.cli import run
 from sealring.local.ring import LocalNode
 
 from tests.serving import PATIENCE
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -62,8 +65,17 @@ def sealring(*arguments: str | Path) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def until(look: Callable[[], T], why_not: Callable[[], object] = lambda: None) -> T:
+    """What *look* finds once it finds something true, looking twenty times a second: whoever asks
+    without a pause takes the processor from what is waited for. It fails with what *why_not*
+    gives."""
+    end = time.monotonic() + PATIENCE
+    while not (found := look()):
+        assert time.monotonic() < end, why_not()
+        time.sleep(0.05)
+    return found
+
+
 def wait_for(node: LocalNode, key: str, value: object) -> None:
     """Ask *node* for its status until that says so."""
-    end = time.monotonic() + PATIENCE
-    while node.status()[key] != value:
-        assert time.monotonic() < end, node.log.read_text()
+    until(lambda: node.status()[key] == value, node.log.read_text)

@@ -12,6 +12,7 @@ SMALL = Size(layers=2, hidden=32, feed_forward=64, heads=2, kv_heads=2, vocabula
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_paces")
 def test_what_a_plan_says_is_set_beside_what_rings_give(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "FLOOR", 1e9)
     options = ("--size", "tiny", "--tokens", "40", "--turns", "1")

@@ -37,8 +37,9 @@ STORY = {
 
 @pytest.fixture(scope="module")
 def plain() -> list[int]:
-    """The tokens of the story, from a ring without a draft model."""
-    with local_ring(2, tiny.path()) as nodes:
+    """The tokens of the story, from a ring without a draft model. One of one node gives those of
+    two."""
+    with local_ring(1, tiny.path()) as nodes:
         return ask(nodes[0])["token_ids"]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.collective.loopback import free_ports
 
 from tests.attacks.test_hub import Send, head, hostile
-from tests.io_trio.helpers import Outcome, sealring
+from tests.io_trio.helpers import Outcome, sealring, until
 from tests.serving import PATIENCE
 
 
@@ -39,23 +40,30 @@ def served(url: str) -> list[str]:
     return [model["id"] for model in httpx2.get(f"{url}/v1/models").json()["data"]]
 
 
-@pytest.mark.slow
-def test_a_ring_of_one(tmp_path, other):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LocalNode, str]]:
+    """A ring of one with the tiny model, which each test leaves as it was, and its API."""
     (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
-    (config,) = write_cluster(tmp_path, 1, tiny.path(), api=f"127.0.0.1:{port}")
+    folder = tmp_path_factory.mktemp("alone")
+    (config,) = write_cluster(folder, 1, tiny.path(), api=f"127.0.0.1:{port}")
     with running_node(config) as node:
         wait_until_up(node)
-        first = answer(node)
-        assert served(url) == ["tiny"]
-        outcome = use(node, other)
-        assert outcome.code == 0, outcome.err
-        assert outcome.json() == {"model": str(other), "serving": True, "why": []}
-        assert served(url) == [other.name]
-        assert answer(node) != first
-        assert node.status()["layers"] == [0, 6]
-        assert use(node, tiny.path()).code == 0
-        assert answer(node) == first
+        yield node, f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.slow
+def test_a_ring_of_one(alone, other):
+    node, url = alone
+    first = answer(node)
+    assert served(url) == ["tiny"]
+    outcome = use(node, other)
+    assert outcome.code == 0, outcome.err
+    assert outcome.json() == {"model": str(other), "serving": True, "why": []}
+    assert served(url) == [other.name]
+    assert answer(node) != first
+    assert node.status()["layers"] == [0, 6]
+    assert use(node, tiny.path()).code == 0
+    assert answer(node) == first
 
 
 @pytest.mark.long
@@ -100,40 +108,47 @@ def test_what_cannot_be_described_changes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_old_one_is_back_if_the_new_one_fails(tmp_path, other):
+def test_the_old_one_is_back_if_the_new_one_fails(alone, tmp_path, other):
     """Its manifest says that a weight is another, which only loading shows."""
+    node, _ = alone
     broken = Path(shutil.copytree(other, tmp_path / "broken"))
     assert sealring("digest", broken).code == 0
     manifest = json.loads((broken / "sealring.json").read_text())
     manifest["tensors"]["model.norm.weight"] = "0" * 64
     (broken / "sealring.json").write_text(json.dumps(manifest))
-    (config,) = write_cluster(tmp_path, 1, tiny.path())
-    with running_node(config) as node:
-        wait_until_up(node)
-        first = answer(node)
-        outcome = use(node, broken)
-        assert outcome.code == 1
-        assert "cannot be served: tensor model.norm.weight does not match" in outcome.err
-        assert "again, and it serves." in outcome.err
-        assert node.status()["state"] == "serving"
-        assert answer(node) == first
+    first = answer(node)
+    outcome = use(node, broken)
+    assert outcome.code == 1
+    assert "cannot be served: tensor model.norm.weight does not match" in outcome.err
+    assert "again, and it serves." in outcome.err
+    assert node.status()["state"] == "serving"
+    assert answer(node) == first
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)]
-)
-def test_the_old_one_is_back_if_the_new_ones_tokenizer_cannot_be_loaded(tmp_path, other, ranks):
-    """It is there, so only loading shows it."""
-    broken = Path(shutil.copytree(other, tmp_path / "broken"))
+def refuses(node: LocalNode, model: Path, folder: Path) -> str:
+    """What *node* says when it is to use *model*, whose tokenizer is there and cannot be loaded:
+    only loading shows it."""
+    broken = Path(shutil.copytree(model, folder / "broken"))
     (broken / "tokenizer.json").write_text("{}")
-    config = write_cluster(tmp_path, ranks, tiny.path())[0]
-    with running_node(config) as node:
+    outcome = use(node, broken)
+    assert outcome.code == 1
+    assert "cannot be served: the tokenizer of" in outcome.err
+    return outcome.err
+
+
+@pytest.mark.slow
+def test_the_old_one_is_back_if_the_new_ones_tokenizer_cannot_be_loaded(alone, tmp_path, other):
+    node, _ = alone
+    said = refuses(node, other, tmp_path)
+    assert f"The node has {tiny.path()} again, and it serves" in said
+
+
+@pytest.mark.long
+def test_it_is_back_in_a_ring_that_does_not_serve(tmp_path, other):
+    with running_node(write_cluster(tmp_path, 2, tiny.path())[0]) as node:
         wait_until_up(node)
-        outcome = use(node, broken)
-        assert outcome.code == 1
-        assert "cannot be served: the tokenizer of" in outcome.err
-        assert f"The node has {tiny.path()} again, and " in outcome.err
-        assert ("it serves" if ranks == 1 else "does not serve yet: rank 1") in outcome.err
+        said = refuses(node, other, tmp_path)
+        assert f"The node has {tiny.path()} again, and does not serve yet: rank 1" in said
 
 
 @pytest.mark.long
@@ -159,8 +174,7 @@ def test_a_node_that_is_stopped_meanwhile_stops(tmp_path, other):
         wait_until_up(node)
         thread = threading.Thread(target=use, args=(node, other, "--wait", "60"))
         thread.start()
-        while "other model" not in node.log.read_text():
-            assert node.process.poll() is None
+        until(lambda: "other model" in node.log.read_text(), node.log_tail)
         node.process.terminate()
         assert node.process.wait(60) == 0
         thread.join(60)

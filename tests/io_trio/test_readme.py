@@ -6,14 +6,14 @@ import contextlib
 import fnmatch
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from sealring.local.ring import running_node, wait_until_up
 from sealring_trio.collective.loopback import free_ports
+
+from tests.io_trio.helpers import sealring
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -30,7 +30,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_two_nodes_as_the_readme_says() -> None:
+def test_two_nodes_as_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
     text = README.read_text(encoding="utf-8")
     section = text.split("## Two machines by hand")[1].split("\n## ")[0]
     written_ports = ("7470", "7471", "7480")
@@ -42,6 +42,7 @@ def test_two_nodes_as_the_readme_says() -> None:
     ups = [Path(command[1]) for command in words if command[0] == "up"]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        monkeypatch.chdir(folder)
         (folder / ups[0]).write_text(config)
         second = config.replace(ups[0].stem, ups[1].stem).replace(ports["7470"], ports["7471"])
         (folder / ups[1]).write_text(second)
@@ -49,16 +50,9 @@ def test_two_nodes_as_the_readme_says() -> None:
             if command[0] == "up":
                 wait_until_up(stack.enter_context(running_node(folder / command[1])))
                 continue
-            done = subprocess.run(
-                [sys.executable, "-m", "sealring", *command],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.strip()
+            done = sealring(*command)
+            assert done.code == 0, done.err
+            assert done.out.strip()
     assert {"keygen", "roster", "up", "generate", "status"} <= {command[0] for command in words}
 
 

@@ -12,7 +12,6 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import pairwise
@@ -37,7 +36,7 @@ from sealring_protocol.security.roster import SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
 
 from tests.io_trio.conftest import Ring
-from tests.io_trio.helpers import sealring, wait_for
+from tests.io_trio.helpers import sealring, until, wait_for
 from tests.io_trio.test_config import GOOD
 from tests.io_trio.test_control import serving
 from tests.serving import PATIENCE
@@ -467,11 +466,9 @@ def test_a_killed_rank_is_reported_and_welcome_back(
 
 def test_the_logs_say_in_plain_words_what_is_waited_for(ring: Ring) -> None:
     head, rank = (ring.folder / f"rank{n}.log" for n in range(2))
-    end = time.monotonic() + PATIENCE
     # Either engine may be the last to come up.
-    while not re.search(r"waiting for rank (0 \(rank0\)|1 \(rank1\))", head.read_text()):
-        assert time.monotonic() < end, head.read_text()
-        ring.nodes[0].status()
+    last = r"waiting for rank (0 \(rank0\)|1 \(rank1\))"
+    until(lambda: re.search(last, head.read_text()), head.read_text)
     assert re.search(r"waiting for the head, rank0, at 127\.0\.0\.1:\d+", rank.read_text())
     for log in (head, rank):
         assert "Traceback" not in log.read_text()
