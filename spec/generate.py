@@ -32,7 +32,7 @@ from sealring_protocol.joining import exchange
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
-from sealring_protocol.security.roster import EvidenceKind, TrustLevel
+from sealring_protocol.security.roster import EvidenceKind, Rights, TrustLevel
 
 from spec import tables, words
 from spec.trace import make
@@ -150,6 +150,7 @@ def _machine(moves: Mapping[Any, Any]) -> str:
 SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "contexts": _contexts,
     "trust": lambda: _codes(TrustLevel, words.docs_of_members(TrustLevel), "level"),
+    "rights": lambda: _codes(Rights, words.docs_of_members(Rights), "value"),
     "evidence": _evidence,
     "frame-limits": _frame_limits,
     "suites": _suites,

@@ -36,7 +36,7 @@ from sealring_protocol.joining import exchange
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
-from sealring_protocol.security.roster import EvidenceKind, TrustLevel
+from sealring_protocol.security.roster import EvidenceKind, Rights, TrustLevel
 
 from spec import words
 
@@ -55,7 +55,8 @@ ABOUT: Final = (
     "TENSOR with its shape and elements, 'rest' everything to the end of the plaintext, and "
     "'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER begins after a roster's "
     "version, cluster and name, ROSTER.appointment is before the name where the version is 2, and "
-    "ROSTER.member ends before a member's name and addresses."
+    "ROSTER.member ends before a member's name and addresses; where the policy has bit 2, "
+    "ROSTER.member_with_rights takes its place."
 )
 
 FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}
@@ -185,6 +186,7 @@ def tables() -> Json:
         "dtypes": [{"code": int(t), "name": t.name, "width": t.width} for t in DType],
         "tunnel_events": {event.name: int(event) for event in TunnelEvent},
         "trust": _codes(TrustLevel, words.docs_of_members(TrustLevel)),
+        "rights": _codes(Rights, words.docs_of_members(Rights)),
         "evidence": [
             {"kind": int(kind), "name": kind.name, "trust": int(kind.trust)}
             for kind in EvidenceKind

@@ -70,6 +70,9 @@ def seeds() -> Iterator[bytes]:
         if len(data) < 2000:
             yield b"\2" + data
     yield b"\1" + attrs.evolve(TERMS, members=(*TERMS.members, COORDINATOR.member)).encode()
+    for rights in range(4):
+        members = (attrs.evolve(ADA.member, rights=1), attrs.evolve(BEN.member, rights=rights))
+        yield b"\1" + attrs.evolve(TERMS, serial=6, policy=4, members=members).encode()
 
 
 def check(data: bytes) -> None:
@@ -83,6 +86,8 @@ def check(data: bytes) -> None:
     except RemoteProtocolError:
         return
     assert roster.encode() == body
+    assert roster.heads[0] == 0
+    assert set(roster.heads) <= set(roster.workers)
     error = raised(lambda: open_roster(COORDINATOR.public, data[1:] + _NO_SIGNATURE))
     assert error is not None  # signed by nobody
     unsigned = SignedRoster.decode(body + _NO_SIGNATURE)

@@ -141,19 +141,22 @@ def inner_sealed(
 
 @attrs.frozen
 class Member:
-    """A member of a roster; *name* and *addresses* may be bytes that are no text."""
+    """A member of a roster; *name* and *addresses* may be bytes that are no text. *rights* are in
+    it where the roster's policy says so, and else None."""
 
     public: bytes
     trust: int
     attestation: bytes
     name: str | bytes
     addresses: tuple[str | bytes, ...] = ()
+    rights: int | None = None
 
     def encode(self) -> bytes:
         """Its bytes."""
         return (
             self.public
             + bytes([self.trust])
+            + (b"" if self.rights is None else bytes([self.rights]))
             + self.attestation
             + text(self.name)
             + struct.pack(">H", len(self.addresses))

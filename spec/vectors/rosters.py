@@ -73,6 +73,7 @@ def fields(terms: Terms) -> Json:
             "public_key": member.public.hex(),
             "node_id": sha256(member.public).hex(),
             "trust": member.trust,
+            "rights": 1 if member.rights is None else member.rights,
             "attestation": member.attestation.hex(),
             "name": member.name,
             "addresses": list(member.addresses),
@@ -120,6 +121,19 @@ def vectors() -> Iterator[Vector]:
     ]:
         given = _input(signed(terms))
         yield valid(f"roster/{name}", "roster", "CV-01 RO-08", about, given, fields(terms))
+    for name, about, terms in [
+        ("blind", "ben sees no texts", _having(1, 0, 1)),
+        ("witness", "cat is a witness, and sees no texts", _having(1, 1, 2)),
+        ("witness-text", "ben is a witness that sees texts", _having(1, 3, 1)),
+        ("rights-all", "each of the rights, no inner seal", _having(1, 0, 3, policy=4)),
+        ("rights-policy", "every bit of the policy", _having(1, 0, 2, policy=7)),
+        ("rights-longest", "49,152 bytes", _longest_having()),
+    ]:
+        given = _input(signed(terms))
+        yield valid(f"roster/{name}", "roster", "RO-22 RO-23", about, given, fields(terms))
+    terms = _having(1, 0, 2, version=2, appointing=appointed())
+    ids, about = "RO-17 RO-22", "a spare is named, and rights are said"
+    yield valid("roster/spared-rights", "roster", ids, about, _input(signed(terms)), fields(terms))
     for name, about, terms, by in [
         ("spared", "a spare is named", spared(0, 5), COORDINATOR),
         ("spared-late", "a spare is named at serial 3,000,000,001", spared(3, 1), COORDINATOR),
@@ -139,6 +153,13 @@ def vectors() -> Iterator[Vector]:
         for name, ids, about, given in cases:
             yield refused(f"roster/{name}", "roster", ids, about, given, why)
     yield from _newer()
+
+
+def _having(*rights: int, **terms: Any) -> Terms:
+    """The first roster whose members have these rights, and the policy that says so."""
+    members = zip((ADA.member, BEN.member, CAT.member), rights, strict=True)
+    having = tuple(attrs.evolve(member, rights=each) for member, each in members)
+    return attrs.evolve(TERMS, **{"policy": 5, "members": having, **terms})
 
 
 def _bare(member: Member) -> Member:
@@ -173,8 +194,14 @@ def _malformed() -> Iterator[tuple[str, str, str, Json]]:
         ("version-3", "RO-01", "version 3", changed(version=3)),
         ("number-low", "RO-18", "the number before the serial's", _numbered(0, 10**9)),
         ("number-high", "RO-18", "the number after the serial's", _numbered(1, 10**9 - 1)),
-        ("policy-4", "RO-01", "an unknown policy bit", changed(policy=4)),
+        ("policy-8", "RO-01", "an unknown policy bit", changed(policy=8)),
         ("policy-80", "RO-01", "an unknown policy bit beside bit 0", changed(policy=0x81)),
+        ("rights-usual", "RO-22", "rights are said, and usual", signed(_having(1, 1, 1))),
+        ("rights-4", "RO-22", "a right that is none", signed(_having(1, 4, 1))),
+        ("rights-81", "RO-22", "a right that is none, beside TEXT", signed(_having(1, 0x81, 0))),
+        ("first-blind", "RO-23", "the first sees no texts", signed(_having(0, 1, 1))),
+        ("first-witness", "RO-23", "the first is a witness", signed(_having(2, 1, 1))),
+        ("first-both", "RO-23", "the first is a witness that sees texts", signed(_having(3, 1, 1))),
         ("empty", "RO-02", "no members", changed(members=())),
         ("same-key", "RO-03", "one key twice", changed(members=(ADA.member, _as("ada", "bob")))),
         ("same-name", "RO-03", "one name twice", changed(members=(ADA.member, _as("ben", "ada")))),
@@ -219,6 +246,13 @@ def _counting(members: int) -> bytes:
     body = TERMS.encode()
     at = 1 + 32 + 2 + len(TERMS.name) + 25
     return sign_roster(body[:at] + members.to_bytes(2, "big") + body[at + 2 :], COORDINATOR.signer)
+
+
+def _longest_having() -> Terms:
+    count = len(sized(49152).members)
+    terms = sized(49152 - count)
+    members = (attrs.evolve(each, rights=at % 2 + 1) for at, each in enumerate(terms.members))
+    return attrs.evolve(terms, policy=5, members=tuple(members))
 
 
 def sized(size: int, serial: int = 5) -> Terms:

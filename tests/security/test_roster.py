@@ -16,6 +16,7 @@ from sealring_protocol.limits import MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_R
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.roster import (
     Member,
+    Rights,
     Roster,
     SignedRoster,
     TrustLevel,
@@ -57,12 +58,33 @@ def test_the_encoding_byte_by_byte():
     )
 
 
+def test_rights_are_after_the_trust_and_a_bit_of_the_policy_says_so():
+    ada = Member(ADA.public_key, "ada")
+    ben = Member(BEN.public_key, "ben", rights=Rights.WITNESS)
+    encoded = Roster(CLUSTER, "home", 2, 3, 4, False, (ada, ben)).encode()
+    assert encoded[39 + 24 :] == (
+        b"\x04"
+        + b"\x00\x02"
+        + ADA.public_key
+        + b"\x00\x01"
+        + bytes(32)
+        + b"\x00\x03ada"
+        + b"\x00\x00"
+        + BEN.public_key
+        + b"\x00\x02"
+        + bytes(32)
+        + b"\x00\x03ben"
+        + b"\x00\x00"
+    )
+
+
 def test_the_signature_is_over_the_digest_in_its_own_context():
     assert ROSTER.digest == H(ROSTER.encode())
     assert SIGNED.signature == COORDINATOR.sign(b"sealring/1ROSTER" + ROSTER.digest)
     assert SIGNED.encode() == ROSTER.encode() + SIGNED.signature
 
 
+ALL_RIGHTS = (Rights.TEXT, Rights(0), Rights.WITNESS, Rights.TEXT | Rights.WITNESS)
 names = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=12)
 members = st.builds(
     Member,
@@ -71,10 +93,18 @@ members = st.builds(
     st.lists(names, unique=True, max_size=MAX_ADDRESSES).map(tuple),
     st.sampled_from(TrustLevel),
     st.binary(min_size=32, max_size=32).filter(any),
+    st.sampled_from(ALL_RIGHTS),
 )
+
+
+def headed(them):
+    """The members *them*, of whom the first may be the head."""
+    return (attrs.evolve(them[0], rights=Rights.TEXT), *them[1:])
+
+
 rosters = st.builds(
     lambda cluster, name, serial, issued, life, policy, them: Roster(
-        cluster, name, serial, issued, issued + life, policy[0], tuple(them), policy[1]
+        cluster, name, serial, issued, issued + life, policy[0], headed(them), policy[1]
     ),
     st.binary(min_size=32, max_size=32),
     names,
@@ -96,6 +126,48 @@ def test_there_and_back(one):
     whole = sign_roster(one, COORDINATOR)
     assert open_roster(KEY, whole.encode()) == SignedRoster.decode(whole.encode()) == whole
     whole.verify(KEY)
+
+
+def with_rights(*rights):
+    """The roster whose members have these rights."""
+    members = zip(ROSTER.members, rights, strict=True)
+    return attrs.evolve(
+        ROSTER, members=tuple(attrs.evolve(member, rights=each) for member, each in members)
+    )
+
+
+def test_who_may_be_the_head_and_who_may_be_in_a_ring():
+    assert ROSTER.heads == ROSTER.workers == (0, 1, 2)
+    one = with_rights(Rights.TEXT, Rights(0), Rights.TEXT)
+    assert (one.heads, one.workers) == ((0, 2), (0, 1, 2))
+    one = with_rights(Rights.TEXT, Rights.WITNESS, Rights.TEXT)
+    assert (one.heads, one.workers) == ((0, 2), (0, 2))
+    one = with_rights(Rights.TEXT, Rights.TEXT | Rights.WITNESS, Rights(0))
+    assert (one.heads, one.workers) == ((0,), (0, 2))
+    assert [member.sees_texts for member in one.members] == [True, True, False]
+    assert [member.is_witness for member in one.members] == [False, True, False]
+
+
+@pytest.mark.parametrize("first", [Rights(0), Rights.WITNESS, Rights.TEXT | Rights.WITNESS])
+def test_the_first_member_may_be_the_head(first):
+    with pytest.raises(LocalProtocolError, match="ada is the first member"):
+        with_rights(first, Rights.TEXT, Rights.TEXT)
+
+
+def test_rights_that_all_members_have_are_not_said():
+    body = bytearray(with_rights(Rights.TEXT, Rights.TEXT, Rights(0)).encode())
+    at = body.index(CAT.public_key) + 65 + 1
+    assert body[at] == 0
+    body[at] = Rights.TEXT
+    with pytest.raises(RemoteProtocolError, match="all the usual ones"):
+        Roster.decode(bytes(body))
+
+
+def test_rights_that_are_none():
+    body = bytearray(with_rights(Rights.TEXT, Rights.TEXT, Rights(0)).encode())
+    body[body.index(CAT.public_key) + 65 + 1] = 4
+    with pytest.raises(RemoteProtocolError, match="unknown rights 0x04"):
+        Roster.decode(bytes(body))
 
 
 def test_ranks_ids_and_trust():
@@ -200,7 +272,7 @@ def test_bytes_at_and_beyond_the_limit():
     room = MAX_ROSTER - 64 - len(attrs.evolve(ROSTER, members=large).encode())
     assert 400 < room < 2200
     last = Member(CAT.public_key, "last", ())
-    spare = room - len(last.encode())
+    spare = room - len(last.encode(with_rights=False))
     addresses = ["a" * 255] * ((spare - 2) // 257)
     addresses = [f"{n}{a[1:]}" for n, a in enumerate(addresses)]
     addresses.append("z" * (spare - 257 * len(addresses) - 2))

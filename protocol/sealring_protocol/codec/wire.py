@@ -221,6 +221,7 @@ FIELDS: Final[Mapping[str, str]] = {
     "ROSTER.appointment": "spare bytes 65, naming bytes 64, number u64, coordinator bytes 65, "
     "signature bytes 64",
     "ROSTER.member": "public_key bytes 65, trust u8, attestation bytes 32",
+    "ROSTER.member_with_rights": "public_key bytes 65, trust u8, rights u8, attestation bytes 32",
     "EVIDENCE": "version u8, kind u8, subject bytes 65, issued_ms u64, expires_ms u64, "
     "attester bytes 65, claims u32",
     "TENSOR": "dtype u8, sealed bool, dimensions u8, zero u8, counter u64",

@@ -273,6 +273,7 @@ def _roster_fields(roster: Roster) -> Given:
                 "public_key": member.public_key.hex(),
                 "node_id": member.id.hex(),
                 "trust": int(member.trust),
+                "rights": int(member.rights),
                 "attestation": member.attestation.hex(),
                 "name": member.name,
                 "addresses": list(member.addresses),

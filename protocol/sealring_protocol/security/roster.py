@@ -220,6 +220,16 @@ class TrustLevel(enum.IntEnum):
     """The key is in a security chip, which also measured the software that runs."""
 
 
+class Rights(enum.IntFlag, boundary=enum.STRICT):
+    """What a member may do, and what it is for. The usual member has TEXT alone. One with neither
+    is in rings, and is never the head."""
+
+    TEXT = 1
+    """It may see what clients ask and what they are answered: so it may be the head."""
+    WITNESS = 2
+    """It is in no ring and has no layers: it counts as a member, and no more."""
+
+
 class EvidenceKind(enum.IntEnum):
     """How a statement's subject keeps its key."""
 
@@ -367,10 +377,14 @@ def _statement_payload(statement: Statement) -> bytes:
 _CLUSTER: Final = 32
 _TERMS: Final = layout("ROSTER")
 _MEMBER: Final = layout("ROSTER.member")
+_MEMBER_WITH_RIGHTS: Final = layout("ROSTER.member_with_rights")
 _INNER_SEAL: Final = 1 << 0
 _NO_TENSOR: Final = 1 << 1
-_POLICIES: Final = _INNER_SEAL | _NO_TENSOR
+_RIGHTS: Final = 1 << 2
+_POLICIES: Final = _INNER_SEAL | _NO_TENSOR | _RIGHTS
 _TRUST: Final = {int(level): level for level in TrustLevel}
+_USUAL_RIGHTS: Final = Rights.TEXT
+_ALL_RIGHTS: Final = int(Rights.TEXT | Rights.WITNESS)
 
 
 def _check_name(name: str) -> None:
@@ -381,7 +395,8 @@ def _check_name(name: str) -> None:
 @attrs.frozen
 class Member:
     """One node: its 65-byte *public_key*, its *name*, its *addresses* (``host:port``), the
-    coordinator's *trust* in it, and *attestation*, the 32-byte digest of the evidence for that.
+    coordinator's *trust* in it, *attestation*, the 32-byte digest of the evidence for that, and its
+    *rights*.
 
     Raises `LocalProtocolError` if a field is invalid.
     """
@@ -391,6 +406,7 @@ class Member:
     addresses: tuple[str, ...] = ()
     trust: TrustLevel = TrustLevel.NONE
     attestation: bytes = NO_EVIDENCE
+    rights: Rights = _USUAL_RIGHTS
 
     def __attrs_post_init__(self) -> None:
         try:
@@ -417,26 +433,48 @@ class Member:
         """The host of the first address; empty if there is none."""
         return self.addresses[0].rpartition(":")[0].strip("[]") if self.addresses else ""
 
-    def encode(self) -> bytes:
-        """The canonical encoding. Raises `LocalProtocolError` if a field exceeds its limit."""
+    @property
+    def sees_texts(self) -> bool:
+        """True if it may see what clients ask and what they are answered."""
+        return Rights.TEXT in self.rights
+
+    @property
+    def is_witness(self) -> bool:
+        """True if it is in no ring, and has no layers."""
+        return Rights.WITNESS in self.rights
+
+    def encode(self, *, with_rights: bool) -> bytes:
+        """The canonical encoding in a roster whose members have their rights in it, or not. Raises
+        `LocalProtocolError` if a field exceeds its limit."""
+        about = (
+            pack(_MEMBER_WITH_RIGHTS, self.public_key, self.trust, self.rights, self.attestation)
+            if with_rights
+            else pack(_MEMBER, self.public_key, self.trust, self.attestation)
+        )
         return (
-            pack(_MEMBER, self.public_key, self.trust, self.attestation)
+            about
             + text(self.name, MAX_NAME)
             + pack(U16, len(self.addresses))
             + b"".join(text(address, MAX_ADDRESS) for address in self.addresses)
         )
 
     @classmethod
-    def _read(cls, reader: Reader) -> Member:
+    def _read(cls, reader: Reader, *, with_rights: bool) -> Member:
         """The next member. Raises `RemoteProtocolError` or `LocalProtocolError`."""
-        public_key, code, attestation = reader.unpack(_MEMBER)
+        bits = int(_USUAL_RIGHTS)
+        if with_rights:
+            public_key, code, bits, attestation = reader.unpack(_MEMBER_WITH_RIGHTS)
+        else:
+            public_key, code, attestation = reader.unpack(_MEMBER)
+        if bits & ~_ALL_RIGHTS:
+            raise RemoteProtocolError(f"a member with unknown rights 0x{bits:02x}")
         trust = _TRUST.get(code)
         if trust is None:
             raise RemoteProtocolError(f"unknown trust level {code}")
         name = reader.text(MAX_NAME)
         count = reader.count(MAX_ADDRESSES)
         addresses = tuple(reader.text(MAX_ADDRESS) for _ in range(count))
-        return cls(public_key, name, addresses, trust, attestation)
+        return cls(public_key, name, addresses, trust, attestation, Rights(bits))
 
 
 @attrs.frozen
@@ -475,6 +513,11 @@ class Roster:
             raise LocalProtocolError("two members have the same key")
         if len({member.name for member in self.members}) < len(self.members):
             raise LocalProtocolError("two members have the same name")
+        if 0 not in self.heads:
+            raise LocalProtocolError(
+                f"{self.members[0].name} is the first member, which is the head: a head may see "
+                "texts and is no witness"
+            )
         if len(self.encoded) + SIGNATURE > MAX_ROSTER:
             raise LocalProtocolError(f"a signed roster has at most {MAX_ROSTER} bytes")
 
@@ -488,14 +531,35 @@ class Roster:
         """The host of each member, in rank order."""
         return tuple(member.host for member in self.members)
 
+    @functools.cached_property
+    def heads(self) -> tuple[int, ...]:
+        """The ranks that may be the head, in rank order: they may see texts, and are no
+        witnesses."""
+        return tuple(rank for rank in self.workers if self.members[rank].sees_texts)
+
+    @functools.cached_property
+    def workers(self) -> tuple[int, ...]:
+        """The ranks that may be in a ring, in rank order: all but the witnesses."""
+        ranked = enumerate(self.members)
+        return tuple(rank for rank, member in ranked if not member.is_witness)
+
+    @property
+    def _says_rights(self) -> bool:
+        """True if some member's rights are in the encoding, and so all members' are."""
+        return any(member.rights != _USUAL_RIGHTS for member in self.members)
+
     @property
     def _policy(self) -> int:
-        return self.inner_seal * _INNER_SEAL | (not self.tensor_parallelism) * _NO_TENSOR
+        return (
+            self.inner_seal * _INNER_SEAL
+            | (not self.tensor_parallelism) * _NO_TENSOR
+            | self._says_rights * _RIGHTS
+        )
 
     @functools.cached_property
     def encoded(self) -> bytes:
         """The canonical encoding, without a signature."""
-        appointment = self.appointment
+        appointment, with_rights = self.appointment, self._says_rights
         return (
             bytes([_VERSION if appointment is None else _WITH_SPARE])
             + self.cluster
@@ -509,7 +573,7 @@ class Roster:
                 self._policy,
                 len(self.members),
             )
-            + b"".join(member.encode() for member in self.members)
+            + b"".join(member.encode(with_rights=with_rights) for member in self.members)
         )
 
     def encode(self) -> bytes:
@@ -567,13 +631,17 @@ class Roster:
         if count > MAX_MEMBERS:
             raise LimitExceeded(f"a roster of {count} members; the limit is {MAX_MEMBERS}")
         try:
-            members = tuple(Member._read(reader) for _ in range(count))
+            with_rights = bool(policy & _RIGHTS)
+            members = tuple(Member._read(reader, with_rights=with_rights) for _ in range(count))
             reader.end()
             inner_seal, tensor = bool(policy & _INNER_SEAL), not policy & _NO_TENSOR
             times = serial, issued_ms, expires_ms
-            return cls(cluster, name, *times, inner_seal, members, tensor, appointment)
+            roster = cls(cluster, name, *times, inner_seal, members, tensor, appointment)
         except LocalProtocolError as error:
             raise RemoteProtocolError(str(error)) from None
+        if roster._says_rights != with_rights:
+            raise RemoteProtocolError("a roster that says rights, which are all the usual ones")
+        return roster
 
 
 @attrs.frozen

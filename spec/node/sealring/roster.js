@@ -18,10 +18,16 @@ const name = where(inline(plainText(MAX_NAME)), (text) => /[^ ]/.test(text), "a 
 const address = where(inline(plainText(MAX_ADDRESS)), (text) => text !== "", "an empty address");
 const differ = (/** @type {string[]} */ values) => new Set(values).size === values.length;
 
-const memberCodec = struct(
+const TEXT = 1;
+const WITNESS = 2;
+const SAYS_RIGHTS = 4;
+
+/** @param {Record<string, any>} rights the field, or none */
+const memberCodec = (rights) => struct(
   {
     public_key: bytes(65),
     trust: where(u8, (level) => level <= 3, "an unknown trust level"),
+    ...rights,
     attestation: bytes(32),
     name,
     addresses: where(inline(list(u16, MAX_ADDRESSES, address)), differ, "an address twice"),
@@ -45,28 +51,43 @@ const headCodec = struct({
   cluster: bytes(32),
 });
 
-const restCodec = struct(
+const rightsCodec = where(u8, (bits) => bits <= (TEXT | WITNESS), "an unknown right");
+
+const termsCodec = struct(
   {
     name,
     serial: where(u64, (serial) => serial > 0n, "serial 0"),
     issued_ms: u64,
     expires_ms: u64,
-    policy: where(u8, (bits) => bits <= 3, "an unknown policy"),
-    members: list(u16, MAX_MEMBERS, memberCodec),
+    policy: where(u8, (bits) => bits <= 7, "an unknown policy"),
   },
-  ({ issued_ms, expires_ms, members }) => {
-    must(issued_ms < expires_ms, "expires before it is issued");
-    must(members.length > 0, "a roster without members");
-    must(differ(members.map((/** @type {any} */ m) => m.name)), "a name twice");
-    must(differ(members.map((/** @type {any} */ m) => m.public_key.toString("hex"))), "a key twice");
-  },
+  ({ issued_ms, expires_ms }) => must(issued_ms < expires_ms, "expires before it is issued"),
 );
+
+/**
+ * The members, each with its rights [RO-22] [RO-23].
+ *
+ * @param {Reader} reader
+ * @param {number} policy
+ */
+function readMembers(reader, policy) {
+  const said = (policy & SAYS_RIGHTS) !== 0;
+  const read = inline(list(u16, MAX_MEMBERS, memberCodec(said ? { rights: rightsCodec } : {}))).read(reader);
+  const members = read.map((/** @type {any} */ member) => ({ rights: TEXT, ...member }));
+  must(members.length > 0, "a roster without members");
+  must(differ(members.map((/** @type {any} */ m) => m.name)), "a name twice");
+  must(differ(members.map((/** @type {any} */ m) => m.public_key.toString("hex"))), "a key twice");
+  must(!said || members.some((/** @type {any} */ m) => m.rights !== TEXT), "usual rights, which are said");
+  must(members[0].rights === TEXT, "a first member that may not be the head");
+  return members;
+}
 
 /**
  * @typedef {object} Member
  * @property {Buffer} public_key
  * @property {Buffer} node_id
  * @property {number} trust
+ * @property {number} rights
  * @property {Buffer} attestation
  * @property {string} name
  * @property {string[]} addresses
@@ -175,7 +196,8 @@ export function readRoster(signed, pinned) {
   }
   verify(signer, signed.subarray(-SIGNATURE), signedPayload("sealring/1", "ROSTER", digest));
   head ??= headCodec.read(reader);
-  const fields = { ...head, ...restCodec.read(reader) };
+  const terms = termsCodec.read(reader);
+  const fields = { ...head, ...terms, members: readMembers(reader, terms.policy) };
   reader.end();
   const number = head.appointment?.number;
   must(number === undefined || number === fields.serial / SERIALS, "a serial of another coordinator");
