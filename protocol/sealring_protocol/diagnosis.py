@@ -519,6 +519,9 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
     match standing.phase:
         case Phase.NO_HEAD:
             return _absent(facts, 0, now)
+        case _ if facts.roster.members[facts.rank].is_witness:
+            what = f"{facts.own} is a witness, which is in no ring"
+            return [_obstacle(Cause.OUTSIDE, what, since=standing.since)]
         case Phase.LINKING:
             rank = standing.missing[0]
             link = _link(facts, rank, Purpose.STEP, now)

@@ -664,7 +664,7 @@ class Node:
             case Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
                     self._brain.unreached(rank, purpose, why)
-                elif self._brain.serving and purpose is Purpose.CONTROL:
+                elif self._awaits(rank, purpose):
                     self._say(self._report.why_away(rank, self.facts(now), now), now)
             case RosterInForce(changed=changed):
                 if changed:
@@ -672,6 +672,11 @@ class Node:
                 else:
                     self._role.readdress(self.roster.roster)
                 self._events.append(news)
+
+    def _awaits(self, rank: int, purpose: Purpose) -> bool:
+        """Whether the ring serves without *rank*, which could be in it if its link came up."""
+        could = not self._links.member(rank).is_witness
+        return self._brain.serving and purpose is Purpose.CONTROL and could
 
     def _begin_anew(self, now: float) -> None:
         """The ranks have changed: start with a new brain. If this node stays the head, its requests
@@ -715,6 +720,8 @@ class Node:
             bucket = TokenBucket(PRESENTATIONS_PER_SECOND, now)
             if not self._presentations.setdefault(rank, bucket).take(now):
                 raise LimitExceeded("it presents itself too often")
+            if self._links.member(rank).is_witness:
+                return []  # it takes no part, whatever its engine has
             effects = self._role.outsider(rank, message, self.engine_info)
             self._carry_out(effects, now, in_ranks=True)
             if any(isinstance(effect, Shut) for effect in effects):

@@ -84,7 +84,19 @@ def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerCo
     names = tuple(member.name for member in roster.members)
     trusted = config.collectives.trusted
     policies = roster.inner_seal, trusted, roster.tensor_parallelism
-    return FollowerConfig(rank, names, *policies, config.build)
+    rights = tuple(member.rights for member in roster.members)
+    return FollowerConfig(rank, names, *policies, config.build, rights)
+
+
+def why_no_tensor(roster: Roster, ring: tuple[int, ...]) -> str:
+    """Why *roster* forbids that the ranks of *ring* take tensor parallelism; empty if it does
+    not."""
+    if not roster.tensor_parallelism:
+        return "the roster forbids it"
+    blind = [roster.members[rank].name for rank in ring if not roster.members[rank].sees_texts]
+    if not blind:
+        return ""
+    return f"it gives every rank the tokens, and the roster lets {_listed(blind)} see no texts"
 
 
 def head_config(
@@ -98,9 +110,8 @@ def head_config(
     """The settings of the head of *ring* (ranks, place by place) under *roster*. Request uids go on
     from *first_uid*, epochs from *last_epoch*. *against* is that of `PlanRequest`."""
     members = [roster.members[rank] for rank in ring]
-    plan = PlanRequest(
-        config.strategy, config.layers, config.collectives, against, roster.tensor_parallelism
-    )
+    forbidden = why_no_tensor(roster, ring)
+    plan = PlanRequest(config.strategy, config.layers, config.collectives, against, forbidden)
     return HeadConfig(
         config.instance,
         tuple(member.name for member in members),
@@ -147,13 +158,13 @@ class NodeRole:
     def _begin(self, roster: Roster, rank: int, now: float) -> None:
         self._rank, self._roster = rank, roster
         self.members = frozenset(member.id for member in roster.members)
-        self.ring = tuple(range(len(roster.members)))
+        self.ring = roster.workers
         """The ranks of the ring, place by place. A follower's are those of the last `NewRing`."""
         self.attendance: Attendance | None = None
         """Who is present; None where the whole roster makes the only ring."""
         self._told.clear()
         if rank == 0 and self._may_leave_out:
-            self.attendance = Attendance(len(self.ring), self._config.least, now)
+            self.attendance = Attendance(self.ring, self._config.least, now)
 
     @property
     def _may_leave_out(self) -> bool:
@@ -186,7 +197,8 @@ class NodeRole:
         self._begin(roster, rank, now)
         if self.attendance is not None and isinstance(before, Head):
             # A member that was not in the ring is not waited for.
-            self.ring = tuple(sorted(roster.rank(each) for each in members if each in roster))
+            here = {roster.rank(each) for each in members if each in roster}
+            self.ring = tuple(rank for rank in roster.workers if rank in here)
         self.brain = self._make_brain(now, before)
         if isinstance(before, Head) and rank > 0:
             text = f"roster {roster.serial} makes {roster.members[0].name} the head; ask there"
@@ -319,10 +331,10 @@ class NodeRole:
         return self.attendance.deadline(self.ring, now, self._idle_from)
 
     def outside(self) -> dict[int, Outside]:
-        """Why each rank is outside of the ring."""
+        """Why each rank is outside of the ring, but for witnesses."""
         if self.attendance is None:
             return {}
-        ranks = (rank for rank in range(len(self._roster.members)) if rank not in self.ring)
+        ranks = (rank for rank in self._roster.workers if rank not in self.ring)
         return {rank: self.attendance.why_outside(rank) for rank in ranks}
 
     @property
@@ -368,7 +380,7 @@ class NodeRole:
         """*rank*, which the ring leaves out, said *hello*: end its link if it can never be taken
         in."""
         known = {} if self.attendance is None else self.attendance.hellos
-        whole = self._head_config(tuple(range(len(self._roster.members))))
+        whole = self._head_config(self._roster.workers)
         answer = compare(whole, info, rank, hello, known)
         return [] if answer is None else [answer]
 

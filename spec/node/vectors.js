@@ -286,6 +286,7 @@ const rank = once((input, outcome) => {
     innerSeal: input.inner_seal,
     tensorParallelism: input.tensor_parallelism,
     trusted: input.trusted,
+    rights: input.rights,
   };
   const machine = new Rank(input.rank, input.world, policy);
   const encoded = (/** @type {import("./sealring/messages.js").Table} */ table) => (/** @type {any} */ said) =>

@@ -270,6 +270,18 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         {"tensor_parallelism": False},
         (*UP, came(PIPELINE, PIPELINE)),
     ),
+    "blind": (
+        "EP-03",
+        "a pipeline, where the receiver may see no texts",
+        {"rights": [1, 0]},
+        (*UP, came(PIPELINE, PIPELINE)),
+    ),
+    "around-witness": (
+        "EP-03 RO-24",
+        "a pipeline that leaves a witness out",
+        {"rank": 2, "world": 3, "rights": [1, 2, 1]},
+        (*UP, came(attrs.evolve(PIPELINE, members=(0, 2)), attrs.evolve(PIPELINE, members=(0, 2)))),
+    ),
     "to-pipeline": (
         "CO-07 EP-10",
         "a later epoch in a pipeline: the same",

@@ -154,6 +154,42 @@ FAULTS: Final[dict[str, tuple[str, str, Course, Exchange, CloseCode]]] = {
             CloseCode.POLICY_MISMATCH,
         ),
         (
+            "witness",
+            "EP-03 RO-24",
+            "tensor parallelism with the receiver, which is a witness that sees texts",
+            UP,
+            PREPARE,
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
+            "witness-pipeline",
+            "EP-03 RO-24",
+            "a pipeline with the receiver, which is a witness",
+            UP,
+            PIPELINE,
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
+            "witness-other",
+            "EP-03 RO-24",
+            "a pipeline with a witness after the receiver",
+            UP,
+            attrs.evolve(PIPELINE, bounds=(0, 4, 8, 12)),
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
+            "tensor-blind",
+            "EP-03",
+            "tensor parallelism, where the receiver may see no texts",
+            UP,
+            PREPARE,
+            1,
+            CloseCode.POLICY_MISMATCH,
+        ),
+        (
             "trusted",
             "EP-03",
             "beside the links, which the owner does not allow",
@@ -236,9 +272,13 @@ PLACES: Final[dict[str, Json]] = {
     "join-trusted": {"trusted": True},
     "join-backend": {"trusted": True},
     "tensor": {"tensor_parallelism": False},
+    "witness": {"rights": [1, 3]},
+    "witness-pipeline": {"rights": [1, 2]},
+    "witness-other": {"world": 3, "rights": [1, 1, 2]},
+    "tensor-blind": {"rights": [1, 0]},
 }
 """Where the owner allows what goes beside the links, so that nothing but the first order forbids
-it; and where the policy forbids tensor parallelism."""
+it; and where the policy, or a member's rights, forbid the order."""
 
 
 def _input(place: Json, course: Sequence[Exchange]) -> Json:

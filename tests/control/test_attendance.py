@@ -41,8 +41,8 @@ class House:
         self.now = 0.0
         self.free = math.inf  # when the ring will have been idle for long enough
         self.fits = fits
-        self.of = Attendance(world, least, 0.0)
         self.current = tuple(range(world))
+        self.of = Attendance(self.current, least, 0.0)
         for rank in here:
             self.came(rank)
 

@@ -69,6 +69,7 @@ from sealring_protocol.security.roles import Purpose, allowed
 from sealring_protocol.security.roster import (
     Evidence,
     Member,
+    Rights,
     Roster,
     newer,
     open_roster,
@@ -106,7 +107,8 @@ class _Rank:
     def __init__(self, given: Given, output: Given) -> None:
         names = tuple(f"rank {rank}" for rank in range(given["world"]))
         policy = given["inner_seal"], given["trusted"], given["tensor_parallelism"]
-        config = FollowerConfig(given["rank"], names, *policy)
+        rights = tuple(map(Rights, given.get("rights", ())))
+        config = FollowerConfig(given["rank"], names, *policy, rights=rights)
         self._machine = Follower(config)
         self._next = (given["rank"] + 1) % given["world"]
         self._before = given["rank"] - 1

@@ -282,14 +282,14 @@ class Plan:
 @attrs.frozen
 class PlanRequest:
     """What someone asked for: a *strategy*, *layers* per rank (chosen, or none), and what
-    collectives may do; *against* is what stands against them by experience. The cluster's roster
-    has *tensor* parallelism, or forbids it."""
+    collectives may do; *against* is what stands against them by experience, and *forbidden* why the
+    cluster's roster forbids tensor parallelism, if it does."""
 
     strategy: Strategy = Strategy.AUTO
     layers: tuple[int, ...] = ()
     collectives: Collectives = attrs.field(factory=Collectives)
     against: str = ""
-    tensor: bool = True
+    forbidden: str = ""
 
 
 def make_plan(
@@ -347,8 +347,8 @@ def _tensor(
     ranks: Sequence[str],
 ) -> Plan:
     world = len(memory)
-    if not request.tensor:
-        raise LocalProtocolError("the roster forbids it; use pp")
+    if request.forbidden:
+        raise LocalProtocolError(f"{request.forbidden}; use pp")
     if request.layers:
         raise LocalProtocolError("layers per rank are a pipeline's; tensor parallelism splits all")
     if not info.splits:

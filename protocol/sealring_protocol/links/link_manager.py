@@ -73,7 +73,14 @@ from sealring_protocol.links.peers import (
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Member, Roster, SignedRoster, check_succession, newer
+from sealring_protocol.security.roster import (
+    Member,
+    Rights,
+    Roster,
+    SignedRoster,
+    check_succession,
+    newer,
+)
 from sealring_protocol.words import RING_CHANGED
 
 
@@ -124,7 +131,9 @@ News = CameUp | LinkDown | MessageReceived | RosterInForce | Unreachable
 
 def hop_keys(up: CameUp, own: int, ring: tuple[int, ...], cluster: bytes) -> Iterator[HopKey]:
     """The activation secrets of the step link *up*, for the engine of rank *own* of *ring*, the
-    ranks in their order. Keep no other copy."""
+    ranks in their order; none for a witness, which is not in it. Keep no other copy."""
+    if own not in ring:
+        return
     place = ring.index(own)
     if up.rank == ring[(place + 1) % len(ring)]:
         yield HopKey(True, up.hop.suite, cluster, up.hop.send)
@@ -259,9 +268,10 @@ FINISHING: Final = "the head lets its requests finish before this roster is in f
 HEAD_FIRST: Final = "the head is to have this roster first, for it makes another member the head"
 
 
-def _decides(of: Roster) -> tuple[bool, bool, list[bytes]]:
+def _decides(of: Roster) -> tuple[bool, bool, list[tuple[bytes, Rights]]]:
     """What of a roster decides what its members do."""
-    return of.inner_seal, of.tensor_parallelism, [member.id for member in of.members]
+    members = [(member.id, member.rights) for member in of.members]
+    return of.inner_seal, of.tensor_parallelism, members
 
 
 class LinkManager:

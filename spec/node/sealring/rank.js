@@ -21,6 +21,7 @@ import {
 } from "./limits.js";
 import { BACKEND } from "./messages.js";
 import { PURPOSE } from "./roles.js";
+import { TEXT, WITNESS } from "./roster.js";
 
 /** The step version that this rank knows (8.5). */
 const STEPS = 1;
@@ -92,7 +93,8 @@ export class Rank {
   /**
    * @param {number} rank
    * @param {number} world the number of ranks of the roster
-   * @param {{innerSeal: boolean, tensorParallelism: boolean, trusted: boolean}} policy the roster's, and what the owner allows
+   * @param {{innerSeal: boolean, tensorParallelism: boolean, trusted: boolean, rights?: number[]}} policy the roster's,
+   *   what the owner allows, and the rights of each rank, which has TEXT alone where they are left out
    */
   constructor(rank, world, policy) {
     this.#rank = rank;
@@ -214,7 +216,10 @@ export class Rank {
     must(ring[order.rank] === this.#rank && ring[world - 1] < this.#roster, "an order for another [EP-08]");
     must(!held || order.instance !== held.instance || isLater(order, held), "an epoch that is over [EP-07]");
     must(order.inner_seal === this.#policy.innerSeal, "another policy [EP-03]", "POLICY_MISMATCH");
-    must(!isCollective(order) || this.#policy.tensorParallelism, "forbidden [EP-03]", "POLICY_MISMATCH");
+    const rights = ring.map((/** @type {number} */ rank) => this.#policy.rights?.[rank] ?? TEXT);
+    must(!rights.some((/** @type {number} */ bits) => bits & WITNESS), "a witness [EP-03]", "POLICY_MISMATCH");
+    const mayShow = this.#policy.tensorParallelism && rights.every((/** @type {number} */ bits) => bits & TEXT);
+    must(!isCollective(order) || mayShow, "forbidden [EP-03]", "POLICY_MISMATCH");
     must(!order.trusted || this.#policy.trusted, "beside the sealed links [EP-03]", "POLICY_MISMATCH");
     must(order.steps === STEPS, "another step version [EP-21]", "VERSION_MISMATCH");
     must(!joins(order), "to join, unprepared [CO-04]");

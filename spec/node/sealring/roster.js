@@ -18,8 +18,8 @@ const name = where(inline(plainText(MAX_NAME)), (text) => /[^ ]/.test(text), "a 
 const address = where(inline(plainText(MAX_ADDRESS)), (text) => text !== "", "an empty address");
 const differ = (/** @type {string[]} */ values) => new Set(values).size === values.length;
 
-const TEXT = 1;
-const WITNESS = 2;
+export const TEXT = 1;
+export const WITNESS = 2;
 const SAYS_RIGHTS = 4;
 
 /** @param {Record<string, any>} rights the field, or none */

@@ -8,6 +8,7 @@ to the next rank is up.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -52,6 +53,7 @@ from sealring_protocol.errors import CloseCode, LimitExceeded, RemoteProtocolErr
 from sealring_protocol.limits import MAX_REASON, NO_RANK, ORDERS_PER_SECOND, WAITINGS_PER_SECOND
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Rights
 from sealring_protocol.table import Machine, Table
 
 
@@ -61,7 +63,8 @@ class FollowerConfig:
     with each order.
 
     With *trusted*, a collective may run outside of the sealed links. *inner_seal* and *tensor*
-    (whether tensor parallelism is allowed) come from the roster. *build* is `NodeConfig.build`.
+    (whether tensor parallelism is allowed) come from the roster, and *rights*, by rank; left out,
+    each rank has the usual ones. *build* is `NodeConfig.build`.
     """
 
     rank: int
@@ -70,11 +73,32 @@ class FollowerConfig:
     trusted: bool = False
     tensor: bool = True
     build: Build = attrs.field(factory=Build)
+    rights: tuple[Rights, ...] = ()
 
     @property
     def world(self) -> int:
         """The number of ranks."""
         return len(self.names)
+
+    @property
+    def ring(self) -> tuple[int, ...]:
+        """The ranks that may be in a ring."""
+        return tuple(rank for rank in range(self.world) if not self._has(rank, Rights.WITNESS))
+
+    def _has(self, rank: int, right: Rights) -> bool:
+        return right in (self.rights[rank] if self.rights else Rights.TEXT)
+
+    def no_ring(self, ring: Iterable[int], *, tensor: bool) -> str:
+        """Why the roster has no such *ring*, which may be for *tensor* parallelism; empty if it
+        may be."""
+        for rank in ring:
+            if self._has(rank, Rights.WITNESS):
+                return f"{self.names[rank]} is a witness, which is in no ring"
+            if tensor and not self._has(rank, Rights.TEXT):
+                return f"tensor parallelism shows texts to {self.names[rank]}, which may see none"
+        if tensor and not self.tensor:
+            return "the roster forbids tensor parallelism"
+        return ""
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -278,7 +302,9 @@ class Follower:
 
     def __init__(self, config: FollowerConfig, now: float = 0.0) -> None:
         self._config = config
-        self._take_place(config.rank, tuple(range(config.world)))
+        ring = config.ring
+        place = ring.index(config.rank) if config.rank in ring else 0  # a witness has none
+        self._take_place(place, ring)
         self._state = Machine(FOLLOWER_TABLE, FollowerState.NO_HEAD)
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
@@ -645,8 +671,8 @@ def refusal(order: Bootstrap, config: FollowerConfig, epoch: Epoch, model: bytes
     code, reason = CloseCode.POLICY_MISMATCH, ""
     if order.inner_seal != config.inner_seal:
         reason = "the head and this rank disagree on the inner seal"
-    elif order.backend is not Backend.PIPELINE and not config.tensor:
-        reason = "the roster forbids tensor parallelism"
+    elif no_ring := config.no_ring(ring, tensor=order.backend is not Backend.PIPELINE):
+        reason = no_ring
     elif order.trusted and not config.trusted:
         reason = 'this rank does not say collectives = "trusted-link", as the head does'
     elif order.steps not in config.build.steps:

@@ -4,7 +4,9 @@ A ring serves with whoever is there. It does not wait for a member that it has n
 that goes is left out. `Attendance` decides that for the head, by who is present and since when; the
 node then makes a ring of those (`node.Node`), as it does for a newer roster: requests go on.
 
-The whole roster is preferred. A ring of some members begins once every other has been waited for:
+Witnesses have no part in this: they are never in a ring, and nobody waits for them.
+
+The ring of all others is preferred. A ring of some begins once every other has been waited for:
 a member that has never come for `GATHER_SECONDS` after the head itself has come, one that was lost
 for `LOSS_SECONDS`, in which a process may restart. A member that comes is taken in after
 `STEADY_SECONDS`. After each stay that was shorter than `LONG_STAY` that time doubles, and nobody
@@ -74,16 +76,16 @@ Ring = tuple[int, ...]
 
 
 class Attendance:
-    """The members of a roster of *world* ranks, of which at least *least* make a ring. Rank 0, the
-    head, is always one of them. Times are monotonic seconds."""
+    """The *ranks* that may be in the ring: all members but witnesses. At least *least* make a ring.
+    Rank 0, the head, is always one of them. Times are monotonic seconds."""
 
-    def __init__(self, world: int, least: int, now: float) -> None:
-        self._least = max(1, min(least, world))
+    def __init__(self, ranks: Ring, least: int, now: float) -> None:
+        self._least = max(1, min(least, len(ranks)))
         self.hellos: dict[int, Hello] = {}
         """The HELLO of each rank that is present."""
         self._came: dict[int, float] = {}  # when each of them came
         self._steady_from: dict[int, float] = {}  # when each of them may be taken in
-        self._awaited = dict.fromkeys(range(world), now + GATHER_SECONDS)  # the others: until when
+        self._awaited = dict.fromkeys(ranks, now + GATHER_SECONDS)  # the others: until when
         self._began = now
         self._lost: dict[int, float] = {}  # when each that has ever come was last lost
         self.stuck = False
