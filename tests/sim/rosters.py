@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.roster import (
     SERIALS,
     Appointment,
     Member,
+    Rights,
     Roster,
     SignedRoster,
     name_spare,
@@ -31,9 +34,17 @@ def make_roster(
     lifetime_ms: int = 10**9,
     *,
     tensor: bool = True,
+    rights: Mapping[int, Rights] | None = None,
 ) -> SignedRoster:
+    """*rights* are those of members that have unusual ones, by index."""
+    having = rights or {}
     members = tuple(
-        Member(signer(index).public_key, f"node{index}", (f"host{index}:1",))
+        Member(
+            signer(index).public_key,
+            f"node{index}",
+            (f"host{index}:1",),
+            rights=having.get(index, Rights.TEXT),
+        )
         for index in order or range(world)
     )
     until = WALL + lifetime_ms
