@@ -105,6 +105,31 @@ def test_roster_from_new_to_verify(home: Path) -> None:
     assert "laptop" in shown.out
 
 
+def test_members_of_a_draft_have_rights(own_home: Path) -> None:
+    add = ("roster", "add", own_home / "home.toml")
+    for name, address, *rights in (
+        ("den", "den:1", "--no-text"),
+        ("pi", "pi:1", "--witness", "--no-text"),
+    ):
+        assert sealring("keygen", own_home / f"{name}.key").code == 0
+        key = own_home / f"{name}.pub"
+        assert sealring(*add, name, "--key", key, "--address", address, *rights).code == 0
+    sign = ("roster", "sign", own_home / "home.toml", "--key", own_home / "coordinator.key")
+    members = sealring(*sign, "--json").json()["members"]
+    rights = [(each["name"], each["sees_texts"], each["witness"]) for each in members]
+    assert rights == [
+        ("desk", True, False),
+        ("laptop", True, False),
+        ("den", False, False),
+        ("pi", False, True),
+    ]
+    text = (own_home / "home.toml").read_text()
+    (own_home / "home.toml").write_text(text.replace("text = true", "text = false", 1))
+    refused = sealring(*sign)
+    assert refused.code == 2
+    assert "desk is the first member, which is the head" in refused.err
+
+
 def test_signing_again_raises_the_serial(own_home: Path) -> None:
     done = sealring(
         *("roster", "sign", own_home / "home.toml", "--key", own_home / "coordinator.key"),

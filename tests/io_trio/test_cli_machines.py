@@ -25,7 +25,7 @@ from sealring.service.service import due_in
 from sealring.service.verification import Reply
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner
-from sealring_protocol.security.roster import Roster, SignedRoster, sign_roster
+from sealring_protocol.security.roster import Rights, Roster, SignedRoster, sign_roster
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import UserError
 from sealring_trio.files.rosters import RosterStore
@@ -92,6 +92,40 @@ def test_a_machine_is_renamed_moved_and_readdressed(home: Path) -> None:
     assert after.expires_ms - after.issued_ms == before.expires_ms - before.issued_ms
 
 
+def test_a_machine_may_see_no_texts_and_be_a_witness(home: Path) -> None:
+    done = machines(home, "rights", "laptop", "--no-text")
+    assert done.code == 0, done.err
+    assert "laptop: sees no texts, and is never the head: roster 2" in done.out
+    assert roster_in(home).members[1].rights == Rights(0)
+    assert "laptop: sees no texts, and is never the head" in machines(home, "list").out
+    lead = machines(home, "move", "laptop", "--rank", "0")
+    assert lead.code == 2
+    assert "'laptop' may see no texts, so that it cannot be the head" in lead.err
+    assert "sealring machines rights laptop --text --no-witness" in lead.err
+    away = machines(home, "move", "desk", "--rank", "1")
+    assert "'laptop' may see no texts, so that it cannot be the head" in away.err
+    gone = machines(home, "remove", "desk")
+    assert "No other machine may be the head" in gone.err
+    assert machines(home, "rights", "laptop", "--witness", "--json").json()["serial"] == 3
+    assert roster_in(home).members[1].rights == Rights.WITNESS
+    listed = machines(home, "list", "--json").json()["machines"]
+    assert [(each["sees_texts"], each["witness"]) for each in listed] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "laptop: a witness, in no ring, and sees no texts" in machines(home, "list").out
+    shown = sealring("roster", "show", home / "home.roster")
+    assert "laptop: a witness, in no ring, and sees no texts" in shown.out
+    told = sealring("roster", "show", home / "home.roster", "--json").json()["members"]
+    assert [(each["sees_texts"], each["witness"]) for each in told] == [
+        (True, False),
+        (False, True),
+    ]
+    done = machines(home, "rights", "laptop", "--text", "--no-witness")
+    assert "laptop: may see texts, and be the head: roster 4" in done.out
+    assert machines(home, "move", "laptop", "--rank", "0").code == 0
+
+
 def test_a_machine_is_removed_and_another_key_takes_its_place(home: Path) -> None:
     fresh = create_key(home / "fresh.key").public_key
     done = machines(home, "replace", "laptop", home / "fresh.pub")
@@ -115,6 +149,17 @@ def test_the_key_may_be_given_by_hand(home: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str, str, str]] = {
+    "the rights that it has": (
+        "rights laptop --text",
+        "'laptop' is that already: may see texts, and be the head",
+        "--no-text",
+    ),
+    "no rights": ("rights laptop", "'laptop' is that already", "--witness or --no-witness"),
+    "the head's rights": (
+        "rights desk --no-text",
+        "'desk' is the head, which sees texts and is no witness",
+        "move laptop --rank 0",
+    ),
     "nobody": ("remove attic", "there is no machine called 'attic'", "desk, laptop"),
     "the head": ("remove desk", "'desk' is the head", "move laptop --rank 0"),
     "the head's key": (

@@ -37,11 +37,12 @@ from sealring.cli.members import (
     OwnCluster,
     found_beside,
     have_members,
+    print_rights,
     read_cluster,
     read_signer,
 )
 from sealring.cli.options import AsJson, OwnConfig
-from sealring.files.cluster import sign_next
+from sealring.files.cluster import describe_rights, sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
 from sealring.local.node_socket import answer_of, ask
@@ -61,7 +62,10 @@ sealring start
 """
 
 app = cyclopts.App(name="machines", help=HELP)
-for _command in (members.remove, members.replace, members.move, members.rename, members.address):
+for _command in (
+    *(members.remove, members.replace, members.move, members.rights, members.rename),
+    members.address,
+):
     app.command(_command)
 
 _JOIN_SECONDS = 60.0
@@ -100,6 +104,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
                 "answers_beside": moved.get(member.name, []),
                 "here": member.id == own,
                 "state": states[member.name],
+                **describe_rights(member),
             }
             for rank, member in enumerate(roster.members)
         ]
@@ -122,6 +127,7 @@ def list_(*, config: OwnConfig = None, json: AsJson = False) -> None:
         ],
         numbers_from=9,
     )
+    print_rights({"name": member.name, **describe_rights(member)} for member in roster.members)
     if out:
         print(
             f"\nThis machine was put out of {roster.name}: {' and '.join(map(visible, out))} "

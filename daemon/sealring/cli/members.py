@@ -1,5 +1,5 @@
-"""`sealring machines remove | replace | move | rename | address`: each changes the roster in force,
-signs what follows it, and installs that at the node that runs here.
+"""`sealring machines remove | replace | move | rights | rename | address`: each changes the roster
+in force, signs what follows it, and installs that at the node that runs here.
 
 The roster is the running node's; where none runs, the newest in the state folder and the config.
 There the new one goes to the file that the config names, and the node hands it on when it starts.
@@ -8,9 +8,9 @@ There the new one goes to the file that the config names, and the node hands it 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import attrs
 from cyclopts import Parameter
@@ -19,6 +19,7 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.roster import (
     NO_EVIDENCE,
     Member,
+    Rights,
     Roster,
     SignedRoster,
     TrustLevel,
@@ -29,10 +30,17 @@ from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import format_time, wall_ms
 
 from sealring.cli.options import AsJson, OwnConfig
-from sealring.files.cluster import make_member, read_coordinator_key, sign_next, write_roster
+from sealring.files.cluster import (
+    describe_rights,
+    make_member,
+    read_coordinator_key,
+    sign_next,
+    unusual_rights,
+    write_roster,
+)
 from sealring.files.config import Config, own_config
 from sealring.local.node_socket import NobodyThere, answer_of
-from sealring.output import print_json, print_note, progress
+from sealring.output import print_json, print_note, progress, visible
 
 
 @attrs.frozen
@@ -214,17 +222,27 @@ def _refuse_own(cluster: OwnCluster, rank: int, verb: str) -> None:
             "To end the cluster, stop the node. To begin another, use another folder.",
         )
     if rank == 0:
-        other = shlex.quote(cluster.members[1].name)
-        raise UserError(
-            f"'{member.name}' is the head, and is not {verb} while it is",
-            f"Make another machine the head first: sealring machines move {other} --rank 0",
-        )
+        what = f"'{member.name}' is the head, and is not {verb} while it is"
+        raise UserError(what, _other_head(cluster))
     if member.id == cluster.own:
         raise UserError(
             f"'{member.name}' is this machine, which would be cut off from the others before they "
             "know of it",
             "Do it on another machine of the cluster, with the coordinator's key there (--key).",
         )
+
+
+def _other_head(cluster: OwnCluster) -> str:
+    """How to make another machine the head of *cluster*, in words."""
+    roster = cluster.roster.roster
+    others = [roster.members[rank].name for rank in roster.heads if rank]
+    if others:
+        other = shlex.quote(others[0])
+        return f"Make another machine the head first: sealring machines move {other} --rank 0"
+    return (
+        "No other machine may be the head. Let one first: sealring machines rights NAME --text "
+        "--no-witness"
+    )
 
 
 def remove(name: str, *, change: ClusterChange = AS_CONFIGURED) -> None:
@@ -313,9 +331,86 @@ def move(
         )
     if rank == at:
         raise UserError(f"'{name}' has rank {rank} already", "Nothing has changed.")
+    if rank == 0:
+        _check_may_lead(cluster.members[at])
+    elif at == 0:
+        _check_may_lead(cluster.members[1])
     order = [member for member in cluster.members if member.name != name]
     order.insert(rank, cluster.members[at])
     change.make(cluster, order, f"{name} is rank {rank}")
+
+
+def _check_may_lead(member: Member) -> None:
+    """Raise `UserError` if *member* may not be the head."""
+    if member.is_witness or not member.sees_texts:
+        why = "is a witness" if member.is_witness else "may see no texts"
+        raise UserError(
+            f"'{member.name}' {why}, so that it cannot be the head",
+            f"Move another machine; or first: sealring machines rights {shlex.quote(member.name)} "
+            "--text --no-witness",
+        )
+
+
+def rights(
+    name: str,
+    *,
+    text: Annotated[bool | None, Parameter(negative="--no-text")] = None,
+    witness: Annotated[bool | None, Parameter(negative="--no-witness")] = None,
+    change: ClusterChange = AS_CONFIGURED,
+) -> None:
+    """Say what the machine NAME may see, or that it is a witness.
+
+    A machine that may see no texts is never the head, and no rank of tensor
+    parallelism. In a pipeline it still computes on hidden states, from which
+    texts can be guessed: what must see nothing is no member, or a witness.
+
+    A witness is a member and in no ring. It needs no layers, and nobody waits
+    for it.
+
+        sealring machines rights den --no-text
+        sealring machines rights pi --witness --no-text
+
+    What is left out stays as it is. Requests that run go on, and are read in
+    again.
+
+    Parameters
+    ----------
+    name
+        What the machine is called.
+    text
+        Whether it may see what is asked and answered.
+    witness
+        Whether it is a witness.
+    """
+    cluster = read_cluster(change.config)
+    rank = cluster.rank(name)
+    member = cluster.members[rank]
+    wanted = member.rights
+    for right, given in ((Rights.TEXT, text), (Rights.WITNESS, witness)):
+        if given is not None:
+            wanted = wanted | right if given else wanted & ~right
+    fresh = attrs.evolve(member, rights=wanted)
+    if wanted == member.rights:
+        raise UserError(
+            f"'{name}' is that already: {_rights_text(member)}",
+            "Say what is to change: --text or --no-text, --witness or --no-witness.",
+        )
+    if rank == 0:
+        raise UserError(
+            f"'{name}' is the head, which sees texts and is no witness", _other_head(cluster)
+        )
+    change.make(cluster, _with(cluster, rank, fresh), f"{name}: {_rights_text(fresh)}")
+
+
+def _rights_text(member: Member) -> str:
+    return unusual_rights(describe_rights(member)) or "may see texts, and be the head"
+
+
+def print_rights(machines: Iterable[Mapping[str, Any]]) -> None:
+    """Say which of *machines* have unusual rights; each has a name and its `describe_rights`."""
+    for facts in machines:
+        if text := unusual_rights(facts):
+            print(f"\n{visible(facts['name'])}: {text}")
 
 
 def rename(old: str, new: str, *, change: ClusterChange = AS_CONFIGURED) -> None:
@@ -333,7 +428,7 @@ def rename(old: str, new: str, *, change: ClusterChange = AS_CONFIGURED) -> None
     cluster = read_cluster(change.config)
     rank = cluster.rank(old)
     member = cluster.members[rank]
-    make_member(new, member.public_key, [*member.addresses], None, None)  # a name that may be
+    make_member(new, member.public_key, [*member.addresses])  # a name that may be
     fresh = attrs.evolve(member, name=new)
     change.make(cluster, _with(cluster, rank, fresh), f"{old} is called {new} now")
 
@@ -359,7 +454,7 @@ def address(
     cluster = read_cluster(change.config)
     rank = cluster.rank(name)
     member = cluster.members[rank]
-    checked = make_member(name, member.public_key, addresses, None, None)
+    checked = make_member(name, member.public_key, addresses)
     fresh = attrs.evolve(member, addresses=tuple(checked.addresses))
     listens = (
         ""

@@ -190,6 +190,7 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
         return _Ring(
             folder, settings.adapter, rooms or (_own_room(settings.memory or 0),), settings.streams
         )
+    facts = _without_witnesses(facts)
     if rooms and len(rooms) != facts["world"]:
         raise UserError(
             f"--memory has {len(rooms)} sizes, and the ring {facts['world']} ranks",
@@ -216,6 +217,12 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
         facts if same else None,
         choice["text"] if same else "",
     )
+
+
+def _without_witnesses(facts: dict[str, Any]) -> dict[str, Any]:
+    """What a head says of itself (*facts*), of the machines alone that may be in a ring."""
+    peers = [each for each in facts["peers"] if not each.get("witness")]  # it may be older
+    return {**facts, "peers": peers, "world": len(peers) + 1}
 
 
 def _without_those_away(facts: Mapping[str, Any], known: Collection[int]) -> dict[str, Any]:

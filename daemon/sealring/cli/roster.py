@@ -17,12 +17,13 @@ from sealring_trio.files.key_files import is_there, read_key, read_public_key, r
 from sealring_trio.files.rosters import read_roster
 from sealring_trio.units import format_time, wall_ms
 
-from sealring.cli.members import install_roster
+from sealring.cli.members import install_roster, print_rights
 from sealring.cli.options import AsJson, OwnConfig
 from sealring.files.cluster import (
     MAX_SERIAL,
     Draft,
     build_roster,
+    describe_rights,
     find_twins,
     make_draft,
     make_member,
@@ -66,6 +67,7 @@ def print_roster(path: Path, signed: SignedRoster, *, json: bool, signature: str
         ],
         numbers_from=9,
     )
+    print_rights({"name": member.name, **describe_rights(member)} for member in roster.members)
 
 
 def _coordinator(roster: Roster) -> str:
@@ -99,6 +101,7 @@ def roster_facts(roster: Roster) -> dict[str, Any]:
                 "public_key": m.public_key.hex(),
                 "addresses": list(m.addresses),
                 "trust": m.trust.name.lower(),
+                **describe_rights(m),
             }
             for rank, m in enumerate(roster.members)
         ],
@@ -188,6 +191,8 @@ def add(
     address: list[str],
     trust: str | None = None,
     attestation: str | None = None,
+    text: Annotated[bool, cyclopts.Parameter(negative="--no-text")] = True,
+    witness: bool = False,
     json: AsJson = False,
 ) -> None:
     """Add the node NAME at the end of DRAFT; the order is that of the ranks.
@@ -212,10 +217,16 @@ def add(
         What you assert of its key: none, software, hardware or attested.
     attestation
         SHA-256 of the evidence behind that, in hex.
+    text
+        It may see what is asked and answered. Without that it is never the head, and no rank of
+        tensor parallelism; in a pipeline it is given hidden states alone, from which texts can
+        be guessed.
+    witness
+        It is a member and in no ring.
     """
     before = read_draft(draft)
     public_key = read_public_key(key)
-    member = make_member(name, public_key, address, trust, attestation)
+    member = make_member(name, public_key, address, trust, attestation, text=text, witness=witness)
     if twins := find_twins([*before.member, member]):
         raise UserError(
             f"{draft} cannot hold this node: {twins}",

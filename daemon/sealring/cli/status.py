@@ -12,7 +12,9 @@ from sealring_protocol.words import ago, lasting, part_here
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.units import format_size
 
+from sealring.cli.members import print_rights
 from sealring.cli.options import NO_KEY, Access, AsJson, head_at
+from sealring.files.cluster import unusual_rights
 from sealring.files.config import has_own_config, own_config
 from sealring.local.node_socket import NobodyThere, answer_of
 from sealring.output import guesses_text, print_facts, print_json, print_table, visible
@@ -70,6 +72,7 @@ def status(
         ],
         numbers_from=9,
     )
+    print_rights(facts["peers"])
     for peer in facts["peers"]:
         if peer.get("outside"):
             print(f"\nwithout {visible(peer['name'])}: {visible(peer['outside'])}")
@@ -146,6 +149,7 @@ def _show(url: str, ring: dict[str, Any]) -> None:
         ("draft model", _draft(ring.get("draft"))),
     ]
     print_facts([(name, value) for name, value in facts if value])
+    print_rights(ring["ranks"])
     for rank in ring["ranks"]:
         if rank.get("outside"):  # a head may be older
             print(f"\nwithout {visible(rank['name'])}: {visible(rank['outside'])}")
@@ -171,7 +175,7 @@ def _rank(rank: dict[str, Any]) -> tuple[str, ...]:
     layers = rank["layers"]
     state = "ready" if rank["ready"] else "loads" if rank["present"] else "away"
     if not rank.get("in_ring", True):  # a head may be older
-        state = "left out"
+        state = "witness" if rank.get("witness") else "left out"
     return (
         str(rank["rank"]),
         rank["name"],
@@ -210,6 +214,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
     layers, hop = facts["layers"], facts["hop_us"]
     return [
         ("node", f"{facts['name']}, rank {facts['rank']} of {facts['world']} ({facts['role']})"),
+        ("rights", unusual_rights(facts)),
         ("head", _head(facts)),
         ("version", _version(facts)),
         ("state", _node_state(facts)),
@@ -249,7 +254,7 @@ def _ring(facts: dict[str, Any]) -> str:
     """Who is in the ring, where this node knows that it is not everybody."""
     ranks = sorted([facts, *facts["peers"]], key=lambda rank: int(rank["rank"]))
     inside = facts.get("ring", ())
-    if len(inside) in (0, len(ranks)):
+    if len(inside) in (0, sum(not rank.get("witness") for rank in ranks)):
         return ""
     names = ", ".join(str(ranks[rank]["name"]) for rank in inside)
     return f"{names}: {len(inside)} of {len(ranks)} machines"

@@ -14,9 +14,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 import attrs
 import pydantic
@@ -27,6 +27,7 @@ from sealring_protocol.security.identity import Signer, SoftwareSigner
 from sealring_protocol.security.roster import (
     Appointment,
     Member,
+    Rights,
     Roster,
     SignedRoster,
     TrustLevel,
@@ -107,6 +108,17 @@ class DraftMember(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         description="SHA-256 of the evidence behind that, in hex; zeros for none",
         examples=['"5c0e..."'],
     )
+    text: bool = pydantic.Field(
+        default=True,
+        description="it may see what is asked and answered; without it, it is never the head, "
+        "and no rank of tensor parallelism",
+        examples=["false"],
+    )
+    witness: bool = pydantic.Field(
+        default=False,
+        description="it is a member and in no ring: it needs no layers, and nobody waits for it",
+        examples=["true"],
+    )
 
 
 class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
@@ -172,8 +184,11 @@ def make_member(
     name: str,
     public_key: bytes,
     addresses: list[str],
-    trust: str | None,
-    attestation: str | None,
+    trust: str | None = None,
+    attestation: str | None = None,
+    *,
+    text: bool = True,
+    witness: bool = False,
 ) -> DraftMember:
     """A member of a draft. Raises `UserError` for a field that does not hold."""
     chosen = {"trust": trust, "attestation": attestation}
@@ -182,6 +197,8 @@ def make_member(
             name=name,
             public_key=public_key.hex(),
             addresses=addresses,
+            text=text,
+            witness=witness,
             **{key: value for key, value in chosen.items() if value is not None},
         )
     except pydantic.ValidationError as error:
@@ -258,7 +275,25 @@ def _member(member: DraftMember) -> Member:
         addresses=tuple(member.addresses),
         trust=TRUST_NAMES[member.trust],
         attestation=bytes.fromhex(member.attestation),
+        rights=Rights(member.text * Rights.TEXT | member.witness * Rights.WITNESS),
     )
+
+
+# ---------------------------------------------------------------------- rights
+
+
+def describe_rights(member: Member) -> dict[str, bool]:
+    """What *member* may do, as the commands print it for programs."""
+    return {"sees_texts": member.sees_texts, "witness": member.is_witness}
+
+
+def unusual_rights(facts: Mapping[str, Any]) -> str:
+    """What a machine with the `describe_rights` in *facts* does not do that most do, in words;
+    empty if there is nothing, or *facts* are those of an older release."""
+    sees_texts = facts.get("sees_texts", True)
+    if facts.get("witness", False):
+        return "a witness, in no ring" + ("" if sees_texts else ", and sees no texts")
+    return "" if sees_texts else "sees no texts, and is never the head"
 
 
 # ---------------------------------------------------------------------- the next roster

@@ -31,6 +31,8 @@ from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import this_build
 from sealring_trio.units import wall_ms
 
+from sealring.files.cluster import describe_rights
+
 
 @attrs.frozen
 class TakenRing:
@@ -70,7 +72,8 @@ def describe_node(
         "name": roster.members[node.rank].name,
         "addresses": list(roster.members[node.rank].addresses),
         "bounds": list(standing.plan.split.bounds) if standing.plan else [],
-        "head_fault": runtime.head_fault() if node.rank else "",
+        "head_fault": runtime.head_fault() if node.rank in roster.heads[1:] else "",
+        **describe_rights(roster.members[node.rank]),
         **describe_roster(roster),
         "activations": describe_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
@@ -102,7 +105,7 @@ def describe_node(
         "engine_restarts": runtime.engine.restarts,
         "engine_lost": runtime.engine.lost,
         "hop_us": hop_quantiles(runtime),
-        "paces": describe_paces(runtime.timings if len(ring) == node.world else ()),
+        "paces": describe_paces(runtime.timings if len(ring) == len(roster.workers) else ()),
         "rooms": dict(standing.rooms),
         "choice": describe_choice(choice, standing),
         # what the slowest rank measured of a sum of tensor parallelism; 0 if none did
@@ -124,6 +127,7 @@ def describe_node(
                 "put_out": member.name in outs,
                 "collective": collective_link(collective, ring, node.rank, rank),
                 "outside": standing.outside.get(rank, INSIDE).text(now),
+                **describe_rights(member),
             }
             for rank, member in enumerate(roster.members)
             if rank != node.rank

@@ -473,10 +473,11 @@ class _RingCollector(Collector):
         node = self._runtime.node
         standing = node.standing()
         if node.rank == 0:
-            inside = {(str(rank),): float(rank in node.ring) for rank in range(node.world)}
+            workers = node.roster.roster.workers
+            inside = {(str(rank),): float(rank in node.ring) for rank in workers}
             yield _gauge("rank_in_ring", "1 if the rank is in the ring.", inside, ["rank"])
             chosen = {rank for rank, each in standing.outside.items() if each.chosen}
-            spare = {(str(rank),): float(rank in chosen) for rank in range(node.world)}
+            spare = {(str(rank),): float(rank in chosen) for rank in workers}
             yield _gauge(
                 "rank_spare",
                 "1 if the rank is there, and left out because the ring is faster without it.",

@@ -32,6 +32,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sealring.dialects.errors import ApiError, no_model
+from sealring.files.cluster import describe_rights
 from sealring.generation.status import (
     collective_of,
     describe_collective,
@@ -197,6 +198,7 @@ def _ranks(head: ApiHead) -> list[dict[str, Any]]:
                 "ready": rank in ready,
                 "in_ring": place is not None,
                 "outside": standing.outside.get(rank, INSIDE).text(now),
+                **describe_rights(member),
                 "layers": [] if plan is None or place is None else span(plan.layers(place)),
                 "sum_us": ready[rank].sum_us if rank in ready else 0,
                 "token_us": ready[rank].token_us if rank in ready else 0,

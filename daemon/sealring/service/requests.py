@@ -199,7 +199,8 @@ class Requests:
         if runtime.recorder is not None:
             raise OperationError("this node is being profiled already", "Wait until that ends.")
         node = runtime.node
-        if (without := sorted(set(range(node.world)) - set(node.ring))) and node.serving:
+        workers = node.roster.roster.workers
+        if (without := sorted(set(workers) - set(node.ring))) and node.serving:
             names = ", ".join(node.roster.roster.members[rank].name for rank in without)
             raise OperationError(
                 f"the ring goes on without {names}, and a profile is of the whole ring",

@@ -41,6 +41,7 @@ from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig
+from sealring_protocol.role import why_no_tensor
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster
@@ -185,9 +186,9 @@ def check_member(config: NodeFile, roster: Roster, own: bytes) -> None:
             "Add its .pub file with 'sealring roster add', sign again, and copy the roster here.",
         )
     _check_place(config, roster, own)
-    if len(roster.members) > MAX_WORLD:
+    if len(roster.workers) > MAX_WORLD:
         raise UserError(
-            f"the roster has {len(roster.members)} members",
+            f"the roster has {len(roster.workers)} members that are no witnesses",
             f"A ring has at most {MAX_WORLD} ranks.",
         )
 
@@ -229,20 +230,21 @@ def renewed(setup: NodeSetup[AnyFile]) -> NodeSetup[AnyFile]:
 def check_model(config: NodeFile, roster: Roster, info: ModelInfo) -> None:
     """Raise `UserError` for layers or a strategy that this *roster* and model rule out. Only the
     engine can find whether mlx-lm can shard a model of this class."""
-    world = len(roster.members)
+    world = len(roster.workers)
     if config.layers and (len(config.layers), sum(config.layers)) != (world, len(info.layers)):
         raise UserError(
             f"{config.path}: layers = {list(config.layers)} does not fit {world} ranks and a "
             f"model of {len(info.layers)} layers",
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
-    if config.strategy == "tp" and world > 1 and not roster.tensor_parallelism:
+    forbidden = why_no_tensor(roster, roster.workers)
+    if config.strategy == "tp" and world > 1 and forbidden:
         raise UserError(
-            f"{config.path}: strategy = 'tp', and the roster forbids tensor parallelism",
+            f"{config.path}: strategy = 'tp', which is tensor parallelism: {forbidden}",
             "Use strategy = 'pp', or have the coordinator sign a roster that allows it.",
         )
     shared = config.strategy == "tp" or (
-        config.strategy == "auto" and roster.tensor_parallelism and not info.even % world
+        config.strategy == "auto" and not forbidden and not info.even % world
     )
     if world > len(info.layers) and not shared:
         raise UserError(
@@ -423,7 +425,7 @@ def _log_place(runtime: Runtime, config: NodeFile) -> None:
     if rank:
         head = roster.members[0]
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
-        if fault := runtime.head_fault():
+        if rank in roster.heads and (fault := runtime.head_fault()):
             log.warning("if a roster made this rank the head, it could not serve: %s", fault)
 
 
