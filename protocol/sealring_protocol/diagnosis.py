@@ -388,7 +388,7 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
     if facts.text_loading:
         what = f"{facts.own} is loading the tokenizer"
         found.append(_obstacle(Cause.TOKENIZER_LOADING, what))
-    if facts.standing.phase is Phase.SERVING:
+    if facts.standing.phase in (Phase.SERVING, Phase.WITNESS):
         found += _silent(facts, now) + _link_before(facts, now)
     else:
         found += _roster(facts, now)
@@ -485,7 +485,7 @@ def _put_out(facts: Facts, peer: PeerState) -> Obstacle:
 
 def _engine(facts: Facts, now: float) -> list[Obstacle]:
     engine = facts.engine
-    if engine.up:
+    if engine.up or facts.roster.members[facts.rank].is_witness:  # which needs none
         return []
     if engine.unreadable:
         what = f"{facts.own}'s engine cannot read its model: {engine.reason}"
@@ -519,9 +519,6 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
     match standing.phase:
         case Phase.NO_HEAD:
             return _absent(facts, 0, now)
-        case _ if facts.roster.members[facts.rank].is_witness:
-            what = f"{facts.own} is a witness, which is in no ring"
-            return [_obstacle(Cause.OUTSIDE, what, since=standing.since)]
         case Phase.LINKING:
             rank = standing.missing[0]
             link = _link(facts, rank, Purpose.STEP, now)

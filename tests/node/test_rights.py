@@ -67,14 +67,21 @@ def test_a_ring_is_of_all_but_the_witness(at, least, right):
     assert (at, Purpose.CONTROL) in links_of(cluster, 0)
 
 
-def test_what_a_witness_is_told_of_itself():
+def test_a_witness_does_its_part_while_it_is_linked_to_the_head():
     cluster = cluster_with({2: WITNESS}, least=1)
     cluster.run_until(lambda: serves(cluster, (0, 1)))
     witness = cluster.hosts["host2"].node
-    (why,) = witness.obstacles(cluster.now)
-    assert why.cause is Cause.OUTSIDE
-    assert why.what == "this node is a witness, which is in no ring"
+    assert (witness.serving, witness.obstacles(cluster.now)) == (True, [])
+    assert witness.standing().state == "witness"
     assert witness.ring == (0, 1)
+    cluster.kill_engine(cluster.hosts["host2"], back_after=1000)
+    cluster.run_for(20.0)
+    assert (witness.serving, witness.obstacles(cluster.now)) == (True, [])
+    cluster.crash(cluster.head)
+    cluster.run_for(20.0)
+    assert not witness.serving
+    (why, *_) = witness.obstacles(cluster.now)
+    assert (why.cause, why.rank) == (Cause.UNREACHABLE, 0)
 
 
 @pytest.mark.parametrize("least", [0, 1])

@@ -260,6 +260,7 @@ class Phase(enum.Enum):
     LINKING = "waiting for the next rank's link"
     FAILED = "cannot serve"
     SERVING = "serving"
+    WITNESS = "witness"
 
 
 @attrs.frozen

@@ -303,8 +303,8 @@ class Follower:
     def __init__(self, config: FollowerConfig, now: float = 0.0) -> None:
         self._config = config
         ring = config.ring
-        place = ring.index(config.rank) if config.rank in ring else 0  # a witness has none
-        self._take_place(place, ring)
+        self._is_witness = config.rank not in ring
+        self._take_place(0 if self._is_witness else ring.index(config.rank), ring)
         self._state = Machine(FOLLOWER_TABLE, FollowerState.NO_HEAD)
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
@@ -325,6 +325,8 @@ class Follower:
         """The status of this rank: its phase, and what it waits for."""
         waits = {Phase.NO_HEAD: (0,), Phase.GATHERING: (0,), Phase.LINKING: (self._next,)}
         phase, head_reasons = PHASES[self._state.state], self._reasons.reasons
+        if self._is_witness and phase is Phase.GATHERING:
+            phase = Phase.WITNESS
         return Standing(
             phase,
             self._since,
@@ -339,7 +341,10 @@ class Follower:
 
     @property
     def serving(self) -> bool:
-        """This rank has sent READY, and its epoch goes on."""
+        """This rank has sent READY, and its epoch goes on. A witness serves while it is linked to
+        the head: it has no other part."""
+        if self._is_witness:
+            return self._state.state is FollowerState.GATHERING
         return self._state.state is FollowerState.SERVING
 
     def _move(self, event: FollowerEvent, now: float) -> None:
@@ -488,7 +493,7 @@ class Follower:
                 return self._bootstrap(message, now)
             case Waiting() if rank == 0 and purpose is Purpose.CONTROL:
                 self._reasons.hear(message, now)
-                if self.serving:
+                if self._state.state is FollowerState.SERVING:
                     self._move(FollowerEvent.NO_EPOCH, now)
                 return []
             case Step() if message.epoch != self.epoch:
