@@ -125,7 +125,9 @@ DRAWN_SMALLER = """async (why) => {
   const ring = new Ring(...drawn);
   const out = { ...cluster.ranks[1], rank: 2, name: "den", in_ring: false, ready: false,
     present: false, layers: [], outside: why };
-  return [[out], []].map((more) => {
+  const witness = { ...out, outside: "", witness: true };
+  const away = { ...witness, links: { control: false } };
+  return [[out], [witness], [away], []].map((more) => {
     ring.show({ ...cluster, ranks: [...cluster.ranks, ...more] });
     return [drawn[0].querySelectorAll(".hop").length,
       [...drawn[0].querySelectorAll("[data-state=out] title")].map((each) => each.textContent),
@@ -145,6 +147,8 @@ def test_who_is_left_out_is_drawn_beside_the_ring(page: Page) -> None:
             "A ring of 2, of 3, that serves",
             ["left out", AWAY],
         ],
+        [2, ["den: witness"], "A ring of 2 that serves", ["witness", ""]],
+        [2, ["den: witness"], "A ring of 2 that serves", ["witness, away", ""]],
         [2, [], "A ring of 2 that serves", ["rank 1", ""]],
     ]
 

@@ -452,8 +452,13 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
             assert done.code == 0, done.err
             assert "It is in force here" in done.out
             wait_for(head, "serial", 2)
+            done = sealring("machines", "rights", "den", "--witness", "--config", head.config)
+            assert "den: a witness, in no ring: roster 3" in done.out
+            wait_for(head, "ring", [0])
+            wait_for(other, "state", "witness")
+            assert "a witness, in no ring" in sealring("status", "--config", head.config).out
             done = sealring("machines", "remove", "den", "--config", head.config, "--json")
-            assert done.json() == {"serial": 3, "installed": True, "members": ["rank0"]}
+            assert done.json() == {"serial": 4, "installed": True, "members": ["rank0"]}
         for each in answers.whole:
             assert each["token_ids"] == alone.whole[0]["token_ids"]
         assert head.status()["world"] == 1
@@ -465,7 +470,7 @@ def test_a_stream_goes_on_while_a_machine_is_renamed_and_removed() -> None:
         rename = ("machines", "rename", "rank0", "desk", "--config", head.config)
         assert "names no coordinator's key" in sealring(*rename).err
         assert sealring(*rename, "--key", taken).code == 0
-        assert head.status()["serial"] == 4
+        assert head.status()["serial"] == 5
 
 
 @pytest.mark.slow

@@ -175,7 +175,9 @@ def _rank(rank: dict[str, Any]) -> tuple[str, ...]:
     layers = rank["layers"]
     state = "ready" if rank["ready"] else "loads" if rank["present"] else "away"
     if not rank.get("in_ring", True):  # a head may be older
-        state = "witness" if rank.get("witness") else "left out"
+        state = "left out"
+    if rank.get("witness"):
+        state = "witness" if rank["links"]["control"] else "witness, away"
     return (
         str(rank["rank"]),
         rank["name"],

@@ -44,7 +44,7 @@ export class Ring {
   show(cluster) {
     const { ranks } = cluster;
     const inside = ranks.filter(isInRing);
-    const shape = ranks.map((rank) => `${rank.name}${isInRing(rank) ? "" : "-"}`).join(" ");
+    const shape = ranks.map((rank) => `${rank.name} ${isInRing(rank)} ${rank.witness}`).join(" ");
     if (shape !== this.shape) {
       this.shape = shape;
       this.build(inside, ranks.filter((rank) => !isInRing(rank)));
@@ -149,7 +149,7 @@ function drawOutside(rank, count, index, y) {
   const group = draw(
     "g",
     { class: "node tiny", "data-state": "out" },
-    draw("title", {}, `${rank.name}: left out`),
+    draw("title", {}, `${rank.name}: ${rank.witness ? "witness" : "left out"}`),
     draw("circle", { cx: x, cy: y, r: 13 }),
     draw("text", { class: "number", x, y: y + 5 }, String(rank.rank)),
   );
@@ -224,6 +224,7 @@ export const isInRing = (rank) => rank.in_ring !== false; // an older head does 
 
 /** What a rank does that is not ready. */
 function state(rank, cluster) {
+  if (rank.witness) return rank.links.control ? "witness" : "witness, away";
   if (!isInRing(rank)) return "left out";
   if (rank.fetch_bytes) return "fetching";
   if (!rank.present) return "missing";
@@ -238,13 +239,14 @@ const bare = (rank) => span(rank).replace(/^layers? /, "");
 function describe(cluster) {
   const parts = cluster.ranks.map((rank) => {
     const what = rank.ready ? span(rank) : state(rank, cluster);
-    const why = isInRing(rank) ? "" : `, ${rank.outside}`;
+    const why = rank.outside ? `, ${rank.outside}` : "";
     return `rank ${rank.rank}, ${rank.name}: ${what}${why}`;
   });
   const does = cluster.healthy ? "serves" : "does not serve";
   const open = isOpen(cluster) ? " The sums between its ranks are not sealed." : "";
   const { length } = cluster.ranks.filter(isInRing);
-  const whole = length < cluster.ranks.length ? `${length}, of ${cluster.ranks.length},` : length;
+  const most = cluster.ranks.filter((rank) => !rank.witness).length;
+  const whole = length < most ? `${length}, of ${most},` : length;
   return `A ring of ${whole} that ${does}. ${parts.join("; ")}.${open}`;
 }
 
