@@ -154,7 +154,7 @@ def test_the_adapter_is_thin():
 
 ROOMS = {
     PROTOCOL: (
-        *("limits", "errors", "words", "table", "codec", "security", "link", "joining"),
+        *("limits", "errors", "words", "table", "codec", "security", "link", "relay", "joining"),
         *("control", "control/epoch", "control/scheduler", "control/head"),
         *("events", "links", "diagnosis", "role", "node", "conformance"),
     ),

@@ -114,6 +114,30 @@ read only when the one before it has left."""
 MAX_GETS: Final = 8
 """GETs on one link that may be unanswered. Memory: at most 300 bytes each."""
 
+MAX_STREAMS: Final = 256
+"""Streams of one API link at a time, given-up ones included. Memory: with the two limits below, 48
+MiB in either direction."""
+
+STREAM_WINDOW: Final = 128 * 1024
+"""Bytes of a body that either end of a stream may send before it is given more credit. Memory: as
+many per stream and direction, 32 MiB per link."""
+
+MAX_BODY: Final = 64 * 1024
+"""Bytes of data in one BODY."""
+
+MAX_HEADERS: Final = 64 * 1024
+"""Bytes of all header fields of one ASK or REPLY, with the two lengths of each. Memory: 64 KiB per
+stream, 16 MiB per link."""
+
+MAX_METHOD: Final = 16
+"""Bytes of a request's method."""
+
+MAX_TARGET: Final = 8192
+"""Bytes of a request's target: its path and query."""
+
+MAX_CLIENT: Final = 64
+"""Bytes of a client's address in ASK (UTF-8)."""
+
 MAX_UNSENT: Final = 4 * MAX_SEALED_BODY
 """Bytes that may wait for a peer which does not read. Memory: 64 MiB per link."""
 

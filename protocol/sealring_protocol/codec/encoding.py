@@ -39,6 +39,7 @@ from sealring_protocol.codec.fields import (
     Code,
     Columns,
     Fixed,
+    HeaderFields,
     Hosts,
     Json,
     Name,
@@ -68,14 +69,18 @@ from sealring_protocol.codec.messages import (
     Accept,
     Addresses,
     Admit,
+    Ask,
     Backend,
+    BodyPart,
     Bootstrap,
     Build,
     CacheCost,
     CannotServe,
     Checked,
     Close,
+    Credit,
     Decode,
+    Drop,
     Epoch,
     Failure,
     FailureKind,
@@ -93,8 +98,10 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Prepared,
     Progress,
+    Question,
     Ready,
     Reason,
+    Reply,
     Row,
     Save,
     Spent,
@@ -112,13 +119,17 @@ from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import (
     MAX_BAD,
     MAX_BIAS,
+    MAX_BODY,
+    MAX_CLIENT,
     MAX_ENDS,
     MAX_FILE_NAME,
     MAX_GRAMMAR,
+    MAX_HEADERS,
     MAX_IDS,
     MAX_LAYERS,
     MAX_LEARNT_ADDRESSES,
     MAX_LOGPROBS,
+    MAX_METHOD,
     MAX_PIECE,
     MAX_REASON,
     MAX_REASONS,
@@ -127,11 +138,13 @@ from sealring_protocol.limits import (
     MAX_SCORES,
     MAX_SETTINGS,
     MAX_SPENT,
+    MAX_TARGET,
     MAX_TENSORS,
     MAX_VERSION,
     MAX_WINDOWS,
     MAX_WORLD,
     NO_GROUP,
+    STREAM_WINDOW,
 )
 
 __all__ = ["decode", "decode_local", "encode"]
@@ -191,6 +204,7 @@ FOLDS: Final[Mapping[str, tuple[Callable[[Any], tuple[Any, ...]], Callable[..., 
     "cost": (_of(CacheCost), CacheCost),
     "build": (_split_build, _join_build),
     "work": (_split_work, _join_work),
+    "question": (_of(Question), Question),
 }
 """Attributes that are several fields: how such a value is taken apart, and joined of its fields."""
 
@@ -204,6 +218,7 @@ _EVENT: Final = Code(TunnelEvent)
 _REASON: Final = Words(MAX_REASON, "bytes of a reason")
 _IDS: Final = Numbers("u32", U32, MAX_IDS, "token ids")
 _HOSTS: Final = Hosts()
+_HEADERS: Final = HeaderFields(MAX_HEADERS)
 _PINS: Final = Numbers("u16", U64, MAX_LAYERS + 2, "pins")
 _SPENT: Final = Records(
     "u8",
@@ -385,6 +400,22 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("data", Blob("u32", MAX_PIECE, "bytes of a piece", whole=False)),
         ("reason", _REASON),
     ),
+    Ask: (
+        ("stream", U64),
+        ("method", Name(MAX_METHOD, "bytes of a method"), "question"),
+        ("target", Blob("u16", MAX_TARGET, "bytes of a target"), "question"),
+        ("secure", FLAG, "question"),
+        ("client", Name(MAX_CLIENT, "bytes of a client's address"), "question"),
+        ("headers", _HEADERS, "question"),
+    ),
+    Reply: (("stream", U64), ("status", U16), ("headers", _HEADERS)),
+    BodyPart: (
+        ("stream", U64),
+        ("last", FLAG),
+        ("data", Blob("u32", MAX_BODY, "bytes of a body")),
+    ),
+    Credit: (("stream", U64), ("size", Bounded("u32", STREAM_WINDOW, "bytes of credit"))),
+    Drop: (("stream", U64), ("reason", _REASON)),
     EngineInfo: (
         ("model", _HASH),
         ("dtype", DTYPE),

@@ -382,6 +382,45 @@ def _halves(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(zip(*pairs, strict=True)) if pairs else ((), ())
 
 
+class HeaderFields(Varying):
+    """Names and values of header fields, of at most *most* bytes with their lengths."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__("u16", "name string, value string", most, "bytes of header fields")
+
+    def counted(self, value: Any) -> tuple[int, list[Buffer]]:
+        """Raises `LocalProtocolError` if they are too long together."""
+        count, parts = self.write(value)
+        if (size := sum(map(len, parts))) > self.most:
+            raise LocalProtocolError(f"{size} {self.what}; the limit is {self.most}")
+        return count, parts
+
+    def write(self, value: Any) -> tuple[int, list[Buffer]]:
+        """All in one part."""
+        texts = (part for pair in value for part in pair)
+        return len(value), [b"".join(struct.pack(">H", len(each)) + each for each in texts)]
+
+    def read(self, reader: Reader, count: int) -> Any:
+        """Pairs. Raises `LimitExceeded` before it reads what is too long."""
+        room, texts = self.most, []
+        for _ in range(2 * count):
+            size = reader.u16()
+            room -= 2 + size
+            if room < 0:
+                raise LimitExceeded(f"too many {self.what}; the limit is {self.most}")
+            texts.append(reader.fixed(size))
+        return tuple(zip(texts[::2], texts[1::2], strict=True))
+
+    def to_json(self, value: Any) -> Json:
+        """Objects."""
+        return [{"name": name.hex(), "value": each.hex()} for name, each in value]
+
+    def from_json(self, given: Json) -> Any:
+        """Pairs."""
+        texts = ((each["name"], each["value"]) for each in given)
+        return tuple((bytes.fromhex(name), bytes.fromhex(value)) for name, value in texts)
+
+
 class Optional(Records):
     """One entry, or none: the count is a boolean."""
 

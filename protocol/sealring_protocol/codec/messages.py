@@ -17,7 +17,15 @@ import attrs
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import Buffer, is_plain
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import MAX_GUESSED, MAX_LOGPROBS, MAX_PIECE, MAX_TENSORS, NO_GROUP
+from sealring_protocol.limits import (
+    MAX_BODY,
+    MAX_GUESSED,
+    MAX_LOGPROBS,
+    MAX_PIECE,
+    MAX_TENSORS,
+    NO_GROUP,
+    STREAM_WINDOW,
+)
 
 # ---------------------------------------------------------------------- codes
 # What all messages share: a code, and the rules for their fields.
@@ -59,6 +67,11 @@ class MessageCode(enum.IntEnum):
     ADMIT = 0x18
     JOINED = 0x19
     ADDRESSES = 0x1A
+    ASK = 0x1B
+    REPLY = 0x1C
+    BODY = 0x1D
+    CREDIT = 0x1E
+    DROP = 0x1F
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84
@@ -785,6 +798,108 @@ class Piece:
         rule(len(self.data) <= self.size, "a PIECE is within its file")
 
 
+# ---------------------------------------------------------------------- relayed requests
+# ASK, REPLY, BODY, CREDIT and DROP: HTTP requests that a member has from clients, for the head.
+
+
+Headers = tuple[tuple[bytes, bytes], ...]
+"""Header fields of HTTP, each with its name in lower case and its value, in their order."""
+
+_TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
+_METHOD: Final = _TOKEN - frozenset(range(ord("a"), ord("z") + 1)) | frozenset(range(0x41, 0x5B))
+_VISIBLE: Final = frozenset(range(0x21, 0x7F))
+_BREAKS: Final = frozenset(b"\0\r\n")
+
+
+def _check_headers(headers: Headers) -> None:
+    """Raise `LocalProtocolError` for what would become other header fields when it is written."""
+    for name, value in headers:
+        rule(bool(name) and _TOKEN.issuperset(name), "a header's name is a token in lower case")
+        rule(_BREAKS.isdisjoint(value), "a header's value has no line break and no NUL")
+
+
+@attrs.frozen
+class Question:
+    """A request of HTTP, without its body: the *method* in capitals, the *target* (path and query),
+    whether the client's connection was *secure* (TLS), the *client*'s address, and *headers*.
+
+    Raises `LocalProtocolError` if it cannot be written as HTTP."""
+
+    method: str
+    target: bytes
+    secure: bool
+    client: str
+    headers: Headers = attrs.field(default=(), repr=False)  # they may hold a key
+
+    def __attrs_post_init__(self) -> None:
+        method = self.method.encode(errors="replace")
+        rule(bool(method) and _METHOD.issuperset(method), "a method is a token in capitals")
+        visible = _VISIBLE.issuperset(self.target)
+        rule(visible and self.target.startswith(b"/"), "a target is a path of visible ASCII")
+        rule(is_plain(self.client), "a client's address has no hidden character")
+        _check_headers(self.headers)
+
+
+@attrs.frozen
+class Ask:
+    """A member passes the request *question* on to the head, as *stream*. Its body follows."""
+
+    CODE: ClassVar = MessageCode.ASK
+    stream: int
+    question: Question
+
+
+@attrs.frozen
+class Reply:
+    """The head begins to answer *stream*, with *status* and *headers*. The answer's body
+    follows."""
+
+    CODE: ClassVar = MessageCode.REPLY
+    stream: int
+    status: int
+    headers: Headers = ()
+
+    def __attrs_post_init__(self) -> None:
+        rule(200 <= self.status <= 599, "a reply's status is from 200 to 599")
+        _check_headers(self.headers)
+
+
+@attrs.frozen
+class BodyPart:
+    """The next *data* of the sender's body on *stream*; after the *last* there is none. Only the
+    last may be empty."""
+
+    CODE: ClassVar = MessageCode.BODY
+    stream: int
+    data: bytes = attrs.field(repr=False)
+    last: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        rule(self.last or bool(self.data), "only the last BODY is empty")
+        rule(len(self.data) <= MAX_BODY, f"a BODY has at most {MAX_BODY} bytes")
+
+
+@attrs.frozen
+class Credit:
+    """The receiver may send *size* more bytes of its body on *stream*."""
+
+    CODE: ClassVar = MessageCode.CREDIT
+    stream: int
+    size: int
+
+    def __attrs_post_init__(self) -> None:
+        rule(0 < self.size <= STREAM_WINDOW, f"a CREDIT is of 1 to {STREAM_WINDOW} bytes")
+
+
+@attrs.frozen
+class Drop:
+    """The sender is done with *stream*, for *reason*, and sends nothing more of it."""
+
+    CODE: ClassVar = MessageCode.DROP
+    stream: int
+    reason: str = ""
+
+
 # ---------------------------------------------------------------------- checked
 # CHECKED: what a rank's engine made of a step, in three numbers a row and position.
 #
@@ -842,18 +957,23 @@ __all__ = [
     "Accept",
     "Addresses",
     "Admit",
+    "Ask",
     "Backend",
+    "BodyPart",
     "Bootstrap",
     "Build",
     "CacheCost",
     "CannotServe",
     "Checked",
     "Close",
+    "Credit",
     "Decode",
+    "Drop",
     "Epoch",
     "Failure",
     "FailureKind",
     "Get",
+    "Headers",
     "Hello",
     "Hindrance",
     "Join",
@@ -867,8 +987,10 @@ __all__ = [
     "Prefill",
     "Prepared",
     "Progress",
+    "Question",
     "Ready",
     "Reason",
+    "Reply",
     "Row",
     "Save",
     "Spent",
@@ -901,6 +1023,11 @@ Message = (
     | Addresses
     | Get
     | Piece
+    | Ask
+    | Reply
+    | BodyPart
+    | Credit
+    | Drop
     | Admit
     | Joined
 )

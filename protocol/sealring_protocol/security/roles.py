@@ -13,10 +13,14 @@ from typing import Any, Final
 
 from sealring_protocol.codec.messages import (
     Addresses,
+    Ask,
+    BodyPart,
     Bootstrap,
     CannotServe,
     Checked,
     Close,
+    Credit,
+    Drop,
     Get,
     Hello,
     Piece,
@@ -24,6 +28,7 @@ from sealring_protocol.codec.messages import (
     Pong,
     Prepared,
     Ready,
+    Reply,
     Row,
     Step,
     StepDone,
@@ -43,6 +48,8 @@ class Purpose(enum.IntEnum):
     """A collective's connections, between neighbours in the ring."""
     WEIGHTS = 4
     """Files of the model, between any two members: the end that dials asks."""
+    API = 5
+    """Requests of clients, from another rank to the head."""
 
 
 @enum.unique
@@ -58,6 +65,7 @@ class Role(enum.Enum):
 
 
 _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
+_OF_STREAMS: Final[frozenset[type[Any]]] = _ALIVE | {BodyPart, Credit, Drop}
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
     (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting, Addresses},
@@ -70,6 +78,9 @@ ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
     (Purpose.TUNNEL, Role.NEIGHBOUR): _ALIVE | {Tunnel},
     (Purpose.TUNNEL, Role.PEER): _ALIVE,
     (Purpose.WEIGHTS, Role.PEER): _ALIVE | {Get, Piece},
+    (Purpose.API, Role.HEAD_TO_RANK): _OF_STREAMS | {Reply},
+    (Purpose.API, Role.RANK_TO_HEAD): _OF_STREAMS | {Ask},
+    (Purpose.API, Role.PEER): _ALIVE,
 }
 """The messages that each role may send on a link of each purpose. ACCEPT is in no entry, because
 only a link's first frame is ACCEPT."""
@@ -81,9 +92,9 @@ def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
     if sender == receiver or not (0 <= sender < world and 0 <= receiver < world):
         return Role.PEER
     match purpose:
-        case Purpose.CONTROL if sender == 0:
+        case Purpose.CONTROL | Purpose.API if sender == 0:
             return Role.HEAD_TO_RANK
-        case Purpose.CONTROL if receiver == 0:
+        case Purpose.CONTROL | Purpose.API if receiver == 0:
             return Role.RANK_TO_HEAD
         case Purpose.STEP if sender < receiver:
             return Role.TO_NEXT
