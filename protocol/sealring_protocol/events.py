@@ -23,6 +23,7 @@ from sealring_protocol.control.requests import (
 )
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.link import EncapsulationRequested, Link, SignatureRequested
+from sealring_protocol.relay import RelayEvent
 from sealring_protocol.security.roles import Purpose
 
 
@@ -106,6 +107,31 @@ class WeightsAsked:
     get: Get
 
 
+@attrs.frozen
+class RelayUp:
+    """The API link with *rank* is up, and `Node.relay` has its relay."""
+
+    rank: int
+
+
+@attrs.frozen
+class RelayEventCame:
+    """*event* of a stream of the API link with *rank*."""
+
+    rank: int
+    event: RelayEvent
+
+
+@attrs.frozen
+class RelayDown:
+    """The API link with *rank* is gone, for *reason*; each of its streams had its `DropCame`."""
+
+    rank: int
+    reason: str
+
+
+RelayNews = RelayUp | RelayEventCame | RelayDown
+
 NodeEvent = (
     Dial
     | Hangup
@@ -118,6 +144,7 @@ NodeEvent = (
     | EndCollective
     | LinkUp
     | WeightsAsked
+    | RelayNews
     | TokenOut
     | ScoresOut
     | RequestDone

@@ -89,6 +89,8 @@ from sealring_protocol.links.link_manager import (
     hop_keys,
 )
 from sealring_protocol.links.peers import ROSTER_CHANGED, PeerState
+from sealring_protocol.links.relays import RelayLinks
+from sealring_protocol.relay import Relay
 from sealring_protocol.role import NodeConfig, NodeRole, handshake_config
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
@@ -267,6 +269,9 @@ class NodeReport:
 
 __all__ = ["Node", "NodeConfig"]
 
+SHUTS_DOWN: Final = "the node shuts down"
+"""The reason sent to members when this node stops."""
+
 _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
 
@@ -285,6 +290,8 @@ class Node:
         """Raises `LocalProtocolError` if the key is not in the roster, and `AuthenticationFailed`
         if the roster is not signed by the coordinator."""
         self._links = LinkManager(handshake_config(config), now, config.patience, config.listens)
+        self._links.relays = config.relays
+        self._relays = RelayLinks(self._links)
         self._events: deque[NodeEvent] = self._links.events
         self._build = config.build
         self._ring_due: float | None = None  # when to look at who is in the ring
@@ -387,7 +394,8 @@ class Node:
 
     def stop(self, now: float) -> None:
         """Close every link with SHUTDOWN; `Hangup` follows for each."""
-        self._links.close("the node shuts down", now)
+        self._links.close(SHUTS_DOWN, now)
+        self._events.extend(self._relays.end_all(SHUTS_DOWN))
 
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
@@ -537,6 +545,20 @@ class Node:
         self._carry_out(self._weights.answer(link, piece), now, in_ranks=True)
         self._deliver_news(now)
 
+    # ------------------------------------------------------------- relaying
+
+    def relay(self, rank: int) -> Relay | None:
+        """This node's end of the API link with *rank*: of a follower with 0, of a head with any
+        other. None while there is none: between `RelayDown` and `RelayUp`. Its events come as
+        `RelayEventCame`. Call `relay_flush` after each of its methods that may have sent
+        something."""
+        return self._relays.relay(rank)
+
+    def relay_flush(self, rank: int, now: float) -> None:
+        """Send what the relay of *rank* has to send, if there is one."""
+        self._relays.flush(rank, now)
+        self._deliver_news(now)
+
     # ----------------------------------------------------------- connections
 
     def address_heard(self, node_id: bytes, host: str, port: int, now: float) -> None:
@@ -642,6 +664,8 @@ class Node:
         match news:
             case OfLink(_, Purpose.WEIGHTS):
                 self._events.extend(self._weights.hear(news, now))
+            case OfLink(_, Purpose.API):
+                self._events.extend(self._relays.hear(news, now))
             case MessageReceived(rank, purpose, message):
                 try:
                     effects = self._message(rank, purpose, message, now)
@@ -656,10 +680,14 @@ class Node:
                     keys = hop_keys(news, self.rank, self.ring, roster.cluster)
                     self._events.extend(map(ToEngine, keys))
                 self._events.append(event)
+                if purpose is Purpose.CONTROL:
+                    self._relays.control_up(rank, now)
                 if (place := self._role.place(rank)) is not None:
                     self._carry_out(self._brain.link_up(place, purpose, now), now)
                 self._say(self._report.hear_starvation(self._role, now), now)  # its baseline
             case LinkDown(rank, purpose, reason, level):
+                if purpose is Purpose.CONTROL:
+                    self._relays.control_down(rank)
                 self._link_down(rank, purpose, reason, level, now)
             case Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
@@ -684,6 +712,7 @@ class Node:
         self._links.unwant(*Purpose)
         self._links.shut_all(set(Purpose), ROSTER_CHANGED, now)
         self._links.news.clear()  # it was for the old brain
+        self._events.extend(self._relays.end_all(ROSTER_CHANGED))
         before = self._brain
         members = self._role.members
         effects = self._role.change(self.roster.roster, self._links.rank, now)

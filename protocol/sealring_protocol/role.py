@@ -63,6 +63,9 @@ class NodeConfig:
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
     listens: tuple[str, int] | None = None
     """Host and port at which peers can dial this node, which it tells them."""
+    relays: bool = False
+    """This node passes requests of its clients on to the head, and as the head it answers those
+    that other members pass on."""
     key_log: Callable[[TrafficSecrets], None] | None = attrs.field(default=None, repr=False)
     """See `HandshakeConfig.key_log`."""
 

@@ -35,17 +35,18 @@ class Holder:
     links: dict[int, End] = attrs.field(factory=dict)
 
     @classmethod
-    def of(cls, world: int = 3, index: int = 0) -> Holder:
-        about = NodeConfig(signer(index).public_key, make_roster(world), COORDINATOR.public_key, 9)
+    def of(cls, world: int = 3, index: int = 0, *, relays: bool = False) -> Holder:
+        key, roster = signer(index).public_key, make_roster(world)
+        about = NodeConfig(key, roster, COORDINATOR.public_key, 9, relays=relays)
         return cls(Node(about, 1.0), index)
 
-    def asked_by(self, index: int, instance: int = 0) -> End:
-        """Member *index*, with a link for weights that it has dialed."""
+    def asked_by(self, index: int, instance: int = 0, purpose: Purpose = Purpose.WEIGHTS) -> End:
+        """Member *index*, with a link of *purpose* that it has dialed."""
         peer = node_id(signer(self.index).public_key)
         roster = self.node.roster
         about = config(index, roster, instance=instance)
         entropy = Random(len(self.links)).randbytes(96)  # the same twice would be a replay
-        link = Link.dial(about, peer, Purpose.WEIGHTS, 1.0, WALL, entropy)
+        link = Link.dial(about, peer, purpose, 1.0, WALL, entropy)
         number = self.node.accepted("a host", entropy[:32], 1.0, WALL)
         end = self.links[number] = End(link, signer(index))
         self.run()

@@ -12,7 +12,7 @@ import contextlib
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 from typing import Any
 
@@ -43,6 +43,9 @@ from sealring_protocol.events import (
     Dial,
     Hangup,
     LinkUp,
+    RelayDown,
+    RelayEventCame,
+    RelayUp,
     Requested,
     RosterInForce,
     StoreRoster,
@@ -89,6 +92,7 @@ class Cluster:
         at: dict[int, tuple[str, ...]] | None = None,
         trusted: bool = False,
         clocks: dict[str, float] | None = None,
+        relays: Collection[int] = (),
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
@@ -99,7 +103,8 @@ class Cluster:
         The engines of *cannot_load* can load no layers, and say why, by rank; each rank has
         *memory* bytes for weights and caches. Hosts are *at* these addresses, and say so; or
         else at their names, and say nothing. *trusted* is `plan.Collectives.trusted`. The clocks
-        of the hosts in *clocks* are so many seconds ahead."""
+        of the hosts in *clocks* are so many seconds ahead. The nodes *relays*
+        have clients."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -120,6 +125,7 @@ class Cluster:
         self.memory = memory
         self.at_addresses = at or {}
         self.clocks = clocks or {}
+        self.relays = relays
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -155,6 +161,7 @@ class Cluster:
             scheduler=self.scheduler,
             least=self.least,
             collectives=self.allowed,
+            relays=index in self.relays,
             listens=("0.0.0.0", 1) if index in self.at_addresses else None,
         )
         host = Host(f"host{index}", Node(config, self.now), None)
@@ -358,6 +365,8 @@ class Cluster:
             case RosterInForce():
                 for session in host.tunnels.values():
                     session.renew(node.roster)
+            case RelayUp() | RelayEventCame() | RelayDown():
+                host.relayed.append(event)
             case LinkUp():
                 pass
             case TokenOut(uid, token):

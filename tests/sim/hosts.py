@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 import attrs
+from sealring_protocol.events import NodeEvent
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node
 
@@ -54,6 +55,7 @@ class Host:
     answers_at: float = 0.0  # when the last answer of a collective's step is there
     planned: int = 0  # engines that were replaced though nothing was wrong with them
     at: dict[str, float] = attrs.field(factory=dict)  # its addresses, and seconds to connect there
+    relayed: list[NodeEvent] = attrs.field(factory=list)  # what it was told of API links
     settled: bool = True  # since `next_timeout` was asked for
     _due: float | None = None
 

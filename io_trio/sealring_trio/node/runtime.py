@@ -60,6 +60,10 @@ from sealring_protocol.events import (
     Hangup,
     LinkUp,
     NodeEvent,
+    RelayDown,
+    RelayEventCame,
+    RelayNews,
+    RelayUp,
     Requested,
     RosterInForce,
     StoreRoster,
@@ -128,6 +132,10 @@ _LEVELS: Final = {
 
 def _dials_nobody(roster: SignedRoster, head: Member) -> str:
     return "this node dials nobody"
+
+
+def _serves_nobody(news: RelayNews) -> None:
+    """This node has no clients."""
 
 
 def size_of(events: Iterable[Event]) -> int:
@@ -219,6 +227,7 @@ class Runtime:
         self.watchers: list[Callable[[StepTiming | RowOpened], None]] = []
         self.recorder: Recorder | None = None  # while somebody profiles this node
         self.checker: Callable[[StepToCheck | StepChecked], None] | None = None  # of an epoch
+        self.relayed: Callable[[RelayNews], None] = _serves_nobody  # must not call back
         self.refused = ""  # why the engine can never serve what it was ordered to
         self._trying = False  # the engine has read its weights, and runs them for the first time
         self._sharing = False  # it is to load a share, which it does not run by itself
@@ -308,6 +317,10 @@ class Runtime:
         """Nobody reads the stream of *uid* any more; it ends if it has not."""
         self.cancel(uid)  # which puts its end on the stream
         self._streams.pop(uid, None)
+
+    def send_relayed(self, rank: int) -> None:
+        """Send what `Node.relay` of *rank* has to send, after a call of its methods."""
+        self.enter(self.node.relay_flush, rank)
 
     async def install(self, roster: bytes) -> None:
         """Have the signed *roster*, which the owner gives, in force here; peers get it from here.
@@ -460,20 +473,25 @@ class Runtime:
             case StepTiming() | RowOpened():
                 self._watched(event)
             case Note(level, text):
-                if text.startswith(RING_READY) and (why := self.not_answering()):
-                    text = f"all ranks are ready{text.removeprefix(RING_READY)}; but {why}"
-                # While it stops, its own closing of links is no news.
-                log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
+                self._log(level, text)
             case RosterInForce():
                 self._sockets.renew()
                 self.roster_changed.set()
                 self.roster_changed = trio.Event()
+            case RelayUp() | RelayEventCame() | RelayDown():
+                self.relayed(event)
             case RestartEngine(reason, planned):
                 self.engine.restart(reason, planned=planned)
             case StoreRoster(link, data):
                 self.spawn(self._store_roster, link, data)
             case _:
                 self._sockets.carry_out(event)
+
+    def _log(self, level: Level, text: str) -> None:
+        if text.startswith(RING_READY) and (why := self.not_answering()):
+            text = f"all ranks are ready{text.removeprefix(RING_READY)}; but {why}"
+        # While it stops, its own closing of links is no news.
+        log.log(logging.DEBUG if self._stopping else _LEVELS[level], "%s", text)
 
     def _pass_on(self, event: TokenOut | ScoresOut | RequestDone) -> None:
         if isinstance(event, RequestDone):

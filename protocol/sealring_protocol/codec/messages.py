@@ -15,13 +15,17 @@ from typing import ClassVar, Final
 import attrs
 
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.wire import Buffer, is_plain
+from sealring_protocol.codec.wire import Buffer, is_plain, utf8
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
     MAX_BODY,
+    MAX_CLIENT,
     MAX_GUESSED,
+    MAX_HEADERS,
     MAX_LOGPROBS,
+    MAX_METHOD,
     MAX_PIECE,
+    MAX_TARGET,
     MAX_TENSORS,
     NO_GROUP,
     STREAM_WINDOW,
@@ -812,7 +816,10 @@ _BREAKS: Final = frozenset(b"\0\r\n")
 
 
 def _check_headers(headers: Headers) -> None:
-    """Raise `LocalProtocolError` for what would become other header fields when it is written."""
+    """Raise `LocalProtocolError` for what would become other header fields when it is written, and
+    for more than fits a message."""
+    size = sum(4 + len(name) + len(value) for name, value in headers)
+    rule(size <= MAX_HEADERS, f"header fields of at most {MAX_HEADERS} bytes")
     for name, value in headers:
         rule(bool(name) and _TOKEN.issuperset(name), "a header's name is a token in lower case")
         rule(_BREAKS.isdisjoint(value), "a header's value has no line break and no NUL")
@@ -823,7 +830,7 @@ class Question:
     """A request of HTTP, without its body: the *method* in capitals, the *target* (path and query),
     whether the client's connection was *secure* (TLS), the *client*'s address, and *headers*.
 
-    Raises `LocalProtocolError` if it cannot be written as HTTP."""
+    Raises `LocalProtocolError` if it cannot be written as HTTP, or is beyond a limit."""
 
     method: str
     target: bytes
@@ -834,9 +841,13 @@ class Question:
     def __attrs_post_init__(self) -> None:
         method = self.method.encode(errors="replace")
         rule(bool(method) and _METHOD.issuperset(method), "a method is a token in capitals")
+        rule(len(method) <= MAX_METHOD, f"a method of at most {MAX_METHOD} bytes")
         visible = _VISIBLE.issuperset(self.target)
+        rule(len(self.target) <= MAX_TARGET, f"a target of at most {MAX_TARGET} bytes")
         rule(visible and self.target.startswith(b"/"), "a target is a path of visible ASCII")
         rule(is_plain(self.client), "a client's address has no hidden character")
+        short = len(utf8(self.client)) <= MAX_CLIENT
+        rule(short, f"a client's address has at most {MAX_CLIENT} bytes")
         _check_headers(self.headers)
 
 

@@ -274,6 +274,11 @@ def _decides(of: Roster) -> tuple[bool, bool, list[tuple[bytes, Rights]]]:
     return of.inner_seal, of.tensor_parallelism, members
 
 
+def sees_texts(member: Member) -> bool:
+    """True if the roster lets *member* see the texts of requests."""
+    return isinstance(member, Member)
+
+
 class LinkManager:
     """All links of the node with *config*. Times are monotonic seconds from the caller.
 
@@ -294,6 +299,8 @@ class LinkManager:
         self.current_roster = CurrentRoster(config)
         self.accept_steps = False
         """True while step links may come in: an engine is up to receive their keys."""
+        self.relays = False
+        """`NodeConfig.relays`."""
         self.closed = False
         """True once the node is stopping: it dials and accepts no more."""
         self.events: deque[NodeEvent] = deque()
@@ -333,6 +340,10 @@ class LinkManager:
     def member(self, rank: int) -> Member:
         """The member of *rank*."""
         return self.current_roster.config.roster.roster.members[rank]
+
+    def may_ask(self, rank: int) -> bool:
+        """True if *rank* may pass requests on to the head, as far as this node has a say."""
+        return self.relays and rank > 0 and sees_texts(self.member(rank))
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Every established link: the peer's rank, the purpose, and the link."""
@@ -833,6 +844,8 @@ class LinkManager:
         verdict = self._dialer.judge(key, proved.instance)
         if proved.purpose is Purpose.STEP and not self.accept_steps:
             self._refuse(connection, CloseCode.NOT_READY, "the engine is not up yet", now)
+        elif proved.purpose is Purpose.API and (why := self._not_asked_by(proved.peer)):
+            self._refuse(connection, CloseCode.REFUSED, why, now)
         elif verdict is Verdict.DUPLICATE or key in self._held:
             self._refuse(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
         elif verdict is Verdict.TWIN:
@@ -844,6 +857,16 @@ class LinkManager:
                 self._replace(key, now)
             if connection.link is not None:
                 connection.link.admit(now)
+
+    def _not_asked_by(self, peer: bytes) -> str:
+        """Why this node answers no requests that *peer* passes on; empty if it does."""
+        if self.rank != 0:
+            return "only the head answers requests of other members"
+        if not self.relays:
+            return "this node answers no requests of other members"
+        if not self.may_ask(self.config.roster.roster.rank(peer)):
+            return "the roster does not let this member see texts"
+        return ""
 
     def _replace(self, key: Key, now: float) -> None:
         """A new process of the peer connects: close the link *key* with the old one."""
