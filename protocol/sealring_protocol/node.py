@@ -85,11 +85,10 @@ from sealring_protocol.links.link_manager import (
     News,
     OfLink,
     Unreachable,
-    WeightRequests,
     hop_keys,
 )
 from sealring_protocol.links.peers import ROSTER_CHANGED, PeerState
-from sealring_protocol.links.relays import RelayLinks
+from sealring_protocol.links.questions import RelayLinks, WeightRequests
 from sealring_protocol.relay import Relay
 from sealring_protocol.role import NodeConfig, NodeRole, handshake_config
 from sealring_protocol.security.admission import TokenBucket

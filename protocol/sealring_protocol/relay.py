@@ -19,13 +19,13 @@ from typing import Final
 
 import attrs
 
-from sealring_protocol.codec.messages import (
+from sealring_protocol.codec.messages import Message
+from sealring_protocol.codec.relay_messages import (
     Ask,
     BodyPart,
     Credit,
     Drop,
     Headers,
-    Message,
     Question,
     Reply,
 )
@@ -35,21 +35,21 @@ from sealring_protocol.table import IllegalEvent, Machine, Table
 
 
 @attrs.frozen
-class StreamEvent:
+class OfStream:
     """Something about *stream* for its owner."""
 
     stream: int
 
 
 @attrs.frozen
-class AskCame(StreamEvent):
+class AskCame(OfStream):
     """A new stream, with its *question*. Only the head gets it."""
 
     question: Question
 
 
 @attrs.frozen
-class ReplyCame(StreamEvent):
+class ReplyCame(OfStream):
     """The answer begins, with *status* and *headers*."""
 
     status: int
@@ -57,7 +57,7 @@ class ReplyCame(StreamEvent):
 
 
 @attrs.frozen
-class BodyCame(StreamEvent):
+class BodyCame(OfStream):
     """The next *data* of the peer's body, which is whole with the *last*. Call `Relay.took` as it
     is consumed."""
 
@@ -66,12 +66,12 @@ class BodyCame(StreamEvent):
 
 
 @attrs.frozen
-class RoomCame(StreamEvent):
+class RoomCame(OfStream):
     """`Relay.room` has grown."""
 
 
 @attrs.frozen
-class DropCame(StreamEvent):
+class DropCame(OfStream):
     """The peer has let go of the stream, for *reason*, or the link is gone. Nothing more can be
     sent. Call `Relay.drop` once the work for it has ended."""
 

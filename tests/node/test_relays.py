@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sealring_protocol.codec.messages import Ask, BodyPart, Credit, Drop, Question, Reply
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayUp
 from sealring_protocol.limits import MAX_STREAMS, STREAM_WINDOW
@@ -137,15 +137,17 @@ def test_every_member_with_clients_asks_the_head_and_has_its_answers_whole():
         assert head.came[rank, 1][0] == AskCame(1, QUESTION)
 
 
-@pytest.mark.parametrize(("relays", "links"), [((), []), ((0,), []), ((1, 2), []), ((0, 2), [2])])
-def test_there_are_links_only_where_both_ends_have_said_so(relays, links):
+@pytest.mark.parametrize(
+    ("relays", "links", "tries"),
+    [((), [], 0), ((0,), [], 4), ((1, 2), [], 4), ((0, 2), [2], 2)],
+)
+def test_there_are_links_only_where_both_ends_have_said_so(relays, links, tries):
     cluster = Cluster(3, 1, relays=relays)
     run(doors(cluster), 20.0)
     assert api_links(cluster, 0) == links
-    refused = [text for _, _, text in cluster.notes if "answers no requests" in text]
-    warned = [text for _, text in cluster.warnings if "api" in text]
-    assert bool(refused) == (relays == (1, 2))
-    assert len(warned) == 4 * bool(refused), "each end says so once"
+    refused = [text for _, _, text in cluster.notes if "passes no requests on" in text]
+    assert len(refused) == tries, "each end of each link says so once, and nobody tries again"
+    assert not [text for _, text in cluster.warnings if "api" in text]
     assert cluster.ready
 
 
@@ -303,13 +305,17 @@ def test_a_member_may_not_answer():
 
 
 @pytest.mark.parametrize("index", [1, 2])
-def test_only_the_head_is_asked(index):
+def test_only_the_head_is_asked_and_it_asks_nobody(index):
     holder = Holder.of(index=index, relays=True)
-    for other in {0, 1, 2} - {index}:
-        end = holder.asked_by(other, purpose=Purpose.API)
-        assert closed(end) == CloseCode.REFUSED
-        reason = next(e.reason for e in end.events if isinstance(e, LinkClosed))
-        assert reason == "only the head answers requests of other members"
+    other = holder.asked_by(3 - index, purpose=Purpose.API)
+    assert closed(other) == CloseCode.REFUSED
+    reason = next(event.reason for event in other.events if isinstance(event, LinkClosed))
+    assert reason == "only the head answers requests of other members"
+    head = holder.asked_by(0, purpose=Purpose.API)
+    assert holder.node.relay(0) is not None
+    head.link._may_send |= {Ask}
+    send(holder, head, ASK)
+    assert closed(head) == CloseCode.ROLE_VIOLATION
 
 
 def test_room_grows_with_credit_and_an_owner_that_takes_by_halves_gives_it():

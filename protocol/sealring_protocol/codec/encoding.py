@@ -69,18 +69,14 @@ from sealring_protocol.codec.messages import (
     Accept,
     Addresses,
     Admit,
-    Ask,
     Backend,
-    BodyPart,
     Bootstrap,
     Build,
     CacheCost,
     CannotServe,
     Checked,
     Close,
-    Credit,
     Decode,
-    Drop,
     Epoch,
     Failure,
     FailureKind,
@@ -98,10 +94,8 @@ from sealring_protocol.codec.messages import (
     Prefill,
     Prepared,
     Progress,
-    Question,
     Ready,
     Reason,
-    Reply,
     Row,
     Save,
     Spent,
@@ -113,6 +107,7 @@ from sealring_protocol.codec.messages import (
     Waiting,
     Work,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.codec.tensor import decode_tensor, encode_tensor
 from sealring_protocol.codec.wire import Buffer, Reader, letter, sized
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError

@@ -1,8 +1,8 @@
 """Every message in a sealed frame, as a frozen value.
 
 The bytes of each are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames,
-are in `security.handshake`. The messages between a node and its engine are in
-`codec.local_messages`.
+are in `security.handshake`. The messages of relayed requests are in `codec.relay_messages`, and
+those between a node and its engine in `codec.local_messages`.
 """
 
 from __future__ import annotations
@@ -14,78 +14,18 @@ from typing import ClassVar, Final
 
 import attrs
 
+from sealring_protocol.codec.codes import MessageCode, rule
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
-from sealring_protocol.codec.wire import Buffer, is_plain, utf8
+from sealring_protocol.codec.wire import Buffer, is_plain
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
-    MAX_BODY,
-    MAX_CLIENT,
     MAX_GUESSED,
-    MAX_HEADERS,
     MAX_LOGPROBS,
-    MAX_METHOD,
     MAX_PIECE,
-    MAX_TARGET,
     MAX_TENSORS,
     NO_GROUP,
-    STREAM_WINDOW,
 )
-
-# ---------------------------------------------------------------------- codes
-# What all messages share: a code, and the rules for their fields.
-
-
-def rule(holds: bool, text: str) -> None:
-    """Raise `LocalProtocolError` with *text* unless a field's rule *holds*. A decoder turns it into
-    an error of the peer."""
-    if not holds:
-        raise LocalProtocolError(text)
-
-
-class MessageCode(enum.IntEnum):
-    """The first byte of every message. Gaps leave room for later ones."""
-
-    INIT = 0x01
-    RESP = 0x02
-    FIN = 0x03
-    ACCEPT = 0x04
-    PING = 0x05
-    PONG = 0x06
-    CLOSE = 0x07
-    HELLO = 0x08
-    BOOTSTRAP = 0x09
-    STEP = 0x0A
-    STEP_DONE = 0x0B
-    TUNNEL = 0x0C
-    ROW = 0x0D
-    WAITING = 0x0E
-    PREPARED = 0x0F
-    READY = 0x10
-    CANNOT_SERVE = 0x11
-    GET = 0x12
-    PIECE = 0x13
-    CHECKED = 0x14
-    JOIN_INIT = 0x15
-    JOIN_RESP = 0x16
-    JOIN_FIN = 0x17
-    ADMIT = 0x18
-    JOINED = 0x19
-    ADDRESSES = 0x1A
-    ASK = 0x1B
-    REPLY = 0x1C
-    BODY = 0x1D
-    CREDIT = 0x1E
-    DROP = 0x1F
-    ENGINE_INFO = 0x81
-    HOP_KEY = 0x82
-    LOADED = 0x84
-    LOGPROBS = 0x85
-    GROUP = 0x86
-    GROUPED = 0x87
-    SCORES = 0x88
-    ROW_OVER = 0x89
-    ROW_READY = 0x8A
-
 
 # ---------------------------------------------------------------------- waiting
 # WAITING: why the head has begun no epoch, for people at the other machines.
@@ -802,115 +742,6 @@ class Piece:
         rule(len(self.data) <= self.size, "a PIECE is within its file")
 
 
-# ---------------------------------------------------------------------- relayed requests
-# ASK, REPLY, BODY, CREDIT and DROP: HTTP requests that a member has from clients, for the head.
-
-
-Headers = tuple[tuple[bytes, bytes], ...]
-"""Header fields of HTTP, each with its name in lower case and its value, in their order."""
-
-_TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-_METHOD: Final = _TOKEN - frozenset(range(ord("a"), ord("z") + 1)) | frozenset(range(0x41, 0x5B))
-_VISIBLE: Final = frozenset(range(0x21, 0x7F))
-_BREAKS: Final = frozenset(b"\0\r\n")
-
-
-def _check_headers(headers: Headers) -> None:
-    """Raise `LocalProtocolError` for what would become other header fields when it is written, and
-    for more than fits a message."""
-    size = sum(4 + len(name) + len(value) for name, value in headers)
-    rule(size <= MAX_HEADERS, f"header fields of at most {MAX_HEADERS} bytes")
-    for name, value in headers:
-        rule(bool(name) and _TOKEN.issuperset(name), "a header's name is a token in lower case")
-        rule(_BREAKS.isdisjoint(value), "a header's value has no line break and no NUL")
-
-
-@attrs.frozen
-class Question:
-    """A request of HTTP, without its body: the *method* in capitals, the *target* (path and query),
-    whether the client's connection was *secure* (TLS), the *client*'s address, and *headers*.
-
-    Raises `LocalProtocolError` if it cannot be written as HTTP, or is beyond a limit."""
-
-    method: str
-    target: bytes
-    secure: bool
-    client: str
-    headers: Headers = attrs.field(default=(), repr=False)  # they may hold a key
-
-    def __attrs_post_init__(self) -> None:
-        method = self.method.encode(errors="replace")
-        rule(bool(method) and _METHOD.issuperset(method), "a method is a token in capitals")
-        rule(len(method) <= MAX_METHOD, f"a method of at most {MAX_METHOD} bytes")
-        visible = _VISIBLE.issuperset(self.target)
-        rule(len(self.target) <= MAX_TARGET, f"a target of at most {MAX_TARGET} bytes")
-        rule(visible and self.target.startswith(b"/"), "a target is a path of visible ASCII")
-        rule(is_plain(self.client), "a client's address has no hidden character")
-        short = len(utf8(self.client)) <= MAX_CLIENT
-        rule(short, f"a client's address has at most {MAX_CLIENT} bytes")
-        _check_headers(self.headers)
-
-
-@attrs.frozen
-class Ask:
-    """A member passes the request *question* on to the head, as *stream*. Its body follows."""
-
-    CODE: ClassVar = MessageCode.ASK
-    stream: int
-    question: Question
-
-
-@attrs.frozen
-class Reply:
-    """The head begins to answer *stream*, with *status* and *headers*. The answer's body
-    follows."""
-
-    CODE: ClassVar = MessageCode.REPLY
-    stream: int
-    status: int
-    headers: Headers = ()
-
-    def __attrs_post_init__(self) -> None:
-        rule(200 <= self.status <= 599, "a reply's status is from 200 to 599")
-        _check_headers(self.headers)
-
-
-@attrs.frozen
-class BodyPart:
-    """The next *data* of the sender's body on *stream*; after the *last* there is none. Only the
-    last may be empty."""
-
-    CODE: ClassVar = MessageCode.BODY
-    stream: int
-    data: bytes = attrs.field(repr=False)
-    last: bool = False
-
-    def __attrs_post_init__(self) -> None:
-        rule(self.last or bool(self.data), "only the last BODY is empty")
-        rule(len(self.data) <= MAX_BODY, f"a BODY has at most {MAX_BODY} bytes")
-
-
-@attrs.frozen
-class Credit:
-    """The receiver may send *size* more bytes of its body on *stream*."""
-
-    CODE: ClassVar = MessageCode.CREDIT
-    stream: int
-    size: int
-
-    def __attrs_post_init__(self) -> None:
-        rule(0 < self.size <= STREAM_WINDOW, f"a CREDIT is of 1 to {STREAM_WINDOW} bytes")
-
-
-@attrs.frozen
-class Drop:
-    """The sender is done with *stream*, for *reason*, and sends nothing more of it."""
-
-    CODE: ClassVar = MessageCode.DROP
-    stream: int
-    reason: str = ""
-
-
 # ---------------------------------------------------------------------- checked
 # CHECKED: what a rank's engine made of a step, in three numbers a row and position.
 #
@@ -968,28 +799,24 @@ __all__ = [
     "Accept",
     "Addresses",
     "Admit",
-    "Ask",
     "Backend",
-    "BodyPart",
     "Bootstrap",
     "Build",
     "CacheCost",
     "CannotServe",
     "Checked",
     "Close",
-    "Credit",
     "Decode",
-    "Drop",
     "Epoch",
     "Failure",
     "FailureKind",
     "Get",
-    "Headers",
     "Hello",
     "Hindrance",
     "Join",
     "Joined",
     "Message",
+    "MessageCode",
     "NoWork",
     "Open",
     "Piece",
@@ -998,10 +825,8 @@ __all__ = [
     "Prefill",
     "Prepared",
     "Progress",
-    "Question",
     "Ready",
     "Reason",
-    "Reply",
     "Row",
     "Save",
     "Spent",
@@ -1013,6 +838,7 @@ __all__ = [
     "Waiting",
     "Work",
     "is_file_name",
+    "rule",
 ]
 
 Message = (

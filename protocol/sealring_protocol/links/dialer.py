@@ -135,9 +135,9 @@ class Dialer:
         for key in [key for key in self._wishes if key[0] == peer]:
             del self._wishes[key]
 
-    def forget_all(self, purposes: set[Purpose]) -> None:
-        """Stop dialing links of *purposes*."""
-        for key in [key for key in self._wishes if key[1] in purposes]:
+    def forget_all(self, purposes: set[Purpose], peer: bytes | None = None) -> None:
+        """Stop dialing links of *purposes*: with *peer* alone, if it is given."""
+        for key in [key for key in self._wishes if key[1] in purposes and peer in (None, key[0])]:
             del self._wishes[key]
 
     def due(self, now: float) -> list[tuple[Key, bool]]:

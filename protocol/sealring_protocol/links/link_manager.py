@@ -19,9 +19,9 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.local_messages import HopKey
-from sealring_protocol.codec.messages import Addresses, Get, Message, Piece, Progress
+from sealring_protocol.codec.messages import Addresses, Message, Progress
 from sealring_protocol.control.deadlines import earliest
-from sealring_protocol.control.effects import Effect, Level, Note, Send
+from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import (
     CloseCode,
     ConnectionLost,
@@ -29,7 +29,6 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     PeerTimeout,
     RemoteProtocolError,
-    RoleViolation,
     RosterExpired,
     SealringError,
 )
@@ -41,9 +40,8 @@ from sealring_protocol.events import (
     Requested,
     RosterInForce,
     StoreRoster,
-    WeightsAsked,
 )
-from sealring_protocol.limits import LONGEST_PATIENCE, MAX_GETS, PING_TIMEOUT
+from sealring_protocol.limits import LONGEST_PATIENCE, PING_TIMEOUT
 from sealring_protocol.link import (
     EncapsulationRequested,
     Hop,
@@ -341,9 +339,15 @@ class LinkManager:
         """The member of *rank*."""
         return self.current_roster.config.roster.roster.members[rank]
 
-    def may_ask(self, rank: int) -> bool:
-        """True if *rank* may pass requests on to the head, as far as this node has a say."""
-        return self.relays and rank > 0 and sees_texts(self.member(rank))
+    def no_relay(self, rank: int) -> str:
+        """Why there is no API link with *rank*; empty if there may be one."""
+        own = self.rank
+        if min(own, rank) != 0:
+            return "only the head answers requests of other members"
+        if not self.relays:
+            return "this node passes no requests on, and answers none that others pass on"
+        texts = sees_texts(self.member(max(own, rank)))
+        return "" if texts else "the roster does not let this member see texts"
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Every established link: the peer's rank, the purpose, and the link."""
@@ -476,7 +480,7 @@ class LinkManager:
             text = (
                 f"no {key[1].name.lower()} link with {self.member(self._rank(key)).name}: {error}"
             )
-            known = connection.probe or code in NO_FAULT
+            known = connection.probe or code in NO_FAULT or key[1] is Purpose.API
             known = known or self._book.again((*key, connection.dialed))
             self._say([Note(Level.DEBUG if known else Level.WARNING, text)], now)
 
@@ -600,9 +604,10 @@ class LinkManager:
         self._dialer.want((self.member(rank).id, purpose), now, yields=yields)
         self._dial_due(now)
 
-    def unwant(self, *purposes: Purpose) -> None:
-        """Stop dialing links of *purposes*."""
-        self._dialer.forget_all(set(purposes))
+    def unwant(self, *purposes: Purpose, rank: int | None = None) -> None:
+        """Stop dialing links of *purposes*: with *rank* alone, if it is given."""
+        peer = None if rank is None else self.member(rank).id
+        self._dialer.forget_all(set(purposes), peer)
 
     def greet(self, now: float) -> None:
         """Exchange rosters with every member once, so that the newer one spreads."""
@@ -844,7 +849,7 @@ class LinkManager:
         verdict = self._dialer.judge(key, proved.instance)
         if proved.purpose is Purpose.STEP and not self.accept_steps:
             self._refuse(connection, CloseCode.NOT_READY, "the engine is not up yet", now)
-        elif proved.purpose is Purpose.API and (why := self._not_asked_by(proved.peer)):
+        elif proved.purpose is Purpose.API and (why := self.no_relay(self._rank(key))):
             self._refuse(connection, CloseCode.REFUSED, why, now)
         elif verdict is Verdict.DUPLICATE or key in self._held:
             self._refuse(connection, CloseCode.DUPLICATE_LINK, DUPLICATE, now)
@@ -857,16 +862,6 @@ class LinkManager:
                 self._replace(key, now)
             if connection.link is not None:
                 connection.link.admit(now)
-
-    def _not_asked_by(self, peer: bytes) -> str:
-        """Why this node answers no requests that *peer* passes on; empty if it does."""
-        if self.rank != 0:
-            return "only the head answers requests of other members"
-        if not self.relays:
-            return "this node answers no requests of other members"
-        if not self.may_ask(self.config.roster.roster.rank(peer)):
-            return "the roster does not let this member see texts"
-        return ""
 
     def _replace(self, key: Key, now: float) -> None:
         """A new process of the peer connects: close the link *key* with the old one."""
@@ -915,6 +910,8 @@ class LinkManager:
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
         if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
             self._dialer.satisfied(connection.key)
+        if code == CloseCode.REFUSED and connection.key is not None:  # as long as it runs
+            self._dialer.forget_all({connection.key[1]}, connection.key[0])
         self._down(connection, PeerClosed(code, reason), now, code)
 
     def _adopted(self, before: Roster, now: float) -> None:
@@ -938,58 +935,3 @@ class LinkManager:
         changed = _decides(before) != _decides(roster.roster)
         self.news.append(RosterInForce(roster.roster.serial, self.rank, changed))
         self.greet(now)
-
-
-@attrs.define
-class _Asking:
-    number: int
-    unanswered: int = 0
-
-
-class WeightRequests:
-    """The WEIGHTS links among *links*, on which other members ask this node for files of its model.
-
-    The end that dials such a link asks, and the dialed end answers in the order of the questions.
-    This node's own questions do not pass here: whoever fetches dials a link of its own (`Link`).
-
-    The node only counts what is unanswered. Its caller reads the files, and answers a GET when the
-    answer before it has left, so that a member that does not read costs a few pieces and nothing
-    else.
-    """
-
-    def __init__(self, links: LinkManager) -> None:
-        self._links = links
-        self._asking: dict[int, _Asking] = {}
-
-    def hear(self, news: OfLink, now: float) -> list[NodeEvent]:
-        """Act on *news* of a WEIGHTS link; what the caller is to know of it."""
-        match news:
-            case CameUp(rank, event=event):
-                self._asking[rank] = _Asking(event.link)
-                return [event]
-            case LinkDown(rank):
-                self._asking.pop(rank, None)
-            case MessageReceived(rank, purpose, message):
-                try:
-                    return [self._asked(rank, message)]
-                except RemoteProtocolError as error:
-                    self._links.fail(rank, purpose, error, now)
-        return []
-
-    def _asked(self, rank: int, message: object) -> WeightsAsked:
-        if not isinstance(message, Get):
-            raise RoleViolation("only the end that was dialed answers on a link for weights")
-        asking = self._asking[rank]
-        if asking.unanswered == MAX_GETS:
-            raise LimitExceeded(f"more than {MAX_GETS} GETs without an answer")
-        asking.unanswered += 1
-        return WeightsAsked(rank, asking.number, message)
-
-    def answer(self, number: int, piece: Piece) -> list[Effect]:
-        """Answer the oldest question on connection *number* with *piece*; nothing is sent if that
-        is gone."""
-        for rank, asking in self._asking.items():
-            if asking.number == number and asking.unanswered:
-                asking.unanswered -= 1
-                return [Send(rank, Purpose.WEIGHTS, piece)]
-        return []

@@ -13,14 +13,10 @@ from typing import Any, Final
 
 from sealring_protocol.codec.messages import (
     Addresses,
-    Ask,
-    BodyPart,
     Bootstrap,
     CannotServe,
     Checked,
     Close,
-    Credit,
-    Drop,
     Get,
     Hello,
     Piece,
@@ -28,13 +24,13 @@ from sealring_protocol.codec.messages import (
     Pong,
     Prepared,
     Ready,
-    Reply,
     Row,
     Step,
     StepDone,
     Tunnel,
     Waiting,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Reply
 
 
 class Purpose(enum.IntEnum):
