@@ -92,9 +92,9 @@ class StreamState(enum.Enum):
     """Both bodies are under way."""
     ANSWERING = "answering"
     """The request is whole, and the answer's body is under way."""
-    READING_ON = "reading on"
+    READING_ON = "reading_on"
     """The answer is whole, and the request's body is under way."""
-    GIVEN_UP = "given up"
+    GIVEN_UP = "given_up"
     """This end has sent DROP. What the peer had sent until it heard of it still comes."""
     LEFT = "left"
     """The peer has sent DROP. This end's owner has not let go yet."""
@@ -106,11 +106,11 @@ class StreamMove(enum.Enum):
     of each. GIVE_UP is this end's DROP, and LEAVE the peer's."""
 
     REQUEST = "request"
-    REQUEST_END = "request end"
+    REQUEST_END = "request_end"
     REPLY = "reply"
     RESPONSE = "response"
-    RESPONSE_END = "response end"
-    GIVE_UP = "give up"
+    RESPONSE_END = "response_end"
+    GIVE_UP = "give_up"
     LEAVE = "leave"
 
 

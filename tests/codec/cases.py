@@ -54,10 +54,18 @@ from sealring_protocol.codec.messages import (
     TunnelEvent,
     Waiting,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
 
 EPOCH = Epoch(0x1122334455667788, 3)
 DIGEST = bytes(range(16))
+QUESTION = Question(
+    "POST",
+    b"/v1/chat/completions?a=%20",
+    False,
+    "fd00::7",
+    ((b"host", b"desk:8000"), (b"x-empty", b""), (b"x-latin", b"na\xefve\t!")),
+)
 BF16 = Tensor(DType.BF16, (1, 2, 3), bytes(range(12)))
 SEALED = Tensor(DType.F32, (2, 2), bytes(range(32)), sealed=True, counter=99)
 FAILURE = Failure(2, FailureKind.ENGINE_ERROR, "ValueError: shapes (3,4) and (5,)")
@@ -168,6 +176,16 @@ MESSAGES: dict[str, Message] = {
     "piece": Piece(1 << 34, bytes(range(9))),
     "piece-empty": Piece(0),
     "piece-reason": Piece(0, b"", "no such file — naïve"),
+    "ask": Ask(1, QUESTION),
+    "ask-bare": Ask(2**64 - 1, Question("M-SEARCH", b"/", True, "")),
+    "reply": Reply(7, 599, ((b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"))),
+    "reply-bare": Reply(1, 200),
+    "body": BodyPart(1, bytes(range(9))),
+    "body-last": BodyPart(1, b"x", True),
+    "body-empty": BodyPart(2**64 - 1, b"", True),
+    "credit": Credit(3, 1 << 17),
+    "drop": Drop(3, "the client has gone — naïve"),
+    "drop-bare": Drop(3),
     "admit": Admit(b"a roster", '{"model": "naïve"}'),
     "admit-bare": Admit(b"", ""),
     "joined": Joined(),

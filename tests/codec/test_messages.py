@@ -42,11 +42,12 @@ from sealring_protocol.codec.messages import (
     Tunnel,
     TunnelEvent,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import Reader, clip, is_plain
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
 
-from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES, OPEN_ENDED
+from tests.codec.cases import DIGEST, EPOCH, LOCAL, MESSAGES, OPEN_ENDED, QUESTION
 
 ALL = [(name, message, decode) for name, message in MESSAGES.items()]
 ALL += [(name, message, decode_local) for name, message in LOCAL.items()]
@@ -270,6 +271,48 @@ INVALID = {
     "piece-both": lambda: Piece(1, b"x", "no"),
     "piece-sized": lambda: Piece(1, b"", "no"),
     "piece-more": lambda: Piece(1, b"xy"),
+    **{
+        f"question-{name}": lambda changes=changes: attrs.evolve(QUESTION, **changes)
+        for name, changes in {
+            "methodless": {"method": ""},
+            "small": {"method": "Get"},
+            "method-space": {"method": "GET X"},
+            "method-naive": {"method": "GÉT"},
+            "method-long": {"method": "M" * (limits.MAX_METHOD + 1)},
+            "targetless": {"target": b""},
+            "absolute": {"target": b"http://desk/"},
+            "target-space": {"target": b"/ HTTP/1.1"},
+            "target-break": {"target": b"/\r\nhost: x"},
+            "target-high": {"target": b"/\xe9"},
+            "target-long": {"target": b"/" * (limits.MAX_TARGET + 1)},
+            "client-hidden": {"client": "10.0.0.1\n"},
+            "client-half": {"client": "\ud800"},
+            "client-long": {"client": "é" * (limits.MAX_CLIENT // 2) + "x"},
+        }.items()
+    },
+    **{
+        f"{name}-{of}": lambda make=make, field=field: make((field,))
+        for name, field in {
+            "nameless": (b"", b"x"),
+            "capital": (b"Host", b"x"),
+            "colon": (b"host:", b"x"),
+            "line": (b"host", b"x\r\ny: z"),
+            "line-feed": (b"host", b"x\n"),
+            "return": (b"host", b"x\r"),
+            "nul": (b"host", b"\0"),
+            "long": (b"h", bytes([0x20]) * (limits.MAX_HEADERS - 4)),
+        }.items()
+        for of, make in {
+            "question": lambda headers: attrs.evolve(QUESTION, headers=headers),
+            "reply": lambda headers: Reply(1, 200, headers),
+        }.items()
+    },
+    "reply-early": lambda: Reply(1, 199),
+    "reply-late": lambda: Reply(1, 600),
+    "body-empty": lambda: BodyPart(1, b""),
+    "body-long": lambda: BodyPart(1, bytes(limits.MAX_BODY + 1)),
+    "credit-none": lambda: Credit(1, 0),
+    "credit-much": lambda: Credit(1, limits.STREAM_WINDOW + 1),
     "tunnel-empty": lambda: Tunnel(EPOCH, 0, TunnelEvent.DATA),
     "tunnel-open-data": lambda: Tunnel(EPOCH, 0, TunnelEvent.OPEN, b"x"),
     "temperature": lambda: Row(1, temperature=float("nan")),
@@ -305,6 +348,34 @@ def test_a_list_is_refused_on_its_declared_length(position):
         decode(at_limit(limits.MAX_ROWS + 1, at))
     with pytest.raises(RemoteProtocolError, match="truncated"):
         decode(at_limit(limits.MAX_ROWS, at))
+
+
+def test_requests_at_their_limits_travel():
+    question = Question(
+        "M" * limits.MAX_METHOD,
+        b"/" * limits.MAX_TARGET,
+        True,
+        "é" * (limits.MAX_CLIENT // 2),
+        ((b"h", b"x" * (limits.MAX_HEADERS // 2 - 5)),) * 2,
+    )
+    for full in (Ask(1, question), Reply(1, 200, ((b"h", b""),) * (limits.MAX_HEADERS // 5))):
+        assert decode(flat(full)) == full
+    full = BodyPart(1, bytes(limits.MAX_BODY))
+    assert decode(flat(full)) == full
+
+
+def test_header_fields_are_refused_on_the_length_that_they_declare():
+    data = flat(Reply(1, 200, ((b"h", b"x" * 60_000), (b"h", b"x" * 5_000))))
+    longer = data[:-5_002] + (5_527).to_bytes(2, "big")  # one more than fits; nothing follows
+    with pytest.raises(LimitExceeded, match="header fields"):
+        decode(longer)
+    with pytest.raises(RemoteProtocolError, match="truncated"):
+        decode(longer[:-2] + (5_526).to_bytes(2, "big"))
+
+
+def test_a_stream_beyond_its_width_is_the_callers_fault():
+    with pytest.raises(LocalProtocolError):
+        encode(Drop(2**64))
 
 
 def test_lists_at_their_limit_travel():

@@ -18,6 +18,7 @@ from sealring_protocol.control.membership import (
 )
 from sealring_protocol.control.scheduler.rows import ROW_TABLE, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.relay import STREAM_TABLE, StreamMove, StreamState
 from sealring_protocol.table import Machine, cross_product
 
 ROWS = """
@@ -95,7 +96,39 @@ TRIAL = """
     taken   drop      dropped
     dropped stop      dropped
 """
+STREAM = """
+    asked     request      asked
+    asked     request_end  awaiting
+    asked     reply        answered
+    asked     give_up      given_up
+    asked     leave        left
+    awaiting  reply        answering
+    awaiting  give_up      given_up
+    awaiting  leave        left
+    answered  request      answered
+    answered  request_end  answering
+    answered  response     answered
+    answered  response_end reading_on
+    answered  give_up      given_up
+    answered  leave        left
+    answering response     answering
+    answering response_end over
+    answering give_up      given_up
+    answering leave        left
+    reading_on request     reading_on
+    reading_on request_end over
+    reading_on give_up     given_up
+    reading_on leave       left
+    given_up  request      given_up
+    given_up  request_end  given_up
+    given_up  reply        given_up
+    given_up  response     given_up
+    given_up  response_end given_up
+    given_up  leave        over
+    left      give_up      over
+"""
 MACHINES = {
+    "stream": (STREAM_TABLE, StreamState, StreamMove, STREAM),
     "row": (ROW_TABLE, RowState, RowEvent, ROWS),
     "membership": (MEMBERSHIP_TABLE, MembershipState, MembershipEvent, MEMBERSHIP),
     "leader": (LEADER_TABLE, LeaderState, LeaderEvent, LEADER),
