@@ -29,6 +29,7 @@ from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import WIRE_CODES, CloseCode, SealringError
 from sealring_protocol.joining import exchange
+from sealring_protocol.relay import STREAM_TABLE
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
@@ -174,6 +175,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "joining": lambda: _machine(JOINING_TABLE),
     "leader": lambda: _machine(LEADER_TABLE),
     "row": lambda: _machine(ROW_TABLE),
+    "stream": lambda: _machine(STREAM_TABLE),
 }
 
 

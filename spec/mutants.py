@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PACKAGE: Final = ROOT / "protocol" / "sealring_protocol"
 MODULES: Final = (
     *(f"codec.{name}" for name in ("encoding", "fields", "frame", "local_messages")),
-    *(f"codec.{name}" for name in ("tensor", "wire")),
+    *(f"codec.{name}" for name in ("relay_messages", "tensor", "wire")),
     "codec.messages",
     *(f"security.{name}" for name in ("admission", "handshake", "identity")),
     "security.initiator",
@@ -36,6 +36,7 @@ MODULES: Final = (
     "control.epoch.ledger",
     "control.membership",
     "link",
+    "relay",
 )
 
 _KILLS: Final = {"_die", "_bury", "fail"}

@@ -33,6 +33,7 @@ from sealring_protocol.control.membership import MEMBERSHIP_TABLE
 from sealring_protocol.control.scheduler.rows import ROW_TABLE
 from sealring_protocol.errors import CloseCode
 from sealring_protocol.joining import exchange
+from sealring_protocol.relay import STREAM_TABLE
 from sealring_protocol.security import initiator, responder
 from sealring_protocol.security.keys import Label, SignContext, Suite
 from sealring_protocol.security.roles import ALLOWED, Purpose
@@ -51,12 +52,12 @@ ABOUT: Final = (
     "'at' counted from its first byte; a message's first field is its code. A message's 'then' "
     "says what follows its layout, in order: as many entries as the layout's field of that name "
     "holds, each of one type or with the fields named. 'byte' entries make a byte string, "
-    "'text' is a u16 length and UTF-8, 'blob' a u32 length and bytes, 'tensor' the layout "
-    "TENSOR with its shape and elements, 'rest' everything to the end of the plaintext, and "
-    "'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER begins after a roster's "
-    "version, cluster and name, ROSTER.appointment is before the name where the version is 2, and "
-    "ROSTER.member ends before a member's name and addresses; where the policy has bit 2, "
-    "ROSTER.member_with_rights takes its place."
+    "'text' is a u16 length and UTF-8, 'string' a u16 length and bytes, 'blob' a u32 length and "
+    "bytes, 'tensor' the layout TENSOR with its shape and elements, 'rest' everything to the end "
+    "of the plaintext, and 'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER "
+    "begins after a roster's version, cluster and name, ROSTER.appointment is before the name "
+    "where the version is 2, and ROSTER.member ends before a member's name and addresses; where the "
+    "policy has bit 2, ROSTER.member_with_rights takes its place."
 )
 
 FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}
@@ -207,6 +208,7 @@ def tables() -> Json:
             "joining": _machine(JOINING_TABLE),
             "leader": _machine(LEADER_TABLE),
             "row": _machine(ROW_TABLE),
+            "stream": _machine(STREAM_TABLE),
         },
     }
 

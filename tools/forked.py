@@ -49,6 +49,7 @@ _TESTS: Final = {
     "sealring_protocol.control.scheduler": ("tests/control/test_scheduler.py", *_CONTROL),
     "sealring_protocol.control": ("tests/control/test_epochs.py", "tests/control"),
     "sealring_protocol.joining": ("tests/joining/test_machines.py", "tests/joining"),
+    "sealring_protocol.relay": ("tests/link/test_relay.py", "tests/node/test_relays.py"),
     "sealring_protocol.link": _LINK,
     "sealring_trio.engine": (
         "tests/io_trio/test_engine_group.py",
@@ -74,6 +75,7 @@ _FAMILIES: Final = {
     "sealring_protocol.joining": ("joiners", "inviters"),
     "sealring_protocol.control.epoch.ledger": ("ledgers",),
     "sealring_protocol.control": ("lockstep", "ranks"),
+    "sealring_protocol.relay": ("relays",),
     "": ("sessions",),
 }
 """In the same way, the families of vectors to begin with."""

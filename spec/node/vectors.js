@@ -24,6 +24,7 @@ import { Ledger } from "./sealring/ledger.js";
 import { MAX_SEALED_BODY } from "./sealring/limits.js";
 import { Link } from "./sealring/link.js";
 import { Lockstep } from "./sealring/lockstep.js";
+import { Relay } from "./sealring/relay.js";
 import { LOCAL, NETWORK, decodeMessage, encodeMessage } from "./sealring/messages.js";
 import { Rank } from "./sealring/rank.js";
 import { ReplayCache } from "./sealring/replay.js";
@@ -318,6 +319,21 @@ const lockstep = once((input, outcome) => {
   }
 });
 
+const relay = once((input, outcome) => {
+  const end = new Relay(input.asks);
+  const tell = () => {
+    const encoded = (/** @type {any[]} */ messages) => messages.map((message) => encodeMessage(message, NETWORK));
+    outcome.output = { sent: encoded(end.sent), heard: encoded(end.heard), streams: end.streams };
+  };
+  tell();
+  for (const { got, sends, takes, size } of input.course) {
+    if (got) end.receive(decodeMessage(hex(got)));
+    if (sends) end.send(decodeMessage(hex(sends)));
+    if (takes) end.take(BigInt(takes), size);
+    tell();
+  }
+});
+
 const split = formula(({ layers, ends, memory, head, joined }) => ({
   bounds: splitLayers(layers.map(BigInt), BigInt(ends), memory.map(BigInt), BigInt(head), joined),
 }));
@@ -481,6 +497,7 @@ const KINDS = {
   ledger,
   rank,
   lockstep,
+  relay,
   addresses,
   announced,
   announcement,

@@ -28,6 +28,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Waiting,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 
 from spec.vectors.model import LIMIT, MALFORMED, Vector, refused, valid
 from spec.vectors.plaintexts import (
@@ -205,6 +206,7 @@ def _collectives() -> Iterator[Case]:
     yield from _waitings()
     yield from _addresses()
     yield from _weights()
+    yield from _relayed()
     yield from _rows()
 
 
@@ -284,6 +286,91 @@ def _weights() -> Iterator[Case]:
     ]:
         yield f"piece-{name}", "MS-17", f"PIECE with {about}", data
     yield "piece-cut", "CV-01", "PIECE without its last byte", piece[:-1]
+
+
+def _relayed() -> Iterator[Case]:
+    ask = flat(Ask(1, Question("GET", b"/abc", False, "ab", ((b"hij", b"klm"),))))
+    end = len(ask)
+    for name, requirement, about, data in [
+        ("secure", "MS-22 CV-05", "secure 2", put(ask, 13, b"\2")),
+        ("method-small", "MS-22", "a method in small letters", put(ask, 18, b"get")),
+        ("method-space", "MS-22", "a space in the method", put(ask, 19, b" ")),
+        ("method-colon", "MS-22", "a colon in the method", put(ask, 20, b":")),
+        ("method-none", "MS-22", "no method", put(ask, 9, u16(0))[:18] + ask[21:]),
+        ("target-none", "MS-22", "no target", put(ask, 11, u16(0))[:21] + ask[25:]),
+        ("target-star", "MS-22", "a target that is no path", put(ask, 21, b"*")),
+        ("target-space", "MS-22", "a space in the target", put(ask, 22, b" ")),
+        ("target-break", "MS-22", "a line break in the target", put(ask, 23, b"\r\n")),
+        ("target-del", "MS-22", "DEL in the target", put(ask, 24, b"\x7f")),
+        ("target-high", "MS-22", "é in the target", put(ask, 23, "é".encode())),
+        ("client-nul", "MS-22 MS-02", "a client with NUL", put(ask, 26, b"\0")),
+        ("client-utf8", "CV-03", "a client that ends in half a character", put(ask, 26, b"\xc3")),
+        ("name-none", "MS-23", "a header field without a name", ask[:27] + u16(0) + ask[32:]),
+        ("name-capital", "MS-23", "a name in capitals", put(ask, 29, b"HIJ")),
+        ("name-colon", "MS-23", "a name with a colon", put(ask, 31, b":")),
+        ("name-space", "MS-23", "a name with a space", put(ask, 30, b" ")),
+        ("name-high", "MS-23", "a name that is no ASCII", put(ask, 30, "é".encode())),
+        ("value-nul", "MS-23", "a value with NUL", put(ask, end - 1, b"\0")),
+        ("value-return", "MS-23", "a value with a carriage return", put(ask, end - 2, b"\r")),
+        ("value-feed", "MS-23", "a value with a line feed", put(ask, end - 3, b"\n")),
+    ]:
+        yield f"ask-{name}", requirement, f"ASK with {about}", data
+    yield "ask-cut", "CV-01", "ASK without its last byte", ask[:-1]
+    yield "ask-more", "CV-01", "fewer header fields than there are", put(ask, 16, u16(0))
+    yield "ask-fewer", "CV-01", "a header field fewer than it says", put(ask, 16, u16(2))
+    reply = flat(Reply(1, 200, ((b"hij", b"klm"),)))
+    for name, requirement, about, data in [
+        ("continue", "MS-24", "status 100", put(reply, 9, u16(100))),
+        ("early", "MS-24", "status 199", put(reply, 9, u16(199))),
+        ("late", "MS-24", "status 600", put(reply, 9, u16(600))),
+        ("name", "MS-24 MS-23", "a name in capitals", put(reply, 15, b"H")),
+        ("value", "MS-24 MS-23", "a value with a line feed", put(reply, -1, b"\n")),
+        ("cut", "CV-01", "a byte fewer", reply[:-1]),
+    ]:
+        yield f"reply-{name}", requirement, f"REPLY with {about}", data
+    body, bodiless = flat(BodyPart(1, b"ab", True)), flat(BodyPart(1, b"", True))
+    for name, requirement, about, data in [
+        ("last", "MS-25 CV-05", "last 2", put(body, 9, b"\2")),
+        ("empty", "MS-25", "no data, and more to come", put(bodiless, 9, b"\0")),
+        ("cut", "CV-01", "a byte fewer", body[:-1]),
+    ]:
+        yield f"body-bad-{name}", requirement, f"BODY with {about}", data
+    credit, drop = flat(Credit(1, 1)), flat(Drop(1, "ab"))
+    yield "credit-none", "MS-26", "CREDIT of no bytes", put(credit, 9, u32(0))
+    yield "credit-cut", "CV-01", "CREDIT without its last byte", credit[:-1]
+    yield "drop-escape", "MS-02", "DROP for a reason with ESC", put(drop, -1, b"\x1b")
+    yield "drop-cut", "CV-01", "DROP without its last byte", drop[:-1]
+
+
+def _long_relayed() -> Iterator[Case]:
+    ask = flat(Ask(1, Question("M" * 16, b"/", False, "c" * 64)))
+    method = put(ask, 9, u16(17))[:34] + b"M" + ask[34:]
+    yield "ask-method-long", "MS-22 CV-02", "a method of 17 bytes", method
+    client = put(ask, 14, u16(65)) + b"c"
+    yield "ask-client-long", "MS-22 CV-02", "a client of 65 bytes", client
+    wide = flat(Ask(1, Question("M", b"/" * 8192, False, "")))
+    yield (
+        "ask-target-long",
+        "MS-22 CV-02",
+        "a target of 8,193 bytes",
+        put(wide, 11, u16(8193)) + b"/",
+    )
+    field = (b"h", b"a" * 65526)
+    for name, requirement, full, at in [
+        ("ask", "MS-23", flat(Ask(1, Question("M", b"/", False, "", (field,)))), 16),
+        ("reply", "MS-24 MS-23", flat(Reply(1, 200, (field,))), 11),
+    ]:
+        more = put(full, at, u16(3)) + (u16(1) + b"h" + u16(0)) * 2
+        yield f"{name}-headers", f"{requirement} CV-02", "65,541 bytes of header fields", more
+    reply = flat(Reply(1, 200, ((b"h", b"a" * 65531),)))
+    value = put(reply, 16, u16(65532)) + b"a"
+    yield "reply-value-long", "MS-24 MS-23 CV-02", "a header field of 65,537 bytes", value
+    body = grown(flat(BodyPart(1, b"", True)), 10, u32(65537), 65537)
+    yield "body-long", "MS-25 CV-02", "65,537 bytes of a body", body
+    credit = put(flat(Credit(1, 1)), 9, u32(131073))
+    yield "credit-long", "MS-26 CV-02", "131,073 bytes of credit", credit
+    drop = put(flat(Drop(1, "a" * 256)), 9, u16(257)) + b"a"
+    yield "drop-long", "MS-02 CV-02", "a reason of 257 bytes", drop
 
 
 def _rows() -> Iterator[Case]:
@@ -429,6 +516,7 @@ def _beyond_limits() -> Iterator[Case]:
     yield "piece-long", "MS-17 CV-02", "1,048,577 bytes of data", data
     reason = put(flat(Piece(0, b"", "a" * 256)), 13, u16(257)) + b"a"
     yield "piece-reason", "MS-17 CV-02", "a reason of 257 bytes", reason
+    yield from _long_relayed()
     yield from _long_bootstraps()
     row = flat(Row(5))
     yield "row-biases", "MS-08 CV-02", "1,025 biases", grown(row, 72, u16(1025), 1025 * 12)

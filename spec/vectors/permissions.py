@@ -10,12 +10,16 @@ from sealring_protocol.errors import CloseCode
 from spec.vectors.model import Json, Vector, refused, valid
 
 GIVEN: Final[Mapping[str, bytes]] = {}
-CONTROL, STEP, TUNNEL, WEIGHTS = 1, 2, 3, 4
+CONTROL, STEP, TUNNEL, WEIGHTS, API = 1, 2, 3, 4, 5
 ALIVE: Final = ("PING", "PONG", "CLOSE")
 FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES")
 TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE", "CHECKED", "ADDRESSES")
 ONLY_HEAD: Final = tuple(message for message in FROM_HEAD if message not in TO_HEAD)
-ALL: Final = ("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *ONLY_HEAD, "GET", "PIECE", "ADMIT", "JOINED")
+OF_STREAMS: Final = ("BODY", "CREDIT", "DROP")
+ALL: Final = (
+    *("ACCEPT", *ALIVE, *TO_HEAD, "TUNNEL", *ONLY_HEAD, "GET", "PIECE", "ADMIT", "JOINED"),
+    *("ASK", "REPLY", *OF_STREAMS),
+)
 PLACES: Final = (
     ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),
     ("rank-to-head", CONTROL, 3, 0, 4, TO_HEAD),
@@ -38,6 +42,10 @@ PLACES: Final = (
     ("step-beyond", STEP, 1, 4, 4, ()),
     ("weights", WEIGHTS, 0, 1, 2, ("GET", "PIECE")),
     ("weights-across", WEIGHTS, 1, 3, 4, ("GET", "PIECE")),
+    ("api-to-head", API, 3, 0, 4, ("ASK", *OF_STREAMS)),
+    ("api-from-head", API, 0, 1, 2, ("REPLY", *OF_STREAMS)),
+    ("api-across", API, 1, 2, 4, ()),
+    ("api-beyond", API, 4, 0, 4, ()),
 )
 """Name, purpose, sender, receiver, ranks, and what may be sent beside what is always."""
 

@@ -81,7 +81,7 @@ def _good() -> Iterator[Vector]:
         about = f"a clock {skew} ms off"
         talk = talk_to({"wall_ms": NOW + skew})
         yield _answer(f"skew{skew:+d}", "HS-03", about, talk)
-    for purpose in (2, 3, 4):
+    for purpose in (2, 3, 4, 5):
         talk = talk_to(purpose=purpose)
         yield _answer(f"purpose-{purpose}", "HS-16", f"purpose {purpose}", talk)
     about = "the initiator brings a newer roster"
@@ -194,7 +194,7 @@ def _bad_fin() -> Iterator[Vector]:
         ("fin-cut", "HS-16", "the MAC a byte short", {"cut": 1}, MALFORMED),
         ("fin-nothing", "HS-16", "nothing under the seal", {"cut": 213}, MALFORMED),
         ("purpose-0", "HS-16", "purpose 0", {"purpose": 0}, MALFORMED),
-        ("purpose-5", "HS-16", "purpose 5", {"purpose": 5}, MALFORMED),
+        ("purpose-6", "HS-16", "purpose 6", {"purpose": 6}, MALFORMED),
         ("responder", "HS-17", "id_R is another node's", {"responder": CAT.id}, FORGED),
         ("own-id", "HS-17", "id_I is the responder's", {"id": BEN.id, "signer": BEN}, FORGED),
     ]

@@ -57,6 +57,7 @@ from sealring_protocol.codec.messages import (
     TunnelEvent,
     Waiting,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.limits import NO_RANK
 
@@ -110,6 +111,15 @@ ADDRESSES: Final = Addresses(
     2, ((bytes(16), 7470), (bytes.fromhex("20010db8" + "00" * 11 + "05"), 65535))
 )
 GET: Final = Get("model-00001-of-00002.safetensors", 1 << 33, 1 << 18)
+QUESTION: Final = Question(
+    "POST",
+    b"/v1/completions?a=%20",
+    False,
+    "fd00::7",
+    ((b"host", b"desk:8000"), (b"x-empty", b""), (b"x-latin", b"na\xefve\t!")),
+)
+ASK: Final = Ask(1, QUESTION)
+REPLY: Final = Reply(1, 200, ((b"content-type", b"text/event-stream"),))
 PIECE: Final = Piece(1 << 34, bytes(range(16)))
 CANNOT: Final = CannotServe(EPOCH, FailureKind.LOAD, "no such file")
 STEP: Final = Step(EPOCH, 1, DIGEST)
@@ -340,6 +350,35 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "piece-beyond": ("nothing, beyond the end of a file", Piece(2**64 - 1)),
     "piece-whole": ("all of a file of 12 bytes", Piece(12, bytes(range(12)))),
     "piece-none": ("why there is none, in 256 bytes", Piece(0, b"", "é" * 128)),
+    "ask": ("a request of a client, for the head", ASK),
+    "ask-bare": ("the least request", Ask(2, Question("GET", b"/", False, ""))),
+    "ask-full": (
+        "every field at its limit, and every character of a method and of a name",
+        Ask(
+            2**64 - 1,
+            Question(
+                "Z0!#$%&'*+-.^_`|",
+                b"/" + bytes(range(0x21, 0x7F)) + b"~" * 8097,
+                True,
+                "é" * 32,
+                (
+                    (b"!#$%&'*+-.^_`|~09az", b"\x01\t \x7f\xff"),
+                    (b"x", b""),
+                    (b"x", b"a" * 65498),
+                ),
+            ),
+        ),
+    ),
+    "reply": ("an answer begins", REPLY),
+    "reply-least": ("the least status, and no header fields", Reply(2**64 - 1, 200)),
+    "reply-most": ("the greatest status", Reply(1, 599, ((b"h", b""), (b"h", b"")))),
+    "body": ("a part of a body", BodyPart(1, bytes(range(16)))),
+    "body-last": ("the last part of a body", BodyPart(2**64 - 1, b"x", True)),
+    "body-empty": ("a body ends", BodyPart(1, b"", True)),
+    "credit": ("the least credit", Credit(1, 1)),
+    "credit-most": ("the greatest credit", Credit(2**64 - 1, 131072)),
+    "drop": ("a stream is given up, for a reason of 256 bytes", Drop(1, "é" * 128)),
+    "drop-bare": ("without a reason", Drop(2**64 - 1)),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
     "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),

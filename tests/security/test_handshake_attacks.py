@@ -240,7 +240,7 @@ def test_a_fin_meant_for_another_node():
     assert "another node" in refused(machine, fin, AuthenticationFailed)
 
 
-@pytest.mark.parametrize("purpose", [0, 5, 255])
+@pytest.mark.parametrize("purpose", [0, 6, 255])
 def test_an_unknown_purpose(purpose):
     machine, reference = at_fin()
     fin = reference.fin(5, DIGEST, purpose=purpose)

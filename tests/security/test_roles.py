@@ -49,6 +49,11 @@ CASES = [
     (Purpose.TUNNEL, 0, 0, 1, set()),
     (Purpose.WEIGHTS, 0, 1, 2, {"Get", "Piece"}),
     (Purpose.WEIGHTS, 3, 1, 4, {"Get", "Piece"}),
+    (Purpose.API, 0, 2, 3, {"Reply", "BodyPart", "Credit", "Drop"}),
+    (Purpose.API, 2, 0, 3, {"Ask", "BodyPart", "Credit", "Drop"}),
+    (Purpose.API, 1, 2, 3, set()),
+    (Purpose.API, 3, 0, 3, set()),
+    (Purpose.API, 0, 0, 1, set()),
 ]
 
 

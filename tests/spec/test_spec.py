@@ -118,9 +118,11 @@ def as_bytes(value: Any, size: int) -> bytes:
 
 
 MESSAGES = [v for v in of_kinds("message", "local-message") if v["result"] == "valid"]
-TEXTS = ("reason", "name", "settings", "version")
+TEXTS = ("reason", "name", "settings", "version", "method", "client")
 """Names of the fields that are texts and not bytes, which the tables do not say. A new one belongs
 here."""
+BLOBS = {"PIECE": ("data",), "BODY": ("data",), "ASK": ("target",)}
+"""Fields of these messages that are bytes with their length."""
 
 
 @pytest.mark.parametrize("name", [vector["id"] for vector in MESSAGES])
@@ -129,7 +131,7 @@ def test_layout_tables_fit_the_vectors(name: str) -> None:
     data = plaintext(every()[name]["input"])
     message = fields.pop("message")
     fields["code"] = data[0]
-    blobs = ("roster", "grammar", *(("data",) if message == "PIECE" else ()))
+    blobs = ("roster", "grammar", *BLOBS.get(message, ()))
     for text in (*TEXTS, *blobs):  # told by their length
         if text in fields:
             encoded = bytes.fromhex(fields[text]) if text in blobs else fields[text].encode()

@@ -42,6 +42,8 @@ class Reading:
                 return bool(self.take(1)[0])
             case "text":
                 return self.take(int(self.one("u16"))).decode()
+            case "string":
+                return self.take(int(self.one("u16"))).hex()
             case "rest":
                 return self.take(len(self.data) - self.at).hex()
             case "tensor":

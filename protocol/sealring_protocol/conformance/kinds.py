@@ -31,6 +31,7 @@ from sealring_protocol.codec.messages import (
     StepDone,
     Waiting,
 )
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Drop, Reply
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.conformance.result import (
     Given,
@@ -62,6 +63,7 @@ from sealring_protocol.joining import announcement
 from sealring_protocol.joining.exchange import join_exchange, join_transcript
 from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.links.addresses import AddressBook, packed
+from sealring_protocol.relay import Relay
 from sealring_protocol.security import handshake as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
@@ -549,6 +551,37 @@ def _ledger_output(ledger: Ledger, digests: list[str]) -> Given:
     }
 
 
+def _relay(given: Given, result: Result) -> None:
+    """Run one end of an API link. The output has what it sends, and what its owner hears."""
+    result.output = {"sent": [], "heard": [], "streams": 0}
+    relay = Relay(asks=given["asks"])
+    for move in given["course"]:
+        match move:
+            case {"got": data}:
+                if any(event.stream for event in relay.receive(decode(raw(data)))):
+                    result.output["heard"].append(data)
+            case {"takes": stream, "size": size}:
+                relay.took(int(stream), size)
+            case {"sends": data}:
+                _sends(relay, decode(raw(data)))
+        result.output["sent"] += [b"".join(encode(message)).hex() for message in relay.messages()]
+        result.output["streams"] = relay.streams
+
+
+def _sends(relay: Relay, message: Message) -> None:
+    match message:
+        case Ask(question=question):
+            relay.ask(question)
+        case Reply(stream, status, headers):
+            relay.reply(stream, status, headers)
+        case BodyPart(stream, data, last):
+            relay.send(stream, data, last=last)
+        case Drop(stream, reason):
+            relay.drop(stream, reason)
+        case _:
+            raise Mismatch(f"{message.CODE.name} is nothing that the owner of a stream sends")
+
+
 def _addresses(given: Given, result: Result) -> None:
     world, sender, receiver = given["world"], given["sender"], given["receiver"]
     keys = (SoftwareSigner.from_scalar(1 + rank).public_key for rank in range(world))
@@ -630,6 +663,7 @@ KINDS: Final[Kinds] = {
     "ledger": _ledger,
     "rank": _rank,
     "lockstep": _lockstep,
+    "relay": _relay,
     "addresses": _addresses,
     "announced": _announced,
     "announcement": _announcement,

@@ -55,7 +55,7 @@ const finClaim = {
   instance: u64,
   serial: u64,
   digest: bytes(32),
-  purpose: where(u8, (code) => 1 <= code && code <= 4, "an unknown purpose"),
+  purpose: where(u8, (code) => 1 <= code && code <= 5, "an unknown purpose"),
   roster: inline(blob(MAX_ROSTER)),
 };
 

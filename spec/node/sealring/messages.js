@@ -10,14 +10,18 @@ import {
   MAX_ADDRESS,
   MAX_BAD,
   MAX_BIAS,
+  MAX_BODY,
+  MAX_CLIENT,
   MAX_ENDS,
   MAX_FILE_NAME,
   MAX_GRAMMAR,
   MAX_GUESSED,
+  MAX_HEADERS,
   MAX_IDS,
   MAX_LAYERS,
   MAX_LEARNT_ADDRESSES,
   MAX_LOGPROBS,
+  MAX_METHOD,
   MAX_PIECE,
   MAX_REASON,
   MAX_REASONS,
@@ -26,11 +30,13 @@ import {
   MAX_SCORES,
   MAX_SETTINGS,
   MAX_SPENT,
+  MAX_TARGET,
   MAX_TENSORS,
   MAX_VERSION,
   MAX_WINDOWS,
   MAX_WORLD,
   NO_GROUP,
+  STREAM_WINDOW,
 } from "./limits.js";
 import { dtype, tensor } from "./tensor.js";
 import * as wire from "./wire.js";
@@ -317,6 +323,56 @@ const piece = struct(
   },
 );
 
+/** Names and values of header fields, all together within their limit [MS-23]. @type {wire.Counted<any[]>} */
+const headers = {
+  count: u16,
+  size: (values) => values.length,
+  readEntries(reader, count) {
+    let room = MAX_HEADERS;
+    const string = () => {
+      const length = u16.read(reader);
+      room -= 2 + length;
+      must(room >= 0, "too long header fields", "LIMIT_EXCEEDED");
+      return Buffer.from(reader.take(length));
+    };
+    return Array.from({ length: count }, () => ({ name: string(), value: string() }));
+  },
+  writeEntries: (values) =>
+    Buffer.concat(values.flatMap(({ name, value }) => [u16.write(name.length), name, u16.write(value.length), value])),
+};
+
+/** @param {{headers: any[]}} message */
+function areFields({ headers }) {
+  for (const { name, value } of headers) {
+    must(/^[!#$%&'*+.^_`|~0-9a-z-]+$/.test(name.toString("latin1")), "a name that is no token in small letters");
+    must(!/[\0\r\n]/.test(value.toString("latin1")), "a value with NUL or a line break");
+  }
+}
+
+const ask = struct(
+  {
+    stream: u64,
+    method: wire.text(MAX_METHOD),
+    target: wire.blob(MAX_TARGET, u16),
+    secure: bool,
+    client: plainText(MAX_CLIENT),
+    headers,
+  },
+  (message) => {
+    must(/^[!#$%&'*+.^_`|~0-9A-Z-]+$/.test(message.method), "a method that is no token in capitals");
+    must(/^\/[!-~]*$/.test(message.target.toString("latin1")), "a target that is no path of visible ASCII");
+    areFields(message);
+  },
+);
+const status = where(u16, (code) => 200 <= code && code <= 599, "no status of an answer");
+const reply = struct({ stream: u64, status, headers }, areFields);
+const body = struct({ stream: u64, last: bool, data: wire.blob(MAX_BODY) }, ({ last, data }) =>
+  must(last || data.length > 0, "no data, and more to come"),
+);
+const creditSize = where(u32, (size) => size <= STREAM_WINDOW, "more than a window", "LIMIT_EXCEEDED");
+const credit = struct({ stream: u64, size: where(creditSize, (size) => size > 0, "no credit") });
+const drop = struct({ stream: u64, reason: plainText(MAX_REASON) });
+
 const admit = struct({ roster: wire.blob(MAX_ROSTER), settings: wire.text(MAX_SETTINGS) });
 
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
@@ -355,6 +411,11 @@ export const NETWORK = Object.freeze({
   0x18: ["ADMIT", admit],
   0x19: ["JOINED", struct({})],
   0x1a: ["ADDRESSES", addresses],
+  0x1b: ["ASK", ask],
+  0x1c: ["REPLY", reply],
+  0x1d: ["BODY", body],
+  0x1e: ["CREDIT", credit],
+  0x1f: ["DROP", drop],
 });
 
 /** @type {Table} */

@@ -1,6 +1,6 @@
 /** Who may send what (section 10): a valid key is no licence. */
 
-export const PURPOSE = Object.freeze({ CONTROL: 1, STEP: 2, TUNNEL: 3, WEIGHTS: 4 });
+export const PURPOSE = Object.freeze({ CONTROL: 1, STEP: 2, TUNNEL: 3, WEIGHTS: 4, API: 5 });
 
 const ANYONE = ["PING", "PONG", "CLOSE"];
 
@@ -11,6 +11,8 @@ const MAY_SEND = Object.freeze({
   TO_NEXT: [...ANYONE, "STEP"],
   LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
   NEIGHBOUR: [...ANYONE, "TUNNEL"],
+  API_OF_HEAD: [...ANYONE, "REPLY", "BODY", "CREDIT", "DROP"],
+  API_OF_RANK: [...ANYONE, "ASK", "BODY", "CREDIT", "DROP"],
   ASKER_OR_HOLDER: [...ANYONE, "GET", "PIECE"],
   PEER: ANYONE,
 });
@@ -27,6 +29,8 @@ function role(purpose, sender, receiver, world) {
   if (purpose === PURPOSE.CONTROL && sender === 0 && receiver > 0) return "HEAD_TO_RANK";
   if (purpose === PURPOSE.CONTROL && receiver === 0 && sender > 0) return "RANK_TO_HEAD";
   const areTwo = sender !== receiver && Math.max(sender, receiver) < world;
+  if (purpose === PURPOSE.API && areTwo && sender === 0) return "API_OF_HEAD";
+  if (purpose === PURPOSE.API && areTwo && receiver === 0) return "API_OF_RANK";
   if (purpose === PURPOSE.STEP && areTwo && receiver > sender) return "TO_NEXT";
   if (purpose === PURPOSE.STEP && areTwo && receiver === 0) return "LAST_TO_HEAD";
   if (purpose === PURPOSE.TUNNEL && areTwo) return "NEIGHBOUR";

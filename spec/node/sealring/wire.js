@@ -194,11 +194,12 @@ export function optional(codec) {
  * Bytes behind their length.
  *
  * @param {number} limit
+ * @param {Codec<number>} length
  * @returns {Counted<Buffer>}
  */
-export function blob(limit) {
+export function blob(limit, length = u32) {
   return {
-    count: where(u32, (n) => n <= limit, `more than ${limit} bytes`, "LIMIT_EXCEEDED"),
+    count: where(length, (n) => n <= limit, `more than ${limit} bytes`, "LIMIT_EXCEEDED"),
     size: (value) => value.length,
     readEntries: (reader, n) => Buffer.from(reader.take(n)),
     writeEntries: (value) => value,
