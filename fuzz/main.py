@@ -32,6 +32,7 @@ LONGEST: Final = {
     "link": 600,
     "middle": 400,
     "lockstep": 400,
+    "relay": 1400,
     "tensor": 400,
 }
 """Bytes of the longest input, where libFuzzer's own choice would make runs slow."""

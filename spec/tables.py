@@ -56,8 +56,8 @@ ABOUT: Final = (
     "bytes, 'tensor' the layout TENSOR with its shape and elements, 'rest' everything to the end "
     "of the plaintext, and 'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER "
     "begins after a roster's version, cluster and name, ROSTER.appointment is before the name "
-    "where the version is 2, and ROSTER.member ends before a member's name and addresses; where the "
-    "policy has bit 2, ROSTER.member_with_rights takes its place."
+    "where the version is 2, and ROSTER.member ends before a member's name and addresses; where "
+    "the policy has bit 2, ROSTER.member_with_rights takes its place."
 )
 
 FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}

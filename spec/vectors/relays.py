@@ -99,6 +99,14 @@ COURSES: Final[dict[str, Case]] = {
         (Credit(1, 131072),),
         1,
     ),
+    "credit-again": (
+        "RQ-05",
+        "each byte gives credit once",
+        True,
+        [*REQUESTED, *got(REPLY, HALF, HALF), *takes(65536), *takes(65536)],
+        (Credit(1, 65536), Credit(1, 65536)),
+        1,
+    ),
     "credit-half": (
         "RQ-05",
         "no credit before half a window was consumed",

@@ -60,6 +60,7 @@ def test_targets_are_these() -> None:
         "configs",
         "listing",
         "neighbours",
+        "relay",
         "tensor",
     }
 

@@ -9,6 +9,7 @@ from sealring_protocol.errors import CloseCode
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayUp
 from sealring_protocol.limits import MAX_STREAMS, STREAM_WINDOW
 from sealring_protocol.link import LinkClosed
+from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.relay import (
     AskCame,
     BodyCame,
@@ -19,11 +20,12 @@ from sealring_protocol.relay import (
     RoomCame,
 )
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Rights
 
 from tests.node.test_giving import Holder, closed, send
 from tests.sim.cluster import Cluster
 from tests.sim.hosts import Host
-from tests.sim.rosters import make_roster
+from tests.sim.rosters import COORDINATOR, make_roster, signer
 
 QUESTION = Question("POST", b"/v1/completions", False, "10.0.0.9", ((b"host", b"desk:8000"),))
 BODY = bytes(range(256)) * 1200  # more than two windows
@@ -242,6 +244,42 @@ def test_a_roster_with_another_head_turns_the_links_around():
     all_doors[1].stalls = False
     run(all_doors)
     assert all_doors[0].answer(key) == (200, b"to the new head", True)
+
+
+def test_a_member_that_may_see_no_texts_passes_nothing_on():
+    blind = make_roster(3, serial=1, rights={1: Rights(0)})
+    cluster = Cluster(3, 1, rosters=[blind] * 3, relays=range(3))
+    all_doors = doors(cluster)
+    run(all_doors, 20.0)
+    assert api_links(cluster, 0) == [2]
+    key = all_doors[2].ask()
+    usual = make_roster(3, serial=2)
+    cluster.head.node.bring_roster(usual.encode(), int((cluster.now + 1) * 1000))
+    cluster.settle(cluster.head)
+    run(all_doors, 10.0)
+    assert all_doors[2].downs
+    assert all_doors[2].answer(key)[2] or all_doors[2].ends()
+    assert api_links(cluster, 0) == [1, 2]
+    cluster.head.node.bring_roster(
+        make_roster(3, serial=3, rights={1: Rights(0), 2: Rights.TEXT | Rights.WITNESS}).encode(),
+        int((cluster.now + 1) * 1000),
+    )
+    cluster.settle(cluster.head)
+    run(all_doors, 10.0)
+    assert api_links(cluster, 0) == [2], "a witness has clients, too"
+
+
+def test_a_member_that_may_see_no_texts_is_refused():
+    holder = Holder(Node(config_of(rights={1: Rights(0)}), 1.0), 0)
+    blind = holder.asked_by(1, purpose=Purpose.API)
+    assert closed(blind) == CloseCode.REFUSED
+    reason = next(event.reason for event in blind.events if isinstance(event, LinkClosed))
+    assert reason == "the roster lets node1 see no texts"
+
+
+def config_of(rights: dict[int, Rights]) -> NodeConfig:
+    roster, key = make_roster(3, rights=rights), signer(0).public_key
+    return NodeConfig(key, roster, COORDINATOR.public_key, 9, relays=True)
 
 
 def test_a_node_that_stops_tells_its_caller_of_every_stream():

@@ -272,11 +272,6 @@ def _decides(of: Roster) -> tuple[bool, bool, list[tuple[bytes, Rights]]]:
     return of.inner_seal, of.tensor_parallelism, members
 
 
-def sees_texts(member: Member) -> bool:
-    """True if the roster lets *member* see the texts of requests."""
-    return isinstance(member, Member)
-
-
 class LinkManager:
     """All links of the node with *config*. Times are monotonic seconds from the caller.
 
@@ -346,8 +341,8 @@ class LinkManager:
             return "only the head answers requests of other members"
         if not self.relays:
             return "this node passes no requests on, and answers none that others pass on"
-        texts = sees_texts(self.member(max(own, rank)))
-        return "" if texts else "the roster does not let this member see texts"
+        member = self.member(max(own, rank))
+        return "" if member.sees_texts else f"the roster lets {member.name} see no texts"
 
     def links(self) -> list[tuple[int, Purpose, Link]]:
         """Every established link: the peer's rank, the purpose, and the link."""
