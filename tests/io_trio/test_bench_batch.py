@@ -7,11 +7,11 @@ import struct
 from pathlib import Path
 
 import pytest
-from sealring.local.reference import joint_pace
 from sealring_model import tiny
 from sealring_tools.bench import random_model, speculate
 from sealring_tools.bench.batch import FLOORS, ONE_ROW
 from sealring_tools.bench.random_model import Size
+from sealring_tools.bench.yardstick import joint_pace
 
 from tests.io_trio.helpers import sealring
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import attrs
-from sealring.local.reference import joint_pace, one_process, own_split, token_times
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.measure import Result
+from sealring_tools.bench.yardstick import joint_pace, one_process, own_split, token_times
 from sealring_trio.errors import OperationError
 
 STREAM: Final = "mlx-lm stream_generate"

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 import attrs
-from sealring.local.reference import one_process, own_split
 from sealring.local.ring import local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.batch import Case, Side, checked, make_prompts, ring_pace
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import SizeName, write_random_model
+from sealring_tools.bench.yardstick import one_process, own_split
 
 NCCL: Final[dict[str, str | float]] = {
     "strategy": "tp",

@@ -15,12 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from sealring.local.reference import one_process, token_times
+from sealring.local.reference import one_process
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model
 from sealring_tools.bench.texts import text_of
+from sealring_tools.bench.yardstick import token_times
 
 EARLY: Final = 100
 LATE: Final = 1000

@@ -19,9 +19,9 @@ import attrs
 from sealring.files.models import engine_info, structure
 from sealring.forecast import Workload, ways
 from sealring.local.paces import known_machines
-from sealring.local.reference import token_times
 from sealring.local.ring import LocalNode, local_ring
 from sealring_tools.bench.measure import Result
+from sealring_tools.bench.yardstick import token_times
 from sealring_trio.errors import OperationError
 from sealring_trio.files.models import describe_model
 

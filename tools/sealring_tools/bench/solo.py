@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from sealring.local.reference import one_process, pace, token_times
+from sealring.local.reference import one_process, pace
 from sealring.local.ring import LocalNode, local_ring
 from sealring_tools.bench.measure import Result
 from sealring_tools.bench.random_model import write_random_model
+from sealring_tools.bench.yardstick import token_times
 
 TURNS: Final = 7
 TOKENS: Final = 128

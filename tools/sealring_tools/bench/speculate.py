@@ -22,12 +22,13 @@ from random import Random
 from typing import Any, Final
 
 import attrs
-from sealring.local.reference import one_process, pace, token_times
+from sealring.local.reference import pace
 from sealring.local.ring import LocalNode, local_ring
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.batch import Case, Side, make_prompts, take_turns
 from sealring_tools.bench.measure import Result
+from sealring_tools.bench.yardstick import one_process, token_times
 from sealring_trio.errors import OperationError
 
 STREAM: Final = "mlx-lm stream_generate"

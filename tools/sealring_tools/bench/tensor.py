@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Final
 
 import attrs
-from sealring.local.reference import own_split
 from sealring.local.ring import local_ring
 from sealring_model.text.tokens import Tokenizer
 from sealring_tools.bench.batch import Case, Side, make_prompts, ring_pace, take_turns
 from sealring_tools.bench.measure import Result
+from sealring_tools.bench.yardstick import own_split
 
 STREAM: Final = "mlx-lm tensor parallel, stream"
 BATCH: Final = "mlx-lm tensor parallel"
