@@ -16,7 +16,7 @@ from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.files.models import TINY, find_model
 
-from tests.dashboard.browser import needs_chromium, window
+from tests.dashboard.browser import Tab, needs_chromium, window
 from tests.dashboard.rings import Guarded, guarded
 from tests.dashboard.texts import EVERYTHING, show
 from tests.serving import PATIENCE, Served
@@ -25,9 +25,8 @@ pytestmark = needs_chromium
 
 
 @pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Page]:
-    size = {"width": 1280, "height": 900}
-    with window(browser, f"{served.url}/#ring", viewport=size) as page:
+def page(tab: Tab, served: Served) -> Iterator[Page]:
+    with tab.at(f"{served.url}/#ring") as page:
         expect(page.locator("#state")).to_have_text("serving")
         yield page
 
@@ -208,9 +207,8 @@ def test_a_running_request_is_cancelled_by_its_button(page: Page, served: Served
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("width", "height"), [(320, 640), (768, 1024), (1920, 1080)])
-def test_any_width_is_enough(browser: Browser, served: Served, width: int, height: int) -> None:
-    size = {"width": width, "height": height}
-    with window(browser, f"{served.url}/#ring", viewport=size) as page:
+def test_any_width_is_enough(tab: Tab, served: Served, width: int, height: int) -> None:
+    with tab.at(f"{served.url}/#ring", size={"width": width, "height": height}) as page:
         expect(page.locator("#state")).to_have_text("serving")
         assert page.evaluate("document.documentElement.scrollWidth") == width
         for part in page.locator("section.panel").all():
@@ -228,9 +226,9 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out(browser: Browser, served: Served, scheme: str) -> None:
+def test_text_stands_out(tab: Tab, served: Served, scheme: str) -> None:
     """At least 4.5 to 1, as WCAG asks of text, for every colour of text on its own ground."""
-    with window(browser, f"{served.url}/#ring", color_scheme=scheme) as page:
+    with tab.at(f"{served.url}/#ring", color_scheme=scheme) as page:
         expect(page.locator("#state")).to_have_text("serving")
         pairs = json.loads(page.evaluate(CONTRASTS))
         page.get_by_role("link", name="Chat", exact=True).click()
@@ -264,9 +262,8 @@ CONTRASTS = """
 
 
 @pytest.mark.slow
-def test_nothing_moves_for_whoever_wants_it_still(browser: Browser, served: Served) -> None:
-    place = f"{served.url}/#ring"
-    with window(browser, place, reduced_motion="reduce") as page, busy(served):
+def test_nothing_moves_for_whoever_wants_it_still(tab: Tab, served: Served) -> None:
+    with tab.at(f"{served.url}/#ring", reduced_motion="reduce") as page, busy(served):
         expect(page.locator("#ring-drawing")).to_have_class("flowing")
         assert page.evaluate("document.getAnimations().length") == 0
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, Request, expect
 
-from tests.dashboard.browser import needs_chromium, window
+from tests.dashboard.browser import Tab, needs_chromium
 from tests.dashboard.texts import CATASTROPHES, EVERYTHING, HOSTILE, show
 from tests.serving import Served
 
@@ -17,13 +17,17 @@ pytestmark = needs_chromium
 
 
 @pytest.fixture
-def page(browser: Browser, served: Served) -> Iterator[Page]:
-    size = {"width": 1280, "height": 900}
-    with window(browser, served.url, viewport=size) as page:
-        elsewhere: list[str] = []
-        page.on("request", lambda request: elsewhere.append(request.url))
+def page(tab: Tab, served: Served) -> Iterator[Page]:
+    elsewhere: list[str] = []
+
+    def asked(request: Request) -> None:
+        elsewhere.append(request.url)
+
+    with tab.at(served.url) as page:
+        page.on("request", asked)
         expect(page.locator("#state")).to_have_text("serving")
         yield page
+        page.remove_listener("request", asked)
         home = urlsplit(served.url).netloc
         assert [url for url in elsewhere if urlsplit(url).netloc not in (home, "")] == []
 
