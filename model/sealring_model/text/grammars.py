@@ -135,8 +135,9 @@ def _wrapped(folder: Path) -> TokenizerWrapper:
             inner.decode([token], skip_special_tokens=False).encode() for token in range(count)
         ]
     else:
-        from sealring_model.text.tokens import Tokenizer  # noqa: PLC0415 - as above
+        from sealring_model.text.tokens import Tokenizer, check_tokenizer  # noqa: PLC0415
 
+        check_tokenizer(folder)  # a folder without one takes no second of a processor
         words = Tokenizer(folder)
         special = sorted(words.special)
         tokens = [*map(words.token_bytes, range(max(words.ids().values(), default=-1) + 1))]
