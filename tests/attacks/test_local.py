@@ -48,47 +48,41 @@ __import__(here.stem)
 """A module in another one's place, which leaves a trace and lets that one be imported."""
 
 
+@pytest.fixture(scope="module")
+def folders() -> Iterator[Path]:
+    """Folders in which the processes of a ring have run that answers: ``there``, in which it was
+    started, with modules of others; ``cache``; and ``tmp``, where others may write."""
+    with tempfile.TemporaryDirectory() as folder:  # whose name leaves room for that of a socket
+        place = Path(folder)
+        there, tmp = place / "there", place / "tmp"
+        there.mkdir()
+        for name in ("resource", "attrs", "trio"):
+            (there / f"{name}.py").write_text(INTRUDER)
+        tmp.mkdir()
+        tmp.chmod(0o1777)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "sealring", "demo", "--max-tokens", "2", "--json"],
+            cwd=there,
+            env={**os.environ, "TMPDIR": str(tmp), "XDG_CACHE_HOME": str(place / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert json.loads(done.stdout)["identical"], done.stderr
+        yield place
+
+
 @pytest.mark.slow
-def test_no_process_runs_code_of_the_folder_in_which_it_is_started(tmp_path: Path) -> None:
-    for name in ("resource", "attrs", "trio"):
-        (tmp_path / f"{name}.py").write_text(INTRUDER)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "sealring", "demo", "--max-tokens", "2", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert json.loads(done.stdout)["identical"], done.stderr
-    assert not (tmp_path / "was-run").exists()
-
-
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder whose name leaves room for that of a socket."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
+def test_no_process_runs_code_of_the_folder_in_which_it_is_started(folders: Path) -> None:
+    assert not (folders / "there" / "was-run").exists()
 
 
 @pytest.mark.slow
-def test_no_process_loads_kernels_that_others_may_have_put_there(
-    tmp_path: Path, short_folder: Path
-) -> None:
+def test_no_process_loads_kernels_that_others_may_have_put_there(folders: Path) -> None:
     """MLX loads what is in its folder under a kernel's name, and puts it below /tmp by itself."""
-    cache = tmp_path / "cache"
-    short_folder.chmod(0o1777)
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "sealring", "demo", "--max-tokens", "2", "--json"],
-        env={**os.environ, "TMPDIR": str(short_folder), "XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert not [path for path in short_folder.rglob("*") if path.name == "mlx"]
-    kernels = cache / "sealring" / "kernels"
+    assert not [path for path in (folders / "tmp").rglob("*") if path.name == "mlx"]
+    kernels = folders / "cache" / "sealring" / "kernels"
     assert stat.S_IMODE(kernels.stat().st_mode) == 0o700
 
 

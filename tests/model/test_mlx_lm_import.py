@@ -74,3 +74,17 @@ def test_a_tokenizer_does_not_import_pytorch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules",
         "assert importlib.util.find_spec('torch') is not None",
     )
+
+
+def test_nothing_is_imported_to_find_that_there_is_no_tokenizer(tmp_path: Path) -> None:
+    """An engine asks for one as it starts."""
+    run(
+        "import sys, pathlib",
+        "from sealring_model.errors import LoadError",
+        "from sealring_model.text.grammars import grammar_tokenizer",
+        "try:",
+        f"    grammar_tokenizer(pathlib.Path({str(tmp_path)!r}), 100)",
+        "except LoadError as error:",
+        "    assert 'has no tokenizer.json' in str(error)",
+        "assert 'llguidance' in sys.modules and 'transformers' not in sys.modules",
+    )
