@@ -244,8 +244,9 @@ def test_the_ring_serves_while_a_newcomer_fetches_and_a_smaller_one_fetches_what
 @pytest.mark.slow
 def test_what_cannot_be_fetched_reaches_the_person(tmp_path, server, store, monkeypatch):
     ring = Ring(tmp_path, server)
-    ring.have_all(0, monkeypatch)
-    with ring.running(0) as (head,), ring.node(1) as node:
+    for rank in (0, 2):
+        ring.have_all(rank, monkeypatch)
+    with ring.running(0, 2) as (head, _), ring.node(1) as node:
         wait_until_up(node)
         server.models.clear()
         told = why(head, "cannot be fetched")

@@ -17,14 +17,15 @@ from tests.io_trio.helpers import sealring
 from tests.serving import PATIENCE, serving
 
 PASSAGE = "Say the following again: the cat sat on the mat and the dog sat on the log."
-TOLD = {"prompt": PASSAGE, "max_tokens": 96}
+TOLD = {"prompt": PASSAGE, "max_tokens": 48}
 NONE = {"accepted": 0, "rejected": 0}
 
 
 @pytest.fixture(scope="module", params=[True, False])
 def api(request: pytest.FixtureRequest) -> Iterator[LocalApi]:
-    """A ring that guesses, and one that does not."""
-    with local_api(2, tiny.path(), options={"guesses": request.param}) as running:
+    """A ring that guesses, of one node as nothing else is asked of it, and one that does not."""
+    ranks = 1 if request.param else 2
+    with local_api(ranks, tiny.path(), options={"guesses": request.param}) as running:
         yield running
 
 
@@ -50,7 +51,7 @@ def test_none_is_looked_up_nor_taken_of_a_prediction(api: LocalApi) -> None:
     body: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": PASSAGE}],
-        "max_tokens": 96,
+        "max_tokens": 48,
         "ignore_eos": True,
         "temperature": 0,
     }
@@ -67,7 +68,7 @@ def test_none_is_looked_up_nor_taken_of_a_prediction(api: LocalApi) -> None:
 def test_a_run_without_guesses_starts_a_ring() -> None:
     command = [sys.executable, "-m", "sealring", "run", "tiny", PASSAGE, "--no-guesses"]
     done = subprocess.run(
-        [*command, "--temperature", "0", "--max-tokens", "96", "--json"],
+        [*command, "--temperature", "0", "--max-tokens", "48", "--json"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -81,7 +82,7 @@ def test_a_run_without_guesses_starts_a_ring() -> None:
 @pytest.mark.slow
 def test_serve_has_none_either() -> None:
     with serving("--ranks", "1", "--no-guesses") as running:
-        done = running.ask(PASSAGE, temperature=0, max_tokens=96).json()
+        done = running.ask(PASSAGE, temperature=0, max_tokens=48).json()
     assert details(done["usage"]) == NONE
 
 

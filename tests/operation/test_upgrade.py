@@ -198,7 +198,7 @@ def test_one_node_after_the_other_is_upgraded_under_a_stream(tmp_path: Path) -> 
         wait_for(lambda: is_answering(url), head, rank)
         assert head.status()["version"] == "0.0.9"
         expected = Stream(url).whole()
-        assert len(expected) > 400
+        assert len(expected) > TOKENS
 
         stream = Stream(url)
         assert stream.begun.wait(PATIENCE)
