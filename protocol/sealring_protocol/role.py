@@ -383,7 +383,7 @@ class NodeRole:
         """*rank*, which the ring leaves out, said *hello*: end its link if it can never be taken
         in."""
         known = {} if self.attendance is None else self.attendance.hellos
-        whole = self._head_config(self._roster.workers)
+        whole = self._head_config(tuple(range(len(self._roster.members))))  # names by rank
         answer = compare(whole, info, rank, hello, known)
         return [] if answer is None else [answer]
 

@@ -111,6 +111,15 @@ def test_a_witness_that_goes_and_comes_disturbs_nobody():
     assert cluster.head.node.standing().epoch == epoch
 
 
+def test_a_member_after_a_witness_comes_to_a_ring_that_serves():
+    cluster = cluster_with({1: WITNESS}, least=1)
+    cluster.crash(cluster.hosts["host2"])
+    cluster.run_until(lambda: serves(cluster, (0,)))
+    cluster.boot(2)
+    cluster.run_until(lambda: serves(cluster, (0, 2)))
+    answers(cluster)
+
+
 def test_a_witness_with_another_model_is_not_refused():
     cluster = cluster_with({2: WITNESS}, models=[b"m" * 32, b"m" * 32, b"x" * 32])
     cluster.run_until(lambda: serves(cluster, (0, 1)))
