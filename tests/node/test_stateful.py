@@ -2,8 +2,9 @@
 
 Hypothesis chooses what happens: requests, of which some begin as others do, cancellations, stop
 strings, preemption, guesses, of which some are wrong, cuts, dead and hung engines, crashed and
-frozen nodes, time. Afterwards everything comes back, and every request must have ended once, with
-the tokens that it gets alone. The ring may go on with some members; in the end it is whole.
+frozen nodes, rosters with other rights, time. Afterwards everything comes back, and every request
+must have ended once, with the tokens that it gets alone. The ring may go on with some members; in
+the end it has all but the witnesses.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from sealring_protocol.control.head.attendance import LONG_STAY
 from sealring_protocol.control.requests import FinishReason, Request, SchedulerConfig
+from sealring_protocol.security.roster import Rights
 
 from tests.sim.brains import AlwaysPay
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
+from tests.sim.rosters import WALL, make_roster
 
 LAYERS = 6
 STEM = tuple(range(20, 50))
+RIGHTS = st.sampled_from([Rights.TEXT, Rights(0), Rights.WITNESS])
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -27,17 +31,20 @@ class RingMachine(RuleBasedStateMachine):
         world=st.sampled_from([1, 2, 3, 5]),
         seed=st.integers(0, 2**32),
         least=st.sampled_from([0, 1, 2]),
+        rights=st.dictionaries(st.integers(1, 4), RIGHTS),
     )
-    def start(self, world, seed, least):
+    def start(self, world, seed, least, rights):
         self.cluster = Cluster(
             world,
             seed,
             least=least,
+            rosters=[make_roster(world, rights=rights)] * world,
             scheduler=SchedulerConfig(
                 groups=2, rows=2, chunk=5, retries=10**6, prefixes=3, prefix_share=0.5
             ),
         )
         self.world = world
+        self.rights = rights
         self.asked = {}
         self.ends = set()
         self.cancelled = set()
@@ -143,6 +150,19 @@ class RingMachine(RuleBasedStateMachine):
             self.down.add(index)
             self.cluster.crash(self.cluster.hosts[f"host{index}"])
 
+    @precondition(lambda self: self.world > 1)
+    @rule(data=st.data(), rights=RIGHTS)
+    def change_rights(self, data, rights):
+        """The coordinator signs other rights for a member, and the head's owner brings that."""
+        index = data.draw(st.integers(1, self.world - 1))
+        self.rights = self.rights | {index: rights}
+        node = self.cluster.head.node
+        serial = node.roster.roster.serial + 1
+        signed = make_roster(self.world, serial, rights=self.rights)
+        node.bring_roster(signed.encode(), WALL)
+        self.cluster.settle(self.cluster.head)
+        self.cluster.run_until(lambda: node.roster.roster.serial == serial, 5)
+
     @precondition(lambda self: self.down)
     @rule()
     def come_back(self):
@@ -166,12 +186,13 @@ class RingMachine(RuleBasedStateMachine):
                 assert cluster.tokens[uid] == expected
         cluster.check(False)
         cluster.run_for(10.0 + LONG_STAY)
-        assert cluster.head.node.standing().ring == tuple(range(self.world))
+        ring = cluster.head.node.roster.roster.workers
+        assert cluster.head.node.standing().ring == ring
         uid = cluster.submit(Request((1, 2, 3), 3))
         cluster.run_until(lambda: cluster.all_done, 60)
         assert cluster.tokens[uid] == reference((1, 2, 3), 3, LAYERS)
         cluster.run_for(1.0)
-        for host in cluster.hosts.values():
+        for host in (cluster.hosts[f"host{rank}"] for rank in ring):
             assert host.engine is not None
             assert not host.engine.private
             assert not host.engine.groups
