@@ -40,6 +40,10 @@ SHARED = {
         "tests/io_trio/test_cli_run.py",
         "tests/io_trio/test_cli_serve.py",
     ),
+    "the ring of tests/fetching": (
+        "tests/fetching/test_members_ring.py",
+        "tests/fetching/test_ring.py",
+    ),
     "the ring of tests/io_trio": (
         "tests/io_trio/test_priority.py",
         "tests/io_trio/test_profile.py",

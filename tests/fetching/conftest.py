@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from sealring.local.ring import local_ring
 from sealring_model.loading import model_store
 from sealring_tools.bench.random_model import write_random_model
 from sealring_trio.fetching.hub import Hub
@@ -14,12 +15,22 @@ from sealring_trio.fetching.hub import Hub
 from tests.fetching.stand_in import StandIn, stand_in
 
 MODEL = "someone/model-1"
+ASKED = {"prompt": "Once upon a time", "max_tokens": 12}
 
 
 @pytest.fixture(scope="session")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the model that the hub has."""
     return write_random_model(tmp_path_factory.mktemp("source"), "25m")
+
+
+@pytest.fixture(scope="session")
+def expected(source: Path) -> list[int]:
+    """What a ring that has the model answers when it is `ASKED`."""
+    with local_ring(1, source) as nodes:
+        *_, done = nodes[0].ask("generate", ASKED)
+    assert done["token_ids"]
+    return done["token_ids"]
 
 
 @pytest.fixture

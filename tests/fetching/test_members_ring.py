@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from sealring.local.ring import (
     LocalNode,
-    local_ring,
     running_node,
     wait_until_up,
     write_cluster,
@@ -57,14 +56,6 @@ class Ring:
             owned = tensors_of(model.entries, sum(SPLIT), first, first + SPLIT[self.bare])
             return model, [name for names in owned.values() for name in names]
         return None
-
-
-@pytest.fixture(scope="module")
-def expected(source: Path) -> list[int]:
-    with local_ring(1, source) as nodes:
-        found = tokens(nodes[0])
-    assert found
-    return found
 
 
 @pytest.mark.slow

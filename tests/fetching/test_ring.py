@@ -16,7 +16,6 @@ import trio
 from sealring.files.config import NO_API
 from sealring.local.ring import (
     LocalNode,
-    local_ring,
     running_node,
     wait_until_up,
     write_cluster,
@@ -29,14 +28,12 @@ from sealring_trio.errors import OperationError
 from sealring_trio.fetching.fetcher import fetch
 from sealring_trio.fetching.hub import Hub, find_hub_model
 
-from tests.fetching.conftest import MODEL
+from tests.fetching.conftest import ASKED, MODEL
 from tests.fetching.stand_in import COMMIT, StandIn
 from tests.io_trio.helpers import sealring
 
 PATIENCE = 90.0
-PROMPT = "Once upon a time"
 SPLIT = [2, 3, 2]
-ASKED = {"prompt": PROMPT, "max_tokens": 12}
 
 
 class Ring:
@@ -113,14 +110,6 @@ def why(node: LocalNode, words: str) -> str:
     return until(
         lambda: next((w["text"] for w in node.status()["why"] if words in w["text"]), None)
     )
-
-
-@pytest.fixture(scope="module")
-def expected(source):
-    with local_ring(1, source) as nodes:
-        found = tokens(nodes[0])
-    assert found
-    return found
 
 
 @pytest.mark.long

@@ -398,13 +398,14 @@ class Answers:
     """Answers of *node* to one request, in a thread: at least one, and until they are enough."""
 
     node: LocalNode
+    tokens: int
     begun: threading.Event = attrs.field(factory=threading.Event)
     enough: threading.Event = attrs.field(factory=threading.Event)
     whole: list[dict[str, Any]] = attrs.field(factory=list)
     """How each ended."""
 
     def run(self) -> None:
-        fields = {"prompt": "Count to a thousand.", "max_tokens": 400, "seed": 1}
+        fields = {"prompt": "Count to a thousand.", "max_tokens": self.tokens, "seed": 1}
         while not (self.whole and self.enough.is_set()):
             for event in self.node.ask("generate", fields):
                 if event["event"] == "text":
@@ -413,10 +414,10 @@ class Answers:
 
 
 @contextlib.contextmanager
-def answering(node: LocalNode) -> Iterator[Answers]:
-    """Long answers of *node*: the first has begun before the block, and the last, which is whole
-    after it, was going on at its end."""
-    answers = Answers(node)
+def answering(node: LocalNode, tokens: int = 100) -> Iterator[Answers]:
+    """Answers of *node* of so many *tokens*: the first has begun before the block, and the last,
+    which is whole after it, was going on at its end."""
+    answers = Answers(node, tokens)
     thread = threading.Thread(target=answers.run)
     thread.start()
     assert answers.begun.wait(PATIENCE)
@@ -479,7 +480,7 @@ def test_another_machine_becomes_the_head_while_a_stream_goes_on(
 ) -> None:
     """The roster is signed on a machine that is not the head, which hands it to the head."""
     with two_machines() as (folder, head, other):
-        with answering(head) as answers:
+        with answering(head, 400) as answers:  # it comes to its end
             answers.enough.set()  # a head that lets its requests finish takes no other
             move = ("machines", "move", "rank1", "--rank", "0", "--config", other.config)
             done = sealring(*move, "--json")
