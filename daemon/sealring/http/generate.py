@@ -15,7 +15,7 @@ import hashlib
 import logging
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -581,18 +581,6 @@ def _check_prompt(prompt: TokenIds, vocabulary: int) -> None:
         raise invalid(f"The prompt has token {most}; the vocabulary has {vocabulary}.", "prompt")
 
 
-async def _follow(answer: Answer, choice: Choice, emit: Callable[[Delta], Awaitable[None]]) -> None:
-    """Fill *choice* with *answer*, and *emit* each delta of it. Raises `ApiError`."""
-    while not isinstance(piece := await answer.next(), RequestDone):
-        if (delta := await choice.take(piece)) is not None:
-            await emit(delta)
-        if choice.complete:
-            answer.finish()
-    if (error := from_end(piece)) is not None:
-        raise error
-    await emit(await choice.finish(piece, answer.stopped_by))
-
-
 async def _joined(parts: Iterable[Json]) -> bytes:
     """*parts* in one piece; others have their turn between any two."""
     made = []
@@ -620,23 +608,28 @@ async def _follow_all(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
     reasons: list[str] = []
     errors: list[ApiError] = []
 
-    async def emit(delta: Delta) -> None:
-        if delta.finish is not None:
-            reasons.append(delta.finish.reason)
+    async def follow(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
+        try:
+            while not isinstance(piece := await answer.next(), RequestDone):
+                if (delta := await choice.take(piece)) is not None:
+                    await call.add(delta, shape)
+                if choice.complete:
+                    answer.finish()
+            if (ended := from_end(piece)) is not None:
+                raise ended
+            last = await choice.finish(piece, answer.stopped_by)
+            if last.finish is not None:
+                reasons.append(last.finish.reason)
             if len(reasons) == len(pairs):  # a client may go when it has this
                 call.trace.outcome = ",".join(sorted(set(reasons)))
-        await call.add(delta, shape)
-
-    async def run(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
-        try:
-            await _follow(answer, choice, emit)
+            await call.add(last, shape)
         except ApiError as error:
             errors.append(error)
             scope.cancel()
 
     async with trio.open_nursery() as choices:
         for answer, choice in pairs:
-            choices.start_soon(run, answer, choice, choices.cancel_scope)
+            choices.start_soon(follow, answer, choice, choices.cancel_scope)
     if errors:
         raise errors[0]
 
