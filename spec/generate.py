@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from sealring_protocol import limits
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
-from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance, MessageCode
+from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import fields
 from sealring_protocol.control.epoch.engine import JOINING_TABLE

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from sealring_protocol import limits
 from sealring_protocol.codec import wire
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import CODECS, DECODERS, LAYOUTS, LOCAL_DECODERS
 from sealring_protocol.codec.fields import Varying
 from sealring_protocol.codec.frame import FrameKind
@@ -22,7 +23,6 @@ from sealring_protocol.codec.messages import (
     Backend,
     FailureKind,
     Hindrance,
-    MessageCode,
     TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType

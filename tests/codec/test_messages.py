@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sealring_protocol import limits
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import (
     CODECS,
     DECODERS,
@@ -30,7 +31,6 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Get,
     Join,
-    MessageCode,
     Open,
     Piece,
     Prefill,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.frame import Frame
-from sealring_protocol.codec.messages import MessageCode
 from sealring_protocol.errors import AuthenticationFailed, LocalProtocolError, RemoteProtocolError
 from sealring_protocol.joining.invitation import PREFIX, Invitation, Invitations
 from sealring_protocol.limits import (

@@ -25,6 +25,7 @@ from typing import Any, Final, get_args
 
 import attrs
 
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.fields import (
     DTYPE,
     F64,
@@ -86,7 +87,6 @@ from sealring_protocol.codec.messages import (
     Join,
     Joined,
     Message,
-    MessageCode,
     Open,
     Piece,
     Ping,

@@ -7,20 +7,19 @@ from typing import ClassVar
 
 import attrs
 
+from sealring_protocol.codec.codes import MessageCode, rule
 from sealring_protocol.codec.messages import (
     Backend,
     Bootstrap,
     CannotServe,
     Checked,
     Epoch,
-    MessageCode,
     Ping,
     Pong,
     Ready,
     Row,
     Step,
     StepDone,
-    rule,
 )
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.limits import MAX_LOGPROBS, MAX_SCORES

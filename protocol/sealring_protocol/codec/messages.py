@@ -816,7 +816,6 @@ __all__ = [
     "Join",
     "Joined",
     "Message",
-    "MessageCode",
     "NoWork",
     "Open",
     "Piece",
@@ -838,7 +837,6 @@ __all__ = [
     "Waiting",
     "Work",
     "is_file_name",
-    "rule",
 ]
 
 Message = (

@@ -56,8 +56,9 @@ import attrs
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
-from sealring_protocol.codec.messages import Admit, Build, MessageCode
+from sealring_protocol.codec.messages import Admit, Build
 from sealring_protocol.codec.wire import U16, Reader, is_plain, layout, pack, text, vector
 from sealring_protocol.errors import (
     AuthenticationFailed,

@@ -96,8 +96,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.frame import Frame, FrameKind, frame_header
-from sealring_protocol.codec.messages import MessageCode
 from sealring_protocol.codec.wire import Buffer, Reader, layout, pack, vector
 from sealring_protocol.errors import (
     AuthenticationFailed,

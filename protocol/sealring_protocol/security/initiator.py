@@ -10,8 +10,9 @@ import attrs
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.frame import Frame, FrameKind
-from sealring_protocol.codec.messages import Accept, MessageCode
+from sealring_protocol.codec.messages import Accept
 from sealring_protocol.errors import (
     AuthenticationFailed,
     LocalProtocolError,

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+from sealring_protocol.codec.codes import MessageCode
 from sealring_protocol.codec.encoding import decode, to_fields
 from sealring_protocol.codec.frame import Frame, FrameDecoder, FrameKind
-from sealring_protocol.codec.messages import Accept, MessageCode
+from sealring_protocol.codec.messages import Accept
 from sealring_protocol.codec.wire import FIELDS, fields, layout
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_SEALED_BODY
