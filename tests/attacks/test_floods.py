@@ -127,7 +127,7 @@ class AtWork:
 async def at_work(model: Path | None = None) -> AsyncIterator[AtWork]:
     """The head of a ring of two, without an engine. It gives files of *model*."""
     roster = two()
-    about = NodeConfig(signer(0).public_key, roster, COORDINATOR.public_key, 5)
+    about = NodeConfig(signer(0).public_key, roster, COORDINATOR.public_key, 5, relays=True)
     node = Node(about, trio.current_time())
     node.engine_message(info(), trio.current_time())  # as if there were one; then steps may come
     with socket.create_server(("127.0.0.1", 0)) as free:
