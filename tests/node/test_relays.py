@@ -20,7 +20,7 @@ from sealring_protocol.relay import (
     RoomCame,
 )
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Rights
+from sealring_protocol.security.roster import Member, Rights, Roster, sign_roster
 
 from tests.node.test_giving import Holder, closed, send
 from tests.sim.cluster import Cluster
@@ -244,6 +244,25 @@ def test_a_roster_with_another_head_turns_the_links_around():
     all_doors[1].stalls = False
     run(all_doors)
     assert all_doors[0].answer(key) == (200, b"to the new head", True)
+
+
+@pytest.mark.parametrize("hidden", [0, 1])
+def test_one_of_the_two_may_be_where_nobody_can_dial_it(hidden):
+    """As behind a NAT."""
+    usual = make_roster(2).roster
+    members = [attrs.evolve(m, addresses=()) if n == hidden else m for n, m in numbered(usual)]
+    roster = sign_roster(attrs.evolve(usual, members=tuple(members)), COORDINATOR)
+    cluster = Cluster(2, 1, rosters=[roster] * 2, relays=range(2))
+    head, other = all_doors = doors(cluster)
+    run(all_doors, 5.0)
+    key = other.ask()
+    run(all_doors)
+    assert other.answer(key) == (200, BODY, True)
+    assert len(head.ups) == 1
+
+
+def numbered(roster: Roster) -> list[tuple[int, Member]]:
+    return list(enumerate(roster.members))
 
 
 def test_a_member_that_may_see_no_texts_passes_nothing_on():
