@@ -19,7 +19,7 @@ import sealring
 from sealring.dashboard import pages
 from sealring.dialects import anthropic, fields, messages, replies, responses, schema
 from sealring.files import config
-from sealring.http import bodies, connections, gate, head, http1, kept, server, state, tls
+from sealring.http import bodies, connections, gate, head, http1, kept, resume, server, state, tls
 from sealring.http.head import ApiHead
 from sealring.http.openapi import OPERATIONS
 from sealring.http.server import build_app
@@ -200,7 +200,7 @@ _LIMITED: Final[Mapping[str, ModuleType]] = {
     module.__name__.rpartition(".")[2]: module
     for module in (
         *(bodies, config, connections, gate, head, http1, kept, pages, replies, responses),
-        *(schema, state, tls, workers),
+        *(resume, schema, state, tls, workers),
     )
 }
 

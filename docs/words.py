@@ -194,8 +194,13 @@ ERRORS: Final = {
     "wrong_site": ("403", "The request comes from a page of another site."),
     "may_not_admit": ("403", "Who asks may not say which machines become members; the message says "
                       "who may."),
-    "not_in_background": ("400", "A response that is to be cancelled is not made in the "
+    "not_in_background": ("400", "A response that is to be cancelled is over, or not made in the "
                           "background."),
+    "stream_not_found": ("404", "No answer of this caller's that is so called is kept."),
+    "idempotency_key_reused": ("409", "The `Idempotency-Key` was sent with another body or path."),
+    "taken_over": ("409", "Another request goes on with this answer. In a stream it is an event."),
+    "client_gone": ("499", "Nobody read the answer for `resume_seconds`. It is an event of what is "
+                    "kept of it."),
     "response_not_found": ("404", "There is no such response of this caller's, or no longer."),
     "item_not_found": ("404", "`input` refers to an item that no response of this caller's that "
                        "is kept has."),
@@ -278,6 +283,16 @@ LIMITS: Final = {
     "kept.MAX_KEPT_COUNT": "How many of one caller are kept.",
     "kept.MAX_KEPT_ITEMS": "Items of one caller's; the oldest responses go first.",
     "kept.MAX_KEPT_EACH": "Bytes of one; a larger one is not kept.",
+    "resume.MAX_ANSWERS": "Bytes of all answers that are kept to come back to; when there are "
+    "more, the oldest that is over of the caller who has most goes.",
+    "resume.MAX_ANSWERS_OF_ONE": "Bytes of those of one caller (without a known key, of one "
+    "address).",
+    "resume.MAX_ANSWER": "Bytes of one; a longer one is not kept any further.",
+    "resume.MAX_COUNT": "How many are kept.",
+    "resume.MAX_COUNT_OF_ONE": "How many of one caller.",
+    "resume.MAX_UNREAD": "How many are made at once while nobody reads them.",
+    "resume.MAX_UNREAD_OF_ONE": "How many of one caller; the one left longest ends.",
+    "resume.MAX_KEY": "Characters of an `Idempotency-Key`.",
     "replies.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
     "workers.MAX_WAITING": "Bytes of texts that wait for a text worker; one caller has half at "
     "most.",

@@ -114,7 +114,8 @@ RESPONSES: Final = {
     "metadata": "Kept and given back.",
     "truncation": "Nothing is cut off with either: what is too long is refused. "
     "`x-sealring-ignored` names it with `auto`.",
-    "background": "Only false.",
+    "background": "With `stream`, the response is made though its client goes, which can "
+    "[come back](#coming-back-to-an-answer).",
     "user": "Not used, which `x-sealring-ignored` says.",
 }
 

@@ -125,6 +125,7 @@ def responses(tokenizer: Tokenizer, asked: Mapping[str, Any], body: bytes, enter
     unsaid = {name: own[name] for name in own if getattr(wanted, name) is None}
     echo = json_bytes(made.echo | {name: own for name, own in unsaid.items() if own is not None})
     fields |= {
+        "background": bool(wanted.background),
         "echo": len(echo),
         "store": wanted.store is not False,
         "summary": bool(wanted.reasoning and wanted.reasoning.summary),

@@ -290,7 +290,8 @@ async def opened(tokens: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         api = ApiHead(generator, Mock(timeout=30.0, aliases=(), api=None), "m", Mock())
         caller = Caller("id", "name", "owner", "", "account", trio.current_time())
         state = {"visitor": caller}
-        scope = {"type": "http", "method": "POST", "headers": headers, "state": state}
+        scope = {"type": "http", "method": "POST", "path": TEXT, "headers": headers}
+        scope["state"] = state
 
         def submitted(*asked: Any) -> Any:
             seen.append(turns)

@@ -20,9 +20,17 @@ import pydantic
 from pydantic_core import from_json
 from sealring_model.text.readers import CallEnd, CallPart, CallStart, Content, Reasoning
 
-from sealring.dialects.errors import ApiError, invalid, named_as, unsupported
+from sealring.dialects.errors import ANTHROPIC, ApiError, invalid, named_as, unsupported
 from sealring.dialects.fields import OF_CHAT, left_out, past, refuse_of_chat, text_of_file
-from sealring.dialects.replies import About, Delta, Finish, Shape, event, json_bytes
+from sealring.dialects.replies import (
+    About,
+    Delta,
+    Finish,
+    Shape,
+    broken_off,
+    event,
+    json_bytes,
+)
 from sealring.dialects.schema import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -504,7 +512,7 @@ class MessageShape(Shape):
 
     def failure(self, error: ApiError) -> bytes:
         """*error* as an event."""
-        return self.event(error.anthropic_body())
+        return broken_off(ANTHROPIC, error, self._about.id, 0)
 
     def whole(self, trace: Trace) -> tuple[bytes]:
         """The message in one piece."""

@@ -29,6 +29,7 @@ from sealring.dialects.replies import (
     Shape,
     TokenBytes,
     add_json,
+    broken_off,
     chat_logprobs,
     cut,
     event,
@@ -109,7 +110,7 @@ class ChunkShape(Shape):
 
     def failure(self, error: ApiError) -> bytes:
         """*error* as an event."""
-        return event(error.body())
+        return broken_off("/v1/chat/completions", error, self._about.id, 0)
 
     def whole(self, trace: Trace) -> Iterator[Json]:
         """The body of the answer. With log probabilities the choices are large, so all comes in

@@ -465,6 +465,25 @@ def event(body: dict[str, Any]) -> bytes:
     return name + b"data: " + json_bytes(body) + b"\n\n"
 
 
+def broken_off(
+    path: str, error: ApiError, name: str, number: int, *, resumable: bool = False
+) -> bytes:
+    """The last event of a stream for *path* that *error* ends before its answer does, which is
+    called *name*, and whether a client can come back to that; *number* is the next of a response's
+    events. Empty for a stream that is no answer."""
+    match path:
+        case "/v1/chat/completions" | "/v1/completions":
+            return event({"id": name, **error.body(), "resumable": resumable})
+        case "/v1/messages":
+            more = {"request_id": name, "resumable": resumable}
+            return event({**error.anthropic_body(), **more})
+        case "/v1/responses":
+            said = {"code": error.code, "message": error.message, "param": None}
+            more = {"response_id": name, "resumable": resumable}
+            return event({"type": "error", "sequence_number": number, **said, **more})
+    return b""
+
+
 def add_json(texts: bytearray, entries: Sequence[Any]) -> None:
     """Add *entries* to *texts*, a list as JSON without its brackets. It has a sixth of the bytes
     that the entries have as objects."""

@@ -311,8 +311,12 @@ def read_responses(body: bytes) -> ResponsesRequest:
     if asked.input is None and not (asked.instructions or asked.previous_response_id):
         raise missing(("input",), sent)
     _check_references(asked.input or ())
-    if asked.background:
-        raise unsupported("background", "Responses are not made in the background here.")
+    if asked.background and not (asked.stream and asked.store is not False):
+        raise unsupported(
+            "background",
+            "A response is made in the background only if it is streamed and stored: set 'stream' "
+            "to true, and leave 'store' out.",
+        )
     return asked
 
 
@@ -397,7 +401,7 @@ def _echo(asked: ResponsesRequest) -> dict[str, Any]:
     """The fields of *asked* that the response repeats, with the defaults of those left out."""
     sent = asked.model_dump(by_alias=True, exclude_none=True)
     return {
-        "background": False,
+        "background": bool(asked.background),
         "instructions": asked.instructions,
         "max_output_tokens": asked.max_output_tokens,
         "metadata": asked.metadata or {},
@@ -784,7 +788,12 @@ class ResponseShape(Shape):
         """The response as far as it came, and *error*."""
         code = _FAILED.get(error.status, "server_error")
         fault = {"code": code, "message": error.message}
-        return self._about_all("response.failed", self._response("failed", error=fault))
+        response = _Made(self._response("failed", error=fault))
+        return self.event({"type": "response.failed", "resumable": False, "response": response})
+
+    def so_far(self, status: str) -> bytes:
+        """The response as far as it came, with this *status*."""
+        return self._response(status)
 
     def whole(self, trace: Trace) -> tuple[bytes]:
         """The response in one piece, which is also kept."""

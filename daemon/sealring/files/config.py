@@ -36,7 +36,7 @@ NO_API: Final = "off"
 DEFAULT_API: Final = "127.0.0.1:7480"
 DEFAULT_TIMEOUT: Final = 600.0
 DEFAULT_DRAIN: Final = 30.0
-REREAD: Final = ("aliases", "allowed_hosts", "allowed_origins", "timeout")
+REREAD: Final = ("aliases", "allowed_hosts", "allowed_origins", "resume_seconds", "timeout")
 """Keys that a running node reads again at a SIGHUP. All others count from its start on."""
 
 MAX_ALLOWED: Final = 256
@@ -135,6 +135,12 @@ class Config(NodeFile):
         default=DEFAULT_TIMEOUT,
         description="seconds that a request of the API may take (head)",
         examples=["600"],
+    )
+    resume_seconds: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
+        default=60.0,
+        description="seconds for which an answer is made after its client has gone, if its request "
+        "asked for that by an Idempotency-Key or 'background'; 0 keeps no answer (head)",
+        examples=["300"],
     )
     drain: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = pydantic.Field(
         default=DEFAULT_DRAIN,

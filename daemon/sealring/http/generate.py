@@ -17,7 +17,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -43,6 +43,7 @@ from sealring.dialects.errors import (
     text_errors,
     timed_out,
     unavailable,
+    unsupported,
 )
 from sealring.dialects.fields import adapt, headers_of
 from sealring.dialects.messages import PLAIN
@@ -55,10 +56,12 @@ from sealring.http.bodies import ClientGone, EventStream, HeldBytes, attended, b
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
 from sealring.http.kept import Kept, ResponseStore, earlier
+from sealring.http.resume import KeptAnswer, Resumed, ResumeFields, left
 from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
 
 log = logging.getLogger("sealring.api")
 
+T = TypeVar("T")
 Options = ChatOptions | CompletionOptions
 
 
@@ -345,18 +348,22 @@ def _bias(asked: Options, vocabulary: int) -> tuple[tuple[int, float], ...]:
 
 
 Pair = tuple[Answer, Choice]
+Make = Callable[[], Awaitable[Response]]
+"""Makes an answer: a stream, or in one piece. Raises `ApiError`."""
 
 
 @attrs.define
 class Call:
     """One request on its way: who asks, its times, what it is *holding*, of which the answer's
     shape has *kept* some, the *stream* for its answer, and that shape. *refused* is why it may hold
-    no more."""
+    no more. It *asked* to come back or did not, and is *over* when that is closed."""
 
     caller: Caller
     trace: Trace
     holding: HeldBytes
-    stream: EventStream
+    stream: EventStream | KeptAnswer
+    over: contextlib.ExitStack = attrs.field(factory=contextlib.ExitStack)
+    asked: ResumeFields = attrs.field(factory=lambda: ResumeFields(""))
     shape: Shape | None = None
     refused: ApiError | None = None
     kept: int = 0
@@ -409,13 +416,24 @@ class Generate:
             asked=caller.asked,
             trace_id=caller.trace_id,
         )
+        resumed = None
+        with contextlib.ExitStack() as over:
+            over.enter_context(self._traced(trace))
+            holding = over.enter_context(self._head.holding(caller.account, 0))
+            call = Call(caller, trace, holding, EventStream(send), over)
+            resumed = await self._answer(scope, receive, send, call)
+        if resumed is not None:
+            await resumed(scope, receive, send)
+
+    @contextlib.contextmanager
+    def _traced(self, trace: Trace) -> Iterator[None]:
+        """Until the block ends, or its client leaves it, *trace* is that of a request under way."""
         tracer = self._head.generator.tracer
         tracer.begin(trace)
         outcome = "cancelled"
         try:
-            with self._head.holding(caller.account, 0) as holding:
-                call = Call(caller, trace, holding, EventStream(send))
-                outcome = await self._answer(scope, receive, send, call)
+            yield
+            outcome = trace.outcome
         except ApiError as error:
             outcome, trace.fault = error.code, error.in_log()
             raise
@@ -425,32 +443,60 @@ class Generate:
         finally:
             tracer.end(trace, outcome)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, call: Call) -> str:
-        """Send the answer; returns how it ended, in a word."""
-        head, trace = self._head, call.trace
-        body = await head.bodies.read(HttpRequest(scope, receive), call.caller.account)
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, call: Call
+    ) -> Resumed | None:
+        """Send the answer; or return that of one which is kept, for this client to read it."""
+        head, request, trace = self._head, HttpRequest(scope, receive), call.trace
+        body = await head.bodies.read(request, call.caller.account)
         trace.body = trio.current_time() - trace.began
+        if head.config.resume_seconds:
+            call.asked = ResumeFields.of(request.headers, scope["path"], body)
+        if (resumed := self._resumed(call)) is not None:
+            return resumed
         head.check_serving()
         texts = [body]
         del body  # which would stay for as long as the answer takes
         stream = call.stream
         try:
-            response = await attended(receive, partial(self._within_time, texts, call))
+            work = partial(self._within_time, partial(self._generate, texts, call), call)
+            response = await attended(receive, work)
         except ApiError as error:
             if not stream.opened:
                 raise
-            if call.shape is not None:
-                await stream.write(call.shape.failure(error))
-            trace.outcome, trace.fault = error.code, error.in_log()
+            await self._fail(call, error)
         else:
+            if isinstance(response, Resumed):
+                return response
             if not stream.opened:
                 await response(scope, receive, send)
-                return trace.outcome
+                return None
         await stream.close()
-        return trace.outcome
+        return None
 
-    async def _within_time(self, texts: list[bytes], call: Call) -> Response:
-        """`_generate`, within the time that a request may take. Raises `ApiError`."""
+    async def _fail(self, call: Call, error: ApiError) -> None:
+        """End the answer of *call* by *error*."""
+        call.trace.outcome, call.trace.fault = error.code, error.in_log()
+        if call.shape is not None and call.stream.opened:
+            await call.stream.write(call.shape.failure(error))
+
+    def _resumed(self, call: Call) -> Resumed | None:
+        """The answer to the request of *call*, if it was sent before and its answer is kept. Raises
+        `ApiError`."""
+        answer = self._head.answers.again(call.caller.owner, call.asked)
+        if answer is None:
+            return None
+        call.trace.outcome = "resumed"
+        return Resumed(answer, call.asked.after)
+
+    async def _within_time(
+        self,
+        work: Callable[[], Awaitable[T]],
+        call: Call,
+        *others: Callable[[trio.CancelScope], Awaitable[None]],
+    ) -> T:
+        """The result of *work*, beside *others*, within the time that a request may take. Raises
+        `ApiError`."""
         head, given, expired = self._head, [], False
 
         async def expire(scope: trio.CancelScope) -> None:
@@ -462,7 +508,7 @@ class Generate:
             scope.cancel()
 
         try:
-            given = await beside(partial(self._generate, texts, call), expire)
+            given = await beside(work, expire, *others)
         except ApiError as error:
             call.refused = call.refused or error
         if expired:
@@ -471,9 +517,9 @@ class Generate:
             raise call.refused
         return given[0]
 
-    async def _generate(self, texts: list[bytes], call: Call) -> Response:
+    async def _generate(self, texts: list[bytes], call: Call) -> Response | Resumed:
         """Have the ring answer the body that *texts* reads: into the stream if one is asked for, or
-        else in one piece."""
+        else in one piece; or have it answered beside the connection. Raises `ApiError`."""
         head, trace = self._head, call.trace
         words = await self._vocabulary()
         owned = ChoiceContext(
@@ -484,7 +530,27 @@ class Generate:
         call.caller.headers.update(headers_of(parsed.fields))
         choices = self._kind.choices(asked, parsed, context)
         about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
-        call.shape = shape = self._kind.shape(asked, parsed, context, about)
+        shape = self._kind.shape(asked, parsed, context, about)
+        make = partial(self._make, asked, words, parsed, choices, shape, call)
+        background = parsed.fields.get("background", False)
+        if background and not head.config.resume_seconds:
+            raise unsupported("background", "The head keeps no answers: resume_seconds is 0.")
+        if not (call.asked.key or background):
+            return await make()
+        # The same request may have come again while this one was read.
+        return self._resumed(call) or self._beside(make, shape, call)
+
+    async def _make(
+        self,
+        asked: Options,
+        words: Vocabulary,
+        parsed: ParsedRequest,
+        choices: list[Choice],
+        shape: Shape,
+        call: Call,
+    ) -> Response:
+        """Have the ring fill *choices*, as was *asked*, into *shape*. Raises `ApiError`."""
+        call.shape = shape
         call.holding.grow(self._kind.held(parsed) + parsed.size)
         with contextlib.ExitStack() as stack:
             answers = await self._open(asked, words, parsed, call, stack)
@@ -494,12 +560,52 @@ class Generate:
             else:
                 await _follow_all(pairs, shape, call)
         if asked.stream:  # now that the rows are over, their counts are known
-            await call.write(shape.closing(trace))
+            await call.write(shape.closing(call.trace))
             return Response()
-        body = await _joined(shape.whole(trace))
+        body = await _joined(shape.whole(call.trace))
         call.shape = None
         call.holding.grow(-shape.kept)
-        return Response(body, headers=_timing(trace), media_type="application/json")
+        return Response(body, headers=_timing(call.trace), media_type="application/json")
+
+    def _beside(self, make: Make, shape: Shape, call: Call) -> Resumed:
+        """Have the answer of *call* made by *make*, whether or not its client stays, and kept."""
+        head, caller = self._head, call.caller
+        answer = KeptAnswer(
+            call.trace.id,
+            caller.owner,
+            caller.account,
+            call.asked,
+            head.answers,
+            partial(head.generator.withdraw, call.trace),
+            shape.silence,
+            shape.so_far if isinstance(shape, ResponseShape) else None,
+        )
+        call.stream = answer
+        head.answers.start(answer, partial(self._go_on, make, call, answer, call.over.pop_all()))
+        return Resumed(answer, -1)
+
+    async def _go_on(
+        self, make: Make, call: Call, answer: KeptAnswer, over: contextlib.ExitStack
+    ) -> None:
+        """Make *answer* by *make*, until nobody has read it for too long. *over* ends *call*."""
+        seconds = self._head.config.resume_seconds
+
+        async def leave(scope: trio.CancelScope) -> None:
+            await answer.unattended(seconds)
+            if call.trace.withdrawn:
+                await trio.sleep_forever()  # it ends by that
+            call.refused = call.refused or left(seconds)
+            self._head.generator.withdraw(call.trace)
+            scope.cancel()
+
+        with over:
+            try:
+                response = await self._within_time(make, call, leave)
+            except ApiError as error:
+                await self._fail(call, error)
+                answer.finish(error=None if answer.opened else error)
+            else:
+                answer.finish(None if answer.opened else response)
 
     async def _vocabulary(self) -> Vocabulary:
         """What is known of the model's tokens. Raises `ApiError`."""

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from sealring.dialects.errors import ApiError, invalid, unsupported
 from sealring.dialects.replies import json_bytes
+from sealring.http.resume import Resumed, forgotten, found, resumed
 
 if TYPE_CHECKING:
     from sealring.http.gate import Caller
@@ -233,28 +234,45 @@ def _find(request: Request) -> tuple[Kept, ResponseStore, str]:
     return kept, head.responses, caller.owner
 
 
-async def retrieve(request: Request) -> Response:
-    """``GET /v1/responses/{id}``."""
+async def retrieve(request: Request) -> Response | Resumed:
+    """``GET /v1/responses/{id}``: the response, or with ``stream`` its events from one on."""
+    answer = found(request)
     if request.query_params.get("stream", "false") != "false":
-        raise unsupported("stream", "A response that is over is not streamed again.")
+        if answer is None:
+            _find(request)
+            raise unsupported(
+                "stream",
+                "The events of this response are not kept: its request had neither 'background' "
+                "nor an Idempotency-Key, or others have needed the room.",
+            )
+        return resumed(request)
+    if answer is not None and answer.so_far is not None:
+        return Response(answer.so_far("in_progress"), media_type="application/json")
     return Response(_find(request)[0].response, media_type="application/json")
 
 
 async def delete(request: Request) -> JSONResponse:
-    """``DELETE /v1/responses/{id}``."""
-    _, store, owner = _find(request)
+    """``DELETE /v1/responses/{id}``, with its events. One under way ends."""
     name = request.path_params["id"]
-    store.drop(owner, name)
+    if not forgotten(request):
+        _find(request)
+    caller: Caller = request.scope["state"]["visitor"]
+    request.app.state.head.responses.drop(caller.owner, name)
     return JSONResponse({"id": name, "object": "response", "deleted": True})
 
 
 async def cancel(request: Request) -> Response:
-    """``POST /v1/responses/{id}/cancel``."""
+    """``POST /v1/responses/{id}/cancel``: end one that is made in the background."""
+    answer = found(request)
+    if answer is not None and answer.so_far is not None:
+        response = Response(answer.so_far("cancelled"), media_type="application/json")
+        answer.withdraw()
+        return response
     _find(request)
     name = request.path_params["id"]
     raise invalid(
-        f"The response '{name}' is over. None is made in the background here; what is under way "
-        "ends with its connection, or by DELETE /v1/requests/{id}.",
+        f"The response '{name}' is over, or not made in the background. One that is not ends with "
+        "its connection, or by DELETE /v1/requests/{id}.",
         "id",
         "not_in_background",
     )

@@ -48,8 +48,8 @@ PROVIDER: Final = "sealring"
 OPERATIONS: Final = {"chat": "chat", "completion": "text_completion"}
 """The convention's names of the kinds of requests; others have their own."""
 
-FINISHED: Final = frozenset({"stop", "length", "tool_calls"})
-"""How choices end that are no errors."""
+FINISHED: Final = frozenset({"stop", "length", "tool_calls", "resumed"})
+"""How requests end that are no errors."""
 
 _COMMON: Final = (
     "gen_ai_operation_name",

@@ -494,12 +494,20 @@ class ResponseAnswer(_OpenAnswer):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["completed", "incomplete", "failed", "in_progress"]
+    status: Literal["completed", "incomplete", "failed", "in_progress", "cancelled"]
     error: ResponseFault | None
     incomplete_details: Incomplete | None
     model: str
     output: list[dict[str, Any]]
     usage: ResponseUsage | None
+
+
+class StreamDeleted(_Answer):
+    """An answer that nobody can come back to any more."""
+
+    id: str
+    object: Literal["stream"]
+    deleted: Literal[True]
 
 
 class ResponseDeleted(_Answer):
@@ -607,14 +615,28 @@ OPERATIONS: Final[Mapping[str, Operation]] = {
         InputTokens,
         (ResponsesRequest,),
     ),
-    "GET /v1/responses/{id}": Operation("A response that is kept.", ResponseAnswer),
+    "GET /v1/responses/{id}": Operation(
+        "A response that is kept; with `?stream=true` its events, after that of "
+        "`starting_after`, if they are.",
+        ResponseAnswer,
+        events=StreamEvent,
+    ),
     "DELETE /v1/responses/{id}": Operation("Keeps a response no longer.", ResponseDeleted),
     "GET /v1/responses/{id}/input_items": Operation(
         "The items of its input; `limit`, `order` and `after` choose among them.",
         InputItems,
     ),
     "POST /v1/responses/{id}/cancel": Operation(
-        "Always an error: none is made in the background.", None
+        "Ends a response that is made in the background.", ResponseAnswer
+    ),
+    "GET /v1/streams/{id}": Operation(
+        "What follows the event of `Last-Event-ID`, or of `?starting_after=N`, in an answer that "
+        "is kept.",
+        None,
+        kind=EVENTS,
+    ),
+    "DELETE /v1/streams/{id}": Operation(
+        "Ends an answer if it is under way, and keeps it no longer.", StreamDeleted
     ),
     "POST /v1/messages": Operation(
         "An answer as Anthropic's messages have it, whole or streamed.",

@@ -40,7 +40,7 @@ from starlette.types import ASGIApp
 from sealring.dialects.errors import INVALID, ApiError, unavailable
 from sealring.files.config import Config
 from sealring.generation.generation import Generator
-from sealring.http import kept, state
+from sealring.http import kept, resume, state
 from sealring.http.connections import (
     MAX_CONNECTIONS,
     Connections,
@@ -154,6 +154,7 @@ class ApiServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._sample)
+                nursery.start_soon(self.head.answers.run)
                 if self.head.tls is not None:
                     nursery.start_soon(self.head.tls.watch)
                 task_status.started()
@@ -371,6 +372,8 @@ def build_app(
             Route("/v1/responses/{id}", kept.delete, methods=["DELETE"]),
             Route("/v1/responses/{id}/cancel", kept.cancel, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", kept.input_items),
+            Route("/v1/streams/{id}", resume.resume),
+            Route("/v1/streams/{id}", resume.forget, methods=["DELETE"]),
             Route("/v1/messages", Generate(head, MESSAGES), methods=["POST"]),
             Route("/v1/messages/count_tokens", Tokens(head, "count"), methods=["POST"]),
             Route("/v1/models", state.models),

@@ -82,6 +82,7 @@ class _Fields(pydantic.BaseModel):
     functions: bool = False
     in_words: bool = False
     plain: bool = False
+    background: bool = False
     store: bool = False
     summary: bool = False
     ignored: _Names = []
@@ -120,7 +121,7 @@ _CHAT: Final = _SHARED | _ANSWER | {"tools", "callable"}
 _FIELDS: Final[Mapping[str, tuple[Set[str], ...]]] = {
     "chat": (_CHAT,),
     "messages": (_CHAT,),
-    "responses": (_CHAT | {"echo", "store", "summary", "names"}, _MISSING),
+    "responses": (_CHAT | {"background", "echo", "store", "summary", "names"}, _MISSING),
     "completion": (_SHARED | {"texts", "ends"},),
     "prompt": (_PROMPT,),
     "count": (_NAMED,),
