@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.api import scripted
-from tests.dashboard.browser import Tab, needs_chromium, window
+from tests.dashboard.browser import DESKTOP, Tab, needs_chromium, window
 from tests.dashboard.rings import OneRank
 from tests.dashboard.test_prose import LONGEST_TASK, WATCH
 from tests.dashboard.texts import show
@@ -247,14 +247,16 @@ def test_a_phone_has_all_of_it(browser: Browser, served: Served, width: int, hei
 
 
 @pytest.mark.slow
-def test_what_is_on_the_screen_comes_first(page: Page) -> None:
+def test_what_is_on_the_screen_comes_first(browser: Browser, served: Served) -> None:
     """A long conversation is there at once, as it was written; its end is read before the rest."""
-    page.evaluate(ORDER)
-    show(page, *(f"Answer *{n}*.\n\n```python\nx = {n}\n```" for n in range(150)))
-    first, blank = page.evaluate("[globalThis.order[0], globalThis.blank]")
-    assert "Answer 149." in first
-    assert blank == 0
-    expect(page.locator(".assistant em")).to_have_count(150)
+    with window(browser, served.url, viewport=DESKTOP) as page:
+        expect(page.locator("#state")).to_have_text("serving")
+        page.evaluate(ORDER)
+        show(page, *(f"Answer *{n}*.\n\n```python\nx = {n}\n```" for n in range(150)))
+        first, blank = page.evaluate("[globalThis.order[0], globalThis.blank]")
+        assert "Answer 149." in first
+        assert blank == 0
+        expect(page.locator(".assistant em")).to_have_count(150)
 
 
 ORDER = """
