@@ -87,6 +87,7 @@ def test_nothing_is_sent_beyond_the_window_and_credit_comes_by_halves():
     carry(member, head)
     with pytest.raises(LocalProtocolError, match="consumed"):
         head.took(1, STREAM_WINDOW + 1)
+    head.took(1, 0)
     head.took(1, STREAM_WINDOW // 2 - 1)
     assert not head.messages()
     head.took(1, 2)
@@ -149,6 +150,9 @@ def test_both_may_let_go_at_once():
     member, head = asked(None)
     member.drop(1, "mine")
     head.drop(1, "yours")
+    for end in (member, head):
+        with pytest.raises(LocalProtocolError, match="is over"):
+            end.send(1, b"more", last=True)
     to_head, to_member = member.messages(), head.messages()
     assert [head.receive(m) for m in to_head] == [[]]
     assert [member.receive(m) for m in to_member] == [[]]
