@@ -19,10 +19,11 @@ import sealring
 from sealring.dashboard import pages
 from sealring.dialects import anthropic, fields, messages, replies, responses, schema
 from sealring.files import config
-from sealring.http import bodies, connections, gate, head, http1, kept, resume, server, state, tls
+from sealring.http import app as served
+from sealring.http import bodies, connections, gate, head, http1, kept, resume, state, tls
+from sealring.http.app import build_app
 from sealring.http.head import ApiHead
 from sealring.http.openapi import OPERATIONS
-from sealring.http.server import build_app
 from sealring.joining.door import Door
 from sealring.service.newcomers import NewcomersApi
 from sealring.text import workers
@@ -50,7 +51,7 @@ def _endpoints() -> str:
     app = build_app(cast(ApiHead, None), [*newcomers.routes(), *pages.routes()])
     rows, found = [], set()
     for route in app.routes:
-        if isinstance(route, Route) and route.path not in server.UNSERVED:
+        if isinstance(route, Route) and route.path not in served.UNSERVED:
             (method,) = (route.methods or {"GET"}) - {"HEAD"}
             place = f"{method} {route.path.replace(':path', '')}"
             found.add(place)
@@ -129,7 +130,7 @@ def _adapted() -> str:
 
 def _unserved() -> str:
     of: dict[str, list[str]] = {}
-    for path, says in server.UNSERVED.items():
+    for path, says in served.UNSERVED.items():
         of.setdefault(says, []).append(f"`{path.replace('{rest:path}', '...')}`")
     return table(
         ("paths", "what is said"), *((", ".join(paths), says) for says, paths in of.items())

@@ -1,8 +1,8 @@
 """Real rings with a real HTTP API, each started once.
 
-`ring` is two ranks of the tiny model on loopback, as most people will have it. `team` is one rank
-of the scripted model that listens on every address, so that it asks for keys; tests that need
-answers known beforehand use it, and so does the one that ends it.
+`ring` is two ranks of the tiny model on loopback, as most people will have it; both serve the API.
+`team` is one rank of the scripted model that listens on every address, so that it asks for keys;
+tests that need answers known beforehand use it, and so does the one that ends it.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Served:
     """The official client, which does not try again, so that every error shows."""
     alone: list[httpx2.Response] = attrs.field(factory=list)
     """What the head answered while it was the only rank."""
+    door: str = ""
+    """The URL of the follower's API, if it has one."""
 
     def chat(self, text: str, **options: Any) -> dict[str, Any]:
         """A body for chat completions."""
@@ -99,8 +101,9 @@ def ring() -> Iterator[Served]:
     """Two ranks of the tiny model; the head is there first, alone."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
-        address = f"127.0.0.1:{free_ports(1)[0]}"
+        address, other = (f"127.0.0.1:{port}" for port in free_ports(2))
         configs = write_cluster(folder, 2, tiny.path(), api=address, options=LET_IN)
+        serves_too(configs[1], other)
         head = stack.enter_context(running_node(configs[0]))
         wait_until_up(head)
         served = stack.enter_context(connected(head, f"http://{address}", "", "tiny"))
@@ -108,7 +111,13 @@ def ring() -> Iterator[Served]:
         served.alone += [served.http.get(path) for path in ("/readyz", "/livez")]
         served.others = [stack.enter_context(running_node(configs[1]))]
         served.until("/health", lambda told: told["status"] == "ok")
+        served.door = f"http://{other}"
         yield served
+
+
+def serves_too(config: Path, address: str) -> None:
+    """Have the follower of *config* serve the API at *address*."""
+    config.write_text(config.read_text().replace('api = "off"', f'api = "{address}"'))
 
 
 @pytest.fixture(scope="package")

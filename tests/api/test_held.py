@@ -28,13 +28,13 @@ from sealring.files.origins import AllowedHosts, AllowedOrigins
 from sealring.generation.generation import Generator
 from sealring.generation.trace import Trace
 from sealring.http import gate, head
+from sealring.http.app import build_app
 from sealring.http.bodies import LARGE, EventStream, HeldBytes
 from sealring.http.gate import Caller
 from sealring.http.generate import COMPLETION, Call, Generate
 from sealring.http.head import MAX_HELD, ApiHead
 from sealring.http.kept import Kept
 from sealring.http.keys import KEY_FILE, ApiKeys, digest, new_key
-from sealring.http.server import build_app
 from sealring.http.state import MAX_LIVE
 from sealring.text.frames import ID, ParsedRequest
 from sealring.text.workers import PART, SharedBudget

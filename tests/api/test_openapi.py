@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import jsonschema
 import pytest
-from sealring.http import server as unserved
+from sealring.http import app as unserved
 from sealring.http.openapi import OPERATIONS, document
 from sealring_trio.node.service import this_build
 

@@ -23,7 +23,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 from sealring.files.config import load_config
-from sealring.http.server import build_health
+from sealring.http.app import build_health
 from sealring.local.ring import LocalNode, local_ring, running_node, wait_until_up, write_cluster
 from sealring.logs import JsonLines
 from sealring.service.service import Supervision

@@ -33,8 +33,8 @@ def commands(text: str) -> list[list[str]]:
 def test_two_nodes_as_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
     text = README.read_text(encoding="utf-8")
     section = text.split("## Two machines by hand")[1].split("\n## ")[0]
-    written_ports = ("7470", "7471", "7480")
-    ports = dict(zip(written_ports, map(str, free_ports(3)), strict=True))
+    written_ports = ("7470", "7471", "7480", "7481")
+    ports = dict(zip(written_ports, map(str, free_ports(4)), strict=True))
     for written, free in ports.items():
         section = section.replace(written, free)
     (config,) = blocks(section, "toml")
@@ -44,7 +44,9 @@ def test_two_nodes_as_the_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
         monkeypatch.chdir(folder)
         (folder / ups[0]).write_text(config)
-        second = config.replace(ups[0].stem, ups[1].stem).replace(ports["7470"], ports["7471"])
+        second = config.replace(ups[0].stem, ups[1].stem)
+        for ours, its in (("7470", "7471"), ("7480", "7481")):
+            second = second.replace(ports[ours], ports[its])
         (folder / ups[1]).write_text(second)
         for command in words:
             if command[0] == "up":

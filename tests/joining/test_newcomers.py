@@ -21,7 +21,9 @@ import trio
 from sealring.dashboard import pages
 from sealring.files.config import load_config
 from sealring.generation.generation import Generator
-from sealring.http.keys import KEY_FILE, new_key, revoke_key
+from sealring.http.app import build_app
+from sealring.http.head import ApiHead
+from sealring.http.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring.http.openapi import NewcomerAnswer, NewcomersAnswer
 from sealring.http.server import ApiServer
 from sealring.local.node_socket import listening
@@ -77,11 +79,15 @@ async def page_of(folder: Path, *, keyed: bool = True, signs: bool = True) -> As
             keys["bob"] = new_key(file, "bob")
         routes = [*NewcomersApi(made.door, config).routes(), *pages.routes()]
         generator = Generator(node.runtime, tiny.path())
-        server = ApiServer.of(generator, config, newcomers_at(made.door), routes)
+        head = ApiHead(generator, config, "tiny", ApiKeys(file), newcomers=newcomers_at(made.door))
+        app = build_app(head, routes)
+        assert config.api is not None
+        server = ApiServer(config.api, app)
         async with trio.open_nursery() as nursery:
             await nursery.start(server.run)
+            nursery.start_soon(head.answers.run)
             async with httpx2.AsyncClient(base_url=f"http://{api}", timeout=30) as http:
-                yield Page(made, http, keys, file, server.app)
+                yield Page(made, http, keys, file, app)
             await server.close()
             nursery.cancel_scope.cancel()
 

@@ -110,8 +110,8 @@ def join(
     listen
         Address at which other machines reach this one, HOST or HOST:PORT.
     api
-        Address of the API and the page, should this machine become the head,
-        or 'off'.
+        Address of the API and the page on this machine, which passes requests
+        on to the head; or 'off'.
     name
         What to call this machine, in ASCII; its host name if left out.
     no_discover

@@ -57,7 +57,8 @@ class Config(NodeFile):
     api: Annotated[Address | None, pydantic.BeforeValidator(_none_if_off)] = pydantic.Field(
         default=DEFAULT_API,
         validate_default=True,
-        description="address of the head's HTTP API and its page, or 'off' (head)",
+        description="address of this machine's HTTP API and its page, or 'off'; a rank that is not "
+        "the head passes requests on to it",
         examples=[f'"{DEFAULT_API}"'],
     )
     coordinator_key: FilePath | None = pydantic.Field(
@@ -102,15 +103,14 @@ class Config(NodeFile):
         default=(),
         max_length=MAX_ALLOWED,
         description="names besides loopback by which clients without a key may address the API: "
-        "exact, or '*.' and a name for all below it; '*' for any, which lets every web page in "
-        "(head)",
+        "exact, or '*.' and a name for all below it; '*' for any, which lets every web page in",
         examples=['["host.docker.internal", "mymac.local"]'],
     )
     allowed_origins: Listed[OriginName] = pydantic.Field(
         default=(),
         max_length=MAX_ALLOWED,
         description="origins besides its own whose pages may use the API: exact, with '*.' before "
-        "the host, or with the host '*' for schemes of programs; '*' for any (head)",
+        "the host, or with the host '*' for schemes of programs; '*' for any",
         examples=['["https://chat.example.com", "app://obsidian.md", "vscode-webview://*"]'],
     )
     sampling: SamplingName = pydantic.Field(
@@ -123,12 +123,12 @@ class Config(NodeFile):
     tls_certificate: FilePath | None = pydantic.Field(
         default=None,
         description="file of the certificate with which the API speaks TLS, in PEM, followed by "
-        "those of its issuers; a renewed one is taken up within seconds (head)",
+        "those of its issuers; a renewed one is taken up within seconds",
         examples=['"desk.crt"'],
     )
     tls_key: FilePath | None = pydantic.Field(
         default=None,
-        description="file of that certificate's private key, in PEM without a password (head)",
+        description="file of that certificate's private key, in PEM without a password",
         examples=['"desk-tls.key"'],
     )
     timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = pydantic.Field(

@@ -62,9 +62,9 @@ LOG_SECONDS: Final = 60.0
 WANTED: Final = 16_384
 """Descriptors that a node asks for, where the hard limit is no lower."""
 
-_LINKS: Final = MAX_HANDSHAKES + 2 * 3 * MAX_WORLD
-"""Connections of strangers and members that prove themselves; then for each member control, step
-and tunnel, each of which may be replaced while it is up."""
+_LINKS: Final = MAX_HANDSHAKES + 2 * 4 * MAX_WORLD
+"""Connections of strangers and members that prove themselves; then for each member control, step,
+tunnel and API, each of which may be replaced while it is up."""
 
 _ENGINES: Final = 8 * MAX_WORLD
 """A socket pair, pipes and the relay's sockets of each engine process, twice at a new start."""

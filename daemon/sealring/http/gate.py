@@ -5,31 +5,25 @@ headers that this adds.
 Once an API key has been made, each request needs one, except for `PUBLIC` paths, which have no
 secrets. Beyond loopback there must be keys. A config may exempt loopback, by name.
 
-Any web page can make a browser on the head's machine send requests to loopback. So while the API
-listens on loopback without keys, a request must name loopback as its host, or one of the config's
-`allowed_hosts`, which an attack by DNS rebinding does not. A request that names an origin, as those
-of web pages do, must come from this server's own page, or from one of `allowed_origins`. Only the
-latter get CORS headers: other origins get no answer to read. The page's files say nothing
-of this head, and are served under every name, as a proxy may give it another. `PROBES` are answered
-under every name too, for a load balancer's check may name no host; under another name than the
-server's the answer says only whether, and not why.
+`names` says which hosts a request may name while no key is asked for, and which pages may ask.
+`PROBES` are answered under every name, for a load balancer's check may name no host; under another
+name than the server's the answer says only whether, and not why.
+
+A follower passes the requests of its clients on (`relay`). It has checked their names and pages by
+its own config; keys are the head's, for them as for all. A client beyond the follower's loopback
+needs a key whatever the head asks for. At the follower's Unix socket its owner needs none: the
+roster lets that member see texts. What a member's clients take without a known key counts to one
+account, since the member could make up as many addresses as it likes.
 
 The time that a prompt takes, and how much of it was cached, would reveal what others asked before.
 So a request shares cached prefixes with requests of the same known key only; without a key, with
 those of its own connection. The config's `prefix_sharing` may say otherwise. Each connection has an
 id that is never used again (``scope["state"]["connection"]``), since the next client may get the
 same address and port.
-
-Pages of other origins (https://fetch.spec.whatwg.org/#http-cors-protocol): a browser keeps an
-answer from a page unless the answer names the page's origin. Before a request that no form could
-send it asks whether it may (a preflight): ``OPTIONS``, without a key. Answers never allow
-credentials, as the API knows no cookies: a key is a header that the page itself gives, and the
-browser adds nothing that would let one page act as another.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
@@ -44,15 +38,26 @@ from sealring_protocol.codec.wire import clip
 from sealring_trio.errors import UserError
 from sealring_trio.units import is_loopback
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.dialects.errors import INVALID, ApiError, is_anthropic, unavailable
-from sealring.files.origins import AllowedOrigins, parse_authority, parse_origin
+from sealring.dialects.errors import ApiError, is_anthropic, unavailable
 from sealring.http.connections import MAX_CONNECTIONS, OWNER
 from sealring.http.head import ApiHead
 from sealring.http.http1 import PROBES
 from sealring.http.keys import digest
+from sealring.http.names import (
+    PAGE_FILES,
+    check_host,
+    check_page,
+    is_named,
+    is_page,
+    is_preflight,
+    plain,
+    preflight,
+    share,
+    shared_with,
+)
 
 log = logging.getLogger("sealring.api")
 
@@ -61,8 +66,7 @@ PART_OF_ONE: Final = 0.5
 may be: slow bodies with it leave room for everybody else's."""
 
 PUBLIC: Final = (*PROBES, "/", "/openapi.json")
-PUBLIC_BELOW: Final = "/dashboard/"
-"""Paths that need no key, and the folder of the page's files."""
+"""Paths that need no key, as none below `PAGE_FILES` does."""
 
 PREFIXES: Final[Mapping[str, str]] = {
     "/v1/chat/completions": "chatcmpl-",
@@ -78,8 +82,6 @@ _AGAIN: Final = (408, 429, 500, 503, 504)
 _SHOWN: Final = 200
 _DIGITS: Final = 8  # digits of a key's hash, in logs
 _KNOWN: Final = "known "  # how the owner of a known key begins; its digest follows
-_FOREIGN: Final = ("cross-site", "same-site")
-_VISIT: Final = "navigate"
 
 _BUG: Final = ApiError(
     500, "The server failed; its log says how.", "internal_error", kind="server_error"
@@ -89,29 +91,6 @@ _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "cross-origin-resource-policy": "same-origin",
 }
-
-MAX_ASKED: Final = 64
-"""Headers that a preflight may ask for; more are left out."""
-
-MAX_AGE: Final = 600
-"""Seconds for which a browser may keep the answer to a preflight."""
-
-_METHODS: Final = "GET, HEAD, POST, DELETE"
-_REQUEST: Final = "access-control-request-"
-
-_ALLOWED: Final = re.compile(
-    r"(?:accept|authorization|baggage|cache-control|content-type|http-referer|idempotency-key"
-    r"|last-event-id|traceparent|tracestate|user-agent|x-api-key|x-request-id|x-requested-with"
-    r"|x-title|(?:anthropic|openai|x-stainless)-[a-z0-9-]{1,64})"
-)
-"""Headers that pages may send, in lower case: those that the API reads, and those that clients of
-OpenAI's and Anthropic's send with every request."""
-
-_EXPOSED: Final = (
-    "request-id, retry-after, server-timing, traceparent, tracestate, www-authenticate, "
-    "x-request-id, x-sealring-adapted, x-sealring-ignored, x-sealring-tools"
-)
-"""Headers of answers that pages may read."""
 
 MAX_STATE: Final = 512
 """Characters of a ``tracestate`` that is taken up."""
@@ -137,9 +116,10 @@ class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
     Callers take turns by *owner*; cached prefixes are shared within *scope*. What it takes of
     memory counts to *account*: without a known key that is the client's address, as it could
-    present another key with each request. *asked* is what the
-    client calls the request, if it does, and *trace_id* the trace that it belongs to. The answer
-    has the *headers* among its own."""
+    present another key with each request, and for a client of another member that member. *asked*
+    is what the client calls the request, if it does, and *trace_id* the trace that it belongs to.
+    Who is *far* needs a key whatever the head asks for. The answer has the *headers* among its
+    own."""
 
     id: str
     name: str
@@ -149,6 +129,7 @@ class Caller:
     arrived: float
     asked: str = ""
     trace_id: str = ""
+    far: bool = False
     headers: dict[str, str] = attrs.field(factory=dict, eq=False)
 
     @property
@@ -167,41 +148,44 @@ class Caller:
         """Whether *head* would still let the caller in: keys are made and revoked while a stream
         runs."""
         try:
-            if self.owner == OWNER or not head.keys_needed:
+            if self.owner.startswith(OWNER) or not (self.far or head.keys_needed):
                 return True
             return self.keyed and head.keys.has(self.owner.removeprefix(_KNOWN))
         except UserError:
             return False
 
 
-def _plain(path: str) -> str:
-    """*path* without the slashes that clients add where a base URL ends with one. What is looked up
-    afterwards is this path alone, so that no other spelling gets past a check."""
-    if path.startswith(PUBLIC_BELOW):
-        return path
-    return "/" + "/".join(part for part in path.split("/") if part)
-
-
 def _address(scope: Scope) -> str:
-    """The account of the client of *scope*: its address. All of loopback is one, since whoever is
-    there has all of it."""
+    """The account of the client of *scope*: its address, or the member whose client it is. All of
+    loopback is one, since whoever is there has all of it."""
+    if member := _member(scope):
+        return f"member {member}"
     host = (scope.get("client") or ("",))[0]
     return f"address {'loopback' if is_loopback(host) else host}"
 
 
-def _is_owner(scope: Scope) -> bool:
-    """Whether the request came by the Unix socket, which its server opens to the owner alone."""
-    return bool(scope.get("state", {}).get("owner"))
+def _member(scope: Scope) -> str:
+    """The member that passed the request of *scope* on; empty if the client asked here."""
+    return str(scope.get("state", {}).get("relayed", ""))
+
+
+def _owner_of(scope: Scope) -> str:
+    """Who asks by a Unix socket, which its node opens to its owner alone: of this node, or of the
+    member that passed the request on. Empty for any other client."""
+    if not scope.get("state", {}).get("owner"):
+        return ""
+    return f"{OWNER} {member}" if (member := _member(scope)) else OWNER
+
+
+def _is_far(scope: Scope) -> bool:
+    """Whether the client of *scope* is one of another member, and beyond its loopback."""
+    host = (scope.get("client") or ("",))[0]
+    return bool(_member(scope)) and not _owner_of(scope) and not is_loopback(host)
 
 
 def is_public(path: str) -> bool:
     """Whether *path* needs no key."""
-    return path in PUBLIC or path.startswith(PUBLIC_BELOW)
-
-
-def _is_page(path: str) -> bool:
-    """Whether *path* is one of the page's files."""
-    return path == "/" or path.startswith(PUBLIC_BELOW)
+    return path in PUBLIC or path.startswith(PAGE_FILES)
 
 
 class Gate:
@@ -218,14 +202,15 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"] = _plain(scope["path"])
+        path = scope["path"] = plain(scope["path"])
         name = PREFIXES.get(path, "req-") + secrets.token_hex(12)
         status = 499  # of a client that has gone before its answer began
         begun = False
         start: Message | None = None  # goes with the first part of the body
         headers = Headers(scope=scope)
         asked, context = request_id(headers), TraceContext.of(headers)
-        shared = shared_with(headers, self._head.config.origins)
+        here = not _member(scope)  # else the names and the page were checked there
+        shared = shared_with(headers, self._head.config.origins) if here else ""
 
         async def answer(message: Message) -> None:
             nonlocal status, begun, start
@@ -245,9 +230,9 @@ class Gate:
 
         try:
             needed = self._keys_needed(scope)
-            self._check_names(scope, headers, keys_needed=needed)
-            if not shared and not _is_page(path):
-                self._check_page(headers, secure=scope.get("scheme") == "https")
+            self._check_host(scope, headers, keys_needed=needed)
+            if here and not shared and not is_page(path):
+                check_page(headers, secure=scope.get("scheme") == "https")
             if shared and is_preflight(scope["method"], headers):
                 await preflight(headers)(scope, receive, answer)
                 return
@@ -307,10 +292,10 @@ class Gate:
                 del self._of_owner[owner]
 
     def _keys_needed(self, scope: Scope) -> bool:
-        if _is_owner(scope):
+        if _owner_of(scope):
             return False
         with unreadable_keys():
-            return self._head.keys_needed
+            return _is_far(scope) or self._head.keys_needed
 
     def _admit(self, scope: Scope, headers: Headers, name: str, needed: bool) -> Caller:
         """The caller of request *name*. Raises `ApiError` if it may not pass."""
@@ -319,10 +304,11 @@ class Gate:
             owner = self._head.keys.owner(presented) if presented else None
         if needed and owner is None and not is_public(scope["path"]):
             what = "This API needs a key" if not presented else "The API key is not known"
+            where = ", which are made on the head's machine" if _member(scope) else ""
             raise ApiError(
                 401,
                 f"{what}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one of "
-                "'sealring apikey new'.",
+                f"'sealring apikey new'{where}.",
                 "invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -332,16 +318,18 @@ class Gate:
             text = generator.refusal.replace("this node", "the head")
             raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
         now = trio.current_time()
-        if _is_owner(scope):
-            return Caller(name, "", OWNER, OWNER, OWNER, now)
+        if who := _owner_of(scope):
+            return Caller(name, "", who, who, who, now)
         key = digest(presented) if presented else ""
+        far = _is_far(scope)
         if owner is not None:
-            return Caller(name, owner, f"{_KNOWN}{key}", "", f"{_KNOWN}{key}", now)
+            return Caller(name, owner, f"{_KNOWN}{key}", "", f"{_KNOWN}{key}", now, far=far)
         # Where no key is needed, clients that present one still take turns by it. Many present the
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
         called = f"key-{key[:_DIGITS]}" if key else ""
-        return Caller(name, called, f"unknown {key}", shared, _address(scope), now)
+        takes_turns = f"unknown {_member(scope)} {key}" if _member(scope) else f"unknown {key}"
+        return Caller(name, called, takes_turns, shared, _address(scope), now, far=far)
 
     def _shared(self, scope: Scope, name: str) -> str:
         """The scope in which the caller of request *name*, who has no known key, shares cached
@@ -354,46 +342,14 @@ class Gate:
             case _:
                 return f"request {name}"
 
-    def _check_names(self, scope: Scope, headers: Headers, *, keys_needed: bool) -> None:
+    def _check_host(self, scope: Scope, headers: Headers, *, keys_needed: bool) -> None:
         """Raise `ApiError` for a request whose host may be another's name for loopback."""
         given, path = headers.get("host", ""), scope["path"]
         if path in PROBES:
-            scope.setdefault("state", {})["brief"] = not (keys_needed or self._is_named(given))
-        elif not keys_needed and not _is_page(path):
-            self._check_host(given)
-
-    def _is_named(self, given: str) -> bool:
-        """Whether *given*, which a request names as its host, is this server's on loopback."""
-        host = parse_authority(given)
-        return host is not None and self._head.config.hosts.allow(host.host)
-
-    def _check_host(self, given: str) -> None:
-        """Raise `ApiError` if *given*, a request's host, may be another's name for loopback."""
-        if not self._is_named(given):
-            host = parse_authority(given)
-            message = f"The host '{clip(given, _SHOWN)}' is not one of this server's names."
-            if host is not None:
-                message += (
-                    f" If it is to be one, add it to the head's config: "
-                    f"allowed_hosts = [{json.dumps(host.host)}] "
-                    f"(sealring serve: --allowed-hosts {host.host})."
-                )
-            message += " An address on loopback needs no such line."
-            raise ApiError(403, message, "wrong_host", kind=INVALID, param="host")
-
-    def _check_page(self, headers: Headers, *, secure: bool) -> None:
-        """Raise `ApiError` for a request of a page that is not this server's own."""
-        for given in headers.getlist("origin"):
-            page, host = parse_origin(given), parse_authority(headers.get("host", ""))
-            if page is None or host is None or not page.is_at(host, secure=secure):
-                raise ApiError(403, _foreign(given), "wrong_origin", kind=INVALID, param="origin")
-        # A page's request for a picture or a script names no origin, but says where it is from.
-        if headers.get("sec-fetch-site") in _FOREIGN and headers.get("sec-fetch-mode") != _VISIT:
-            message = (
-                "Pages of another site may not use this server. If one is to, have it ask by CORS, "
-                "and add its origin to the head's config: allowed_origins = [...]."
-            )
-            raise ApiError(403, message, "wrong_site", kind=INVALID, param="sec-fetch-site")
+            brief = not (keys_needed or is_named(self._head.config, given))
+            scope.setdefault("state", {})["brief"] = brief
+        elif not (keys_needed or _member(scope) or is_page(path)):
+            check_host(self._head.config, given)
 
 
 def error_response(error: ApiError, path: str = "") -> JSONResponse:
@@ -422,24 +378,6 @@ def named(asked: str, trace_id: str) -> str:
     return f" (trace {trace_id}{', called ' + asked if asked else ''})"
 
 
-def _foreign(origin: str) -> str:
-    """The refusal for pages of *origin*, which may not use the API."""
-    message = f"Pages of the origin '{clip(origin, _SHOWN)}' may not use this server."
-    if parse_origin(origin) is not None:
-        return (
-            f"{message} If they are to, add it to the head's config: "
-            f"allowed_origins = [{json.dumps(origin)}] "
-            f"(sealring serve: --allowed-origins {origin}). If they are this server's own, behind "
-            "a proxy, have the proxy pass the Host header on."
-        )
-    if origin == "null":
-        return (
-            f"{message} A file or a sandboxed frame has no origin of its own, so it cannot be told "
-            "from any other page: serve the page by HTTP, and allow its origin."
-        )
-    return message
-
-
 @contextmanager
 def unreadable_keys() -> Iterator[None]:
     """Turns the error of an unreadable key file within the block into an `ApiError`."""
@@ -453,48 +391,6 @@ def unreadable_keys() -> Iterator[None]:
 def _presented(headers: Headers) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "").strip()
-
-
-def shared_with(headers: Headers, allowed: AllowedOrigins) -> str:
-    """The value of ``Access-Control-Allow-Origin`` for the page that sent *headers*; empty if it
-    gets none."""
-    origins = headers.getlist("origin")
-    if len(origins) != 1 or not allowed.allow(origins[0]):
-        return ""
-    return "*" if allowed.everyone else origins[0]
-
-
-def is_preflight(method: str, headers: Headers) -> bool:
-    """Whether a browser asks what a page may send."""
-    return method == "OPTIONS" and "origin" in headers and f"{_REQUEST}method" in headers
-
-
-def preflight(headers: Headers) -> Response:
-    """The answer to a preflight of a page that may use the API."""
-    given = {
-        "access-control-allow-methods": _METHODS,
-        "access-control-allow-headers": ", ".join(_granted(headers)),
-        "access-control-max-age": str(MAX_AGE),
-    }
-    if headers.get(f"{_REQUEST}private-network") == "true":
-        given["access-control-allow-private-network"] = "true"
-    asked = (f"{_REQUEST}{each}" for each in ("method", "headers", "private-network"))
-    return Response(status_code=204, headers={**given, "vary": ", ".join(asked)})
-
-
-def _granted(headers: Headers) -> Iterator[str]:
-    """Those of the headers that the page wants to send which it may send."""
-    asked = headers.get(f"{_REQUEST}headers", "").lower().split(",")[:MAX_ASKED]
-    return (name for each in asked if _ALLOWED.fullmatch(name := each.strip()))
-
-
-def share(headers: MutableHeaders, with_origin: str) -> None:
-    """Have an answer with *headers* say that pages of *with_origin* (see `shared_with`) may read
-    it, and that it depends on who asks."""
-    if with_origin:
-        headers["access-control-allow-origin"] = with_origin
-        headers["access-control-expose-headers"] = _EXPOSED
-    headers.add_vary_header("Origin")
 
 
 @attrs.frozen

@@ -280,7 +280,8 @@ def write_cluster(
     api: str = NO_API,
     options: Mapping[str, Setting] = {},
 ) -> list[Path]:
-    """Keys, a signed roster and a config for each rank, in *folder*; the configs."""
+    """Keys, a signed roster and a config for each rank, in *folder*; the configs. The head alone
+    has an API, at the address *api*."""
     coordinator = create_key(folder / "coordinator.key")
     names = [f"rank{rank}" for rank in range(ranks)]
     ports = free_ports(ranks)
@@ -296,14 +297,14 @@ def write_cluster(
     signed = sign_roster(build_roster(draft, 1, now, now + _DAY_MS), coordinator)
     (folder / "demo.roster").write_bytes(signed.encode())
     configs = []
-    for name, port in zip(names, ports, strict=True):
+    for rank, (name, port) in enumerate(zip(names, ports, strict=True)):
         lines = [
             f'key = "{name}.key"',
             'roster = "demo.roster"',
             f'coordinator = "{public_path(folder / "coordinator.key").name}"',
             f'listen = "127.0.0.1:{port}"',
             f'model = "{model}"',
-            f'api = "{api}"',
+            f'api = "{NO_API if rank else api}"',
             *([f"layers = {list(layers)}"] if layers else []),
             *(f"{key} = {json.dumps(value)}" for key, value in {**_OPTIONS, **options}.items()),
         ]

@@ -1,7 +1,8 @@
-"""The HTTP API of a head: what it needs, and serving it whenever the node is the head.
+"""The HTTP API of a node: what it needs, and serving it at whatever rank.
 
-A newer roster may make another member the head while the ring runs. The new head begins to serve,
-and the former one closes its port. A node keeps one `ApiHead` for its life, so its counters go on.
+The head answers by itself, and every other node passes requests on to it (`http.relay`). A newer
+roster may make another member the head while the ring runs: then the two change over, and neither
+closes its port. A node keeps one `ApiHead` for its life, so its counters go on.
 """
 
 from __future__ import annotations
@@ -9,28 +10,35 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 from sealring_model.text.tokens import has_chat_template
+from sealring_protocol.diagnosis import Cause
+from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.members import Pause
+from sealring_trio.files.models import model_name
 from sealring_trio.node import service as node_service
 from sealring_trio.node.service import NodeSetup
-from sealring_trio.units import format_address, is_loopback, is_unspecified
+from sealring_trio.units import format_address, is_loopback, is_unspecified, wall_ms
 
+from sealring.dialects.errors import ApiError, unavailable
 from sealring.files.cluster import read_coordinator_key
 from sealring.files.config import Config
 from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.generation.generation import Generator
+from sealring.generation.status import describe_trouble
 from sealring.http.keys import KEY_FILE, read_keys
 from sealring.http.tls import read_pair
 from sealring.joining.door import Door
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from sealring.http.head import ApiHead
     from sealring.http.server import ApiServer
+    from sealring.http.tls import Tls
 
 log = logging.getLogger("sealring")
 
@@ -97,25 +105,52 @@ def why_not_head(config: Config, model: Path) -> str:
     return ""
 
 
-class HeadApi:
-    """Serves the API of *generator* as *config* says, while the node is rank 0; *door* is the
-    node's."""
+_DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+
+
+class NodeApi:
+    """Serves the API of *generator*'s node as *config* says: as the head, or at another rank by
+    passing requests on to it. Newcomers knock at *door*."""
 
     def __init__(self, generator: Generator, config: Config, door: Door) -> None:
+        # An import that a node's start does not wait for.
+        from sealring.http.relay import RelayApp, RelayedRequests, RelayStreams  # noqa: PLC0415
+
         self._generator = generator
         self._runtime = generator.runtime
         self._config = config
         self._door = door
-        self._made: ApiServer | None = None  # the last
-        self._server: ApiServer | None = None  # while it serves
+        self._tls: Tls | None = None
+        self._head: ApiHead | None = None  # once the node has been the head
+        self._head_app: ASGIApp | None = None  # which it has then
+        self._led = False
+        self._nursery: trio.Nursery | None = None  # while it runs
+        self._server: ApiServer | None = None  # while it listens
+        self._streams = RelayStreams(self._runtime.node.relay, self._runtime.send_relayed)
+        self._runtime.relayed = self._streams.hear
+        self._members = RelayedRequests(self._streams, self._app, self._name_of)
+        self._relay = RelayApp(
+            self._streams,
+            lambda: self._config,
+            lambda: self._name_of(0),
+            lambda: generator.refusal,
+            self._why_not,
+            self._not_ready,
+        )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Raises `UserError` or `OperationError` if the node is the head
-        from the start and cannot serve. Later such an error is only logged: the ring runs on."""
+        from the start and cannot serve. Later, and at another rank, such an error is only logged:
+        the ring runs on."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             if self._is_head and self._config.api is not None:
-                await self._serve(nursery)
+                check_api(self._config)
+                await self._listen(nursery, self._config.api)
+                self._led = True
             task_status.started()
+            nursery.start_soon(self._members.serve)
+            nursery.start_soon(self._sample)
             while True:
                 changed = self._runtime.roster_changed
                 await self._follow(nursery)
@@ -123,8 +158,15 @@ class HeadApi:
 
     @property
     def app(self) -> ASGIApp | None:
-        """What it serves; None while it serves nothing."""
-        return None if self._server is None else self._server.app
+        """What it serves; None if its config says that it has no API."""
+        return None if self._config.api is None else self._serve
+
+    async def finish(self, seconds: float) -> None:
+        """Let the requests that are passed on finish, for *seconds* at most. The generator refuses
+        new ones, and waits for those that this node answers."""
+        with trio.move_on_after(seconds):
+            while not self._is_head and len(self._streams):  # noqa: ASYNC110 - as in `drain`
+                await trio.sleep(_DRAIN_LOOK)
 
     async def close(self) -> None:
         """Stop listening, and let the connections end."""
@@ -136,49 +178,161 @@ class HeadApi:
         """From now on with what *config* says of `REREAD`, and with the pair that the files of its
         certificate hold. Keys are read again at each request."""
         self._config = config
-        if self._made is not None:
-            self._made.head.config = config
-            if self._made.head.tls is not None:
-                await self._made.head.tls.look()
+        if self._head is not None:
+            self._head.config = config
+        if self._tls is not None:
+            await self._tls.look()
 
     @property
     def _is_head(self) -> bool:
         return self._runtime.node.rank == 0
 
+    @property
+    def _relayed(self) -> str:
+        """What becomes of requests at another rank; the head's name is to go in."""
+        node = self._runtime.node
+        if node.roster.roster.members[node.rank].sees_texts:
+            return "what is asked there is passed on to the head, %s"
+        return "the roster lets this machine see no texts: what is asked there is for the head, %s"
+
+    def _name_of(self, rank: int) -> str:
+        return self._runtime.node.roster.roster.members[rank].name
+
     async def _follow(self, nursery: trio.Nursery) -> None:
-        """Begin to serve if the node has become the head; stop if it is the head no more."""
-        if not self._is_head:
-            if self._server is not None:
-                head = self._runtime.node.roster.roster.members[0].name
-                log.info("this node is the head no more, and its API closes; ask %s", head)
-                await self.close()
-        elif self._config.api is None:
-            log.info("this node is the head, and its config says api = 'off': it serves no HTTP")
-        elif self._server is None:
-            try:
-                await self._serve(nursery)
-            except UserError as error:
+        """Listen, if the node does not yet, and take up the part of its present rank."""
+        address, leads, led = self._config.api, self._is_head, self._led
+        self._led = leads
+        if address is None:
+            if leads:
+                log.info("this node is the head, and its config says api = 'off': it has no API")
+            return
+        if led and not leads:
+            text = "this node is the head no more; its API passes requests on to %s"
+            log.info(text, self._name_of(0))
+        try:
+            if self._server is None:
+                await self._listen(nursery, address)
+                if not leads:
+                    log.info(self._relayed, self._name_of(0))
+            elif leads and not led:
+                log.info("this node is the head now, and its API answers by itself")
+            if leads:
+                check_api(self._config)
+                self._app()
+        except UserError as error:
+            what = "is the head now, and serves no API" if leads else "serves no API"
+            log.warning("this node %s: %s. %s Then start it again", what, error.what, error.advice)
+
+    async def _listen(self, nursery: trio.Nursery, address: tuple[str, int]) -> None:
+        """Listen at *address*. Raises `UserError` or `OperationError`."""
+        from sealring.http.server import ApiServer  # noqa: PLC0415 - as above
+        from sealring.http.tls import Tls  # noqa: PLC0415 - as above
+
+        if self._tls is None and self._config.tls is not None:
+            self._tls = Tls.read(*self._config.tls)
+        if self._is_head:
+            self._app()
+        server = ApiServer(address, self._serve, self._tls)
+        await nursery.start(server.run)
+        self._server = server
+        self._warn(address[0])
+
+    def _warn(self, host: str) -> None:
+        """Log who may ask without a key, at an API on *host*. Raises `UserError` if the keys cannot
+        be read."""
+        head, config = self._head, self._config
+        if not is_loopback(host) or (head is not None and head.keys_needed):
+            return
+        if head is not None and head.keys.made:
+            log.warning(
+                "it asks for no key on loopback, as the config says: whoever reaches this "
+                "address has the API, through a proxy too"
+            )
+        keys = "there are no keys" if head is not None else "the head may ask for no keys"
+        for name, allowed in (
+            ("allowed_hosts", config.hosts),
+            ("allowed_origins", config.origins),
+        ):
+            if allowed.everyone:
                 log.warning(
-                    "this node is the head now, and serves no API: %s. %s Then start it again",
-                    error.what,
-                    error.advice,
+                    '%s = ["*"], and %s: every web page that a browser on this '
+                    "machine opens can use the API. Make a key (sealring apikey new), or name "
+                    "those that may",
+                    name,
+                    keys,
                 )
 
-    async def _serve(self, nursery: trio.Nursery) -> None:
-        # Imports that only a node which serves the API pays for.
-        from sealring.dashboard.pages import routes  # noqa: PLC0415
-        from sealring.http.server import ApiServer  # noqa: PLC0415
-        from sealring.service.newcomers import NewcomersApi, newcomers_at  # noqa: PLC0415
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request of a client of this machine."""
+        await (self._app() if self._is_head else self._relay)(scope, receive, send)
 
-        check_api(self._config)
-        if self._made is None:
-            self._made = ApiServer.of(
+    def _app(self) -> ASGIApp:
+        """What answers as the head, for clients of this machine and of others."""
+        if not self._is_head:
+            return _not_head
+        if self._head_app is None:
+            # Imports that only a head pays for.
+            from sealring.dashboard.pages import routes  # noqa: PLC0415
+            from sealring.http.app import build_app  # noqa: PLC0415
+            from sealring.http.head import ApiHead  # noqa: PLC0415
+            from sealring.http.keys import ApiKeys  # noqa: PLC0415
+            from sealring.http.server import most_connections  # noqa: PLC0415
+            from sealring.service.newcomers import NewcomersApi, newcomers_at  # noqa: PLC0415
+
+            self._head = ApiHead(
                 self._generator,
                 self._config,
+                model_name(self._generator.model),
+                ApiKeys(self._config.state / KEY_FILE),
+                self._tls,
                 newcomers_at(self._door),
-                [*NewcomersApi(self._door, self._config).routes(), *routes()],
             )
-        else:
-            self._made = ApiServer(self._made.head, self._made.pages)
-        await nursery.start(self._made.run)
-        self._server = self._made
+            if self._nursery is not None:
+                self._nursery.start_soon(self._head.answers.run)
+            pages = [*NewcomersApi(self._door, self._config).routes(), *routes()]
+            self._head_app = build_app(self._head, pages, most_connections())
+        return self._head_app
+
+    def _why_not(self) -> ApiError | None:
+        """The error if no request can be passed on; None if one can."""
+        runtime, now = self._runtime, trio.current_time()
+        node, name = runtime.node, self._name_of(0)
+        if not node.roster.roster.members[node.rank].sees_texts:
+            text = f"The roster does not let this machine see texts. Ask the head, {name}."
+            return unavailable(text, "no_texts")
+        if self._streams.up:
+            return None
+        found = [
+            (each.text(now), each.advice)
+            for each in self._generator.obstacles()
+            if each.rank == 0 and not each.from_head
+        ] or [
+            (each["text"], each["advice"])
+            for each in describe_trouble(runtime.facts(), 0, now)
+            if each["link"] == Purpose.API.name.lower()
+        ]
+        why = "; ".join(text for text, _ in found) or "the link for requests is coming up"
+        advice = " ".join(dict.fromkeys(advice for _, advice in found if advice))
+        text = f"The head, {name}, cannot be asked from here: {why}. {advice}"
+        return unavailable(text.rstrip(), "no_head")
+
+    def _not_ready(self) -> list[str]:
+        """Why the head does not answer, as this node knows from it."""
+        now = trio.current_time()
+        return [
+            each.text(now)
+            for each in self._generator.obstacles()
+            if each.from_head and each.cause is not Cause.OUTSIDE
+        ]
+
+    async def _sample(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            if self._head is not None and self._is_head:
+                self._head.key_updates()
+                self._head.history.sample(self._generator.tracer, wall_ms())
+
+
+async def _not_head(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a member that asked when this node had just become a follower."""
+    raise unavailable("This node is the head no more.", "not_head")

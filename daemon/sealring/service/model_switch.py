@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sealring.files.config import REREAD, Config, load_config
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_node
-from sealring.service.head_api import HeadApi
+from sealring.service.head_api import NodeApi
 from sealring.service.requests import GenerateFields, Requests, UseFields, read_fields
 from sealring.service.verification import Reply
 
@@ -56,7 +56,7 @@ class ModelSwitch:
         self.lives = 0
         self._generator: Generator | None = None
         self._requests: Requests | None = None
-        self._api: HeadApi | None = None
+        self._api: NodeApi | None = None
         self._setup: NodeSetup[Config] | None = None
         self._began = trio.Event()
         self._scope: trio.CancelScope | None = None  # of what is changed now
@@ -66,7 +66,7 @@ class ModelSwitch:
         """Set when the present life is to end; then `next` is the one after it."""
         self.next: NodeSetup[Config] | None = None
 
-    def begin(self, setup: NodeSetup[Config], generator: Generator, api: HeadApi) -> None:
+    def begin(self, setup: NodeSetup[Config], generator: Generator, api: NodeApi) -> None:
         """A life with *setup* has begun."""
         self.lives += 1
         self._setup, self._generator, self._requests = setup, generator, Requests(generator)

@@ -34,7 +34,7 @@ from sealring.http.connections import raise_limit
 from sealring.joining.door import Door
 from sealring.local.node_socket import listening
 from sealring.service.choice import RingChoice
-from sealring.service.head_api import HeadApi, prepare, why_not_head
+from sealring.service.head_api import NodeApi, prepare, why_not_head
 from sealring.service.model_switch import ModelSwitch
 from sealring.service.requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.verification import Reply
@@ -82,7 +82,7 @@ async def serve(
                 nursery.start_soon(_begin, beside, door, held.up)
             if (address := setup.config.health) is not None:
                 # An import that only a node with this address pays for.
-                from sealring.http.server import serve_health  # noqa: PLC0415
+                from sealring.http.app import serve_health  # noqa: PLC0415
 
                 await nursery.start(serve_health, address, switch.present)
             await _live(setup, switch, door, presence, signals, held)
@@ -149,7 +149,7 @@ async def _live(
 ) -> None:
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
     config = switch.reread_into(setup.config)
-    runtime = build_runtime(setup)
+    runtime = build_runtime(setup, relays=config.api is not None)
     generator = Generator(
         runtime,
         setup.model,
@@ -159,7 +159,7 @@ async def _live(
     runtime.head_fault = partial(why_not_head, config, setup.model)
     runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
-        api = HeadApi(generator, config, door)
+        api = NodeApi(generator, config, door)
         await nursery.start(api.run)
         async with running(setup, runtime):
             nursery.start_soon(_serve_texts, generator)
@@ -204,7 +204,7 @@ async def _until_over(
     lifeline: _Lifeline,
     switch: ModelSwitch,
     generator: Generator,
-    api: HeadApi,
+    api: NodeApi,
     drain: float,
 ) -> None:
     """Wait for a signal, or until *switch* has another model; then let requests finish for *drain*
@@ -223,6 +223,7 @@ async def _until_over(
             await generator.drain(drain, "the head loads another model", own)
         else:
             await generator.drain(drain, "the head is shutting down")
+        await api.finish(drain)
         await api.close()
         nursery.cancel_scope.cancel()
 

@@ -300,13 +300,18 @@ ENGINE_MODULE: Final = "sealring_model.engine.main"
 
 
 def build_runtime(
-    setup: NodeSetup[AnyFile], module: str = ENGINE_MODULE, arguments: tuple[str, ...] = ()
+    setup: NodeSetup[AnyFile],
+    module: str = ENGINE_MODULE,
+    arguments: tuple[str, ...] = (),
+    *,
+    relays: bool = False,
 ) -> Runtime:
     """Make the node of *setup*, not yet running. Its engine runs *module* with *arguments*, or with
-    the usual ones if there are none. Raises `UserError` where the parts do not fit."""
+    the usual ones if there are none; *relays* as `NodeConfig` has it. Raises `UserError` where the
+    parts do not fit."""
     config = setup.config
     try:
-        node = _build_node(setup)
+        node = _build_node(setup, relays=relays)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
     if not arguments:
@@ -328,7 +333,7 @@ def build_runtime(
     )
 
 
-def _build_node(setup: NodeSetup[AnyFile]) -> Node:
+def _build_node(setup: NodeSetup[AnyFile], *, relays: bool) -> Node:
     config = setup.config
     return Node(
         NodeConfig(
@@ -347,6 +352,7 @@ def _build_node(setup: NodeSetup[AnyFile]) -> Node:
             least=config.min_ranks,
             patience=config.patience,
             listens=config.listen,
+            relays=relays,
             key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
                 groups=config.groups,
