@@ -110,8 +110,7 @@ class Model:
 
     def _settle(self, stream: int) -> None:
         facts = self.streams[stream]
-        bodies = facts.own_whole and facts.peer_whole and not facts.given_up
-        if bodies or (facts.given_up and facts.left):
+        if (facts.own_whole and facts.peer_whole) or (facts.given_up and facts.left):
             del self.streams[stream]
 
     def come(self, message: Message) -> None:
@@ -124,7 +123,8 @@ class Model:
             case Reply(stream):
                 need(self.asks)
                 facts = self._of(stream)
-                need(not facts.left and (facts.given_up or not facts.replied))
+                late = facts.given_up and not facts.peer_whole
+                need(not facts.left and (late or not facts.replied))
                 facts.replied, self.heard = True, facts.live
             case BodyPart(stream, data, last):
                 self._body(stream, self._of(stream), len(data), last=last)
@@ -136,7 +136,6 @@ class Model:
             case Drop(stream):
                 need(0 < stream <= self.newest)
                 if stream not in self.streams:
-                    self.sent.append(Drop(stream))
                     return
                 facts = self.streams[stream]
                 need(not facts.left)
@@ -146,11 +145,14 @@ class Model:
     def _body(self, stream: int, facts: _Facts, size: int, *, last: bool) -> None:
         need(not facts.left and size <= facts.expected)
         facts.expected -= size
-        if facts.given_up:
-            return
-        need(not facts.peer_whole and (facts.replied or not self.asks))
-        facts.held += size
-        facts.peer_whole, self.heard = last, True
+        if not facts.given_up:
+            need(facts.replied or not self.asks)
+            facts.held += size
+            self.heard = True
+        elif not (facts.own_whole or facts.peer_whole):
+            return  # it was under way, and cannot end the stream
+        need(not facts.peer_whole)
+        facts.peer_whole = last
         self._settle(stream)
 
     def do(self, move: str, stream: int, size: int, *, last: bool) -> None:

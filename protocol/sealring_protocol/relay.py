@@ -8,8 +8,9 @@ Each direction of a stream has a window. An end sends no more of a body than it 
 gives credit as its owner consumes. So a client that does not read stops the head, and nobody else.
 
 A stream is over when both bodies are whole, or when both ends have let go of it by DROP. It counts
-towards `MAX_STREAMS` until then. So neither a client that asks and leaves at once, over and over,
-nor a peer that reads nothing makes an end keep more than the limits say.
+towards `MAX_STREAMS` until then, and at the head no longer than at the member, as the latter's
+messages arrive there. So neither a client that asks and leaves at once, over and over, nor a peer
+that reads nothing makes an end keep more than the limits say.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ class StreamState(enum.Enum):
     """The answer is whole, and the request's body is under way."""
     GIVEN_UP = "given_up"
     """This end has sent DROP. What the peer had sent until it heard of it still comes."""
+    GIVEN_UP_ANSWERING = "given_up_answering"
+    """The same, and the request is whole. So the answer may become whole, too."""
+    GIVEN_UP_READING_ON = "given_up_reading_on"
+    """The same, and the answer is whole. So the request may become whole, too."""
     LEFT = "left"
     """The peer has sent DROP. This end's owner has not let go yet."""
     OVER = "over"
@@ -123,7 +128,7 @@ STREAM_TABLE: Final[Table[StreamState, StreamMove]] = {
     (_S.ASKED, _M.GIVE_UP): _S.GIVEN_UP,
     (_S.ASKED, _M.LEAVE): _S.LEFT,
     (_S.AWAITING, _M.REPLY): _S.ANSWERING,
-    (_S.AWAITING, _M.GIVE_UP): _S.GIVEN_UP,
+    (_S.AWAITING, _M.GIVE_UP): _S.GIVEN_UP_ANSWERING,
     (_S.AWAITING, _M.LEAVE): _S.LEFT,
     (_S.ANSWERED, _M.REQUEST): _S.ANSWERED,
     (_S.ANSWERED, _M.REQUEST_END): _S.ANSWERING,
@@ -133,11 +138,11 @@ STREAM_TABLE: Final[Table[StreamState, StreamMove]] = {
     (_S.ANSWERED, _M.LEAVE): _S.LEFT,
     (_S.ANSWERING, _M.RESPONSE): _S.ANSWERING,
     (_S.ANSWERING, _M.RESPONSE_END): _S.OVER,
-    (_S.ANSWERING, _M.GIVE_UP): _S.GIVEN_UP,
+    (_S.ANSWERING, _M.GIVE_UP): _S.GIVEN_UP_ANSWERING,
     (_S.ANSWERING, _M.LEAVE): _S.LEFT,
     (_S.READING_ON, _M.REQUEST): _S.READING_ON,
     (_S.READING_ON, _M.REQUEST_END): _S.OVER,
-    (_S.READING_ON, _M.GIVE_UP): _S.GIVEN_UP,
+    (_S.READING_ON, _M.GIVE_UP): _S.GIVEN_UP_READING_ON,
     (_S.READING_ON, _M.LEAVE): _S.LEFT,
     (_S.GIVEN_UP, _M.REQUEST): _S.GIVEN_UP,
     (_S.GIVEN_UP, _M.REQUEST_END): _S.GIVEN_UP,
@@ -145,11 +150,21 @@ STREAM_TABLE: Final[Table[StreamState, StreamMove]] = {
     (_S.GIVEN_UP, _M.RESPONSE): _S.GIVEN_UP,
     (_S.GIVEN_UP, _M.RESPONSE_END): _S.GIVEN_UP,
     (_S.GIVEN_UP, _M.LEAVE): _S.OVER,
+    (_S.GIVEN_UP_ANSWERING, _M.REPLY): _S.GIVEN_UP_ANSWERING,
+    (_S.GIVEN_UP_ANSWERING, _M.RESPONSE): _S.GIVEN_UP_ANSWERING,
+    (_S.GIVEN_UP_ANSWERING, _M.RESPONSE_END): _S.OVER,
+    (_S.GIVEN_UP_ANSWERING, _M.LEAVE): _S.OVER,
+    (_S.GIVEN_UP_READING_ON, _M.REQUEST): _S.GIVEN_UP_READING_ON,
+    (_S.GIVEN_UP_READING_ON, _M.REQUEST_END): _S.OVER,
+    (_S.GIVEN_UP_READING_ON, _M.LEAVE): _S.OVER,
     (_S.LEFT, _M.GIVE_UP): _S.OVER,
 }
 """Every legal move of a stream."""
 
-LIVE: Final = frozenset(StreamState) - {StreamState.GIVEN_UP, StreamState.LEFT, StreamState.OVER}
+_GIVEN_UP: Final = frozenset({_S.GIVEN_UP, _S.GIVEN_UP_ANSWERING, _S.GIVEN_UP_READING_ON})
+"""The states in which this end has sent DROP."""
+
+LIVE: Final = frozenset(StreamState) - _GIVEN_UP - {StreamState.LEFT, StreamState.OVER}
 """The states in which a stream's owner may send, and hears of what comes."""
 
 
@@ -269,7 +284,7 @@ class Relay:
         """Let go of *stream*, for *reason*. Nothing of it comes any more. Does nothing if it is
         over, or was given up."""
         found = self._streams.get(stream)
-        if found is not None and found.machine.state is not StreamState.GIVEN_UP:
+        if found is not None and found.machine.state not in _GIVEN_UP:
             self._fire(stream, found, StreamMove.GIVE_UP)
             self._out.append(Drop(stream, reason))
 
@@ -341,10 +356,8 @@ class Relay:
         return [RoomCame(stream)]
 
     def _dropped(self, stream: int, reason: str) -> list[RelayEvent]:
-        if stream not in self._streams:
-            # It crossed the end of the last body. The peer waits for the answer.
+        if stream not in self._streams:  # it crossed the end of the last body
             self._has_been(stream)
-            self._out.append(Drop(stream))
             return []
         return self._came(stream, StreamMove.LEAVE, DropCame(stream, reason))
 

@@ -103,7 +103,7 @@ STREAM = """
     asked     give_up      given_up
     asked     leave        left
     awaiting  reply        answering
-    awaiting  give_up      given_up
+    awaiting  give_up      given_up_answering
     awaiting  leave        left
     answered  request      answered
     answered  request_end  answering
@@ -113,11 +113,11 @@ STREAM = """
     answered  leave        left
     answering response     answering
     answering response_end over
-    answering give_up      given_up
+    answering give_up      given_up_answering
     answering leave        left
     reading_on request     reading_on
     reading_on request_end over
-    reading_on give_up     given_up
+    reading_on give_up     given_up_reading_on
     reading_on leave       left
     given_up  request      given_up
     given_up  request_end  given_up
@@ -125,6 +125,13 @@ STREAM = """
     given_up  response     given_up
     given_up  response_end given_up
     given_up  leave        over
+    given_up_answering reply        given_up_answering
+    given_up_answering response     given_up_answering
+    given_up_answering response_end over
+    given_up_answering leave        over
+    given_up_reading_on request     given_up_reading_on
+    given_up_reading_on request_end over
+    given_up_reading_on leave       over
     left      give_up      over
 """
 MACHINES = {

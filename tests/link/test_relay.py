@@ -139,11 +139,26 @@ def test_what_was_under_way_when_a_stream_was_given_up_is_ignored():
     member.drop(1, "gone")
     (dropped,) = member.messages()
     assert [member.receive(message) for message in late] == [[], []]
-    assert head.receive(dropped) == [], "it has sent its last"
-    assert member.streams == 1
-    assert head.messages() == [Drop(1)]
-    assert member.receive(Drop(1)) == []
-    assert member.streams == 0
+    assert member.streams == 0, "both bodies are whole"
+    assert head.receive(dropped) == []
+    assert not head.messages(), "it has sent its last"
+
+
+def test_a_stream_that_is_over_is_over_at_the_head_before_another_takes_its_place():
+    """Or the member, which has room for one more, would be cut off with all of its streams."""
+    member, head = ends()
+    for _ in range(MAX_STREAMS):
+        member.ask(QUESTION)
+    carry(member, head)
+    head.reply(1, 413, ())
+    head.send(1, b"too much", last=True)
+    carry(head, member)
+    head.drop(1, "the request was answered")
+    member.send(1, b"the rest", last=True)
+    member.ask(QUESTION)
+    assert carry(member, head) == [AskCame(MAX_STREAMS + 1, QUESTION)]
+    assert carry(head, member) == []
+    assert member.streams == head.streams == MAX_STREAMS
 
 
 def test_both_may_let_go_at_once():
@@ -299,13 +314,15 @@ class TwoEnds(RuleBasedStateMachine):
     """Two ends that keep the rules, and a wire that keeps the order: no end ever refuses the other,
     what comes is what was sent, and in the end nothing is left."""
 
+    most = 2  # streams at a time, so that each gets far
+
     def __init__(self) -> None:
         super().__init__()
         self.member, self.head = (Side(relay) for relay in ends())
 
     @rule()
     def ask(self) -> None:
-        if self.member.relay.streams < 2:  # so that each gets far
+        if self.member.relay.streams < self.most:
             self.member.came[self.member.relay.ask(QUESTION)] = b""
 
     @rule(
@@ -381,7 +398,7 @@ class TwoEnds(RuleBasedStateMachine):
         for side in (self.member, self.head):
             side.wire.extend(side.relay.messages())
         for one, other in ((self.member, self.head), (self.head, self.member)):
-            assert one.relay.streams <= MAX_STREAMS
+            assert one.relay.streams <= self.most
             for stream, came in one.came.items():
                 sent = other.sent.get(stream, b"")
                 assert sent[: len(came)] == came

@@ -8,7 +8,7 @@ import { MAX_STREAMS, STREAM_WINDOW } from "./limits.js";
 /** Table B.10: where each move leads. @type {Readonly<Record<string, Readonly<Record<string, string>>>>} */
 const MOVES = Object.freeze({
   ASKED: { REQUEST: "ASKED", REQUEST_END: "AWAITING", REPLY: "ANSWERED", GIVE_UP: "GIVEN_UP", LEAVE: "LEFT" },
-  AWAITING: { REPLY: "ANSWERING", GIVE_UP: "GIVEN_UP", LEAVE: "LEFT" },
+  AWAITING: { REPLY: "ANSWERING", GIVE_UP: "GIVEN_UP_ANSWERING", LEAVE: "LEFT" },
   ANSWERED: {
     REQUEST: "ANSWERED",
     REQUEST_END: "ANSWERING",
@@ -17,8 +17,18 @@ const MOVES = Object.freeze({
     GIVE_UP: "GIVEN_UP",
     LEAVE: "LEFT",
   },
-  ANSWERING: { RESPONSE: "ANSWERING", RESPONSE_END: "OVER", GIVE_UP: "GIVEN_UP", LEAVE: "LEFT" },
-  READING_ON: { REQUEST: "READING_ON", REQUEST_END: "OVER", GIVE_UP: "GIVEN_UP", LEAVE: "LEFT" },
+  ANSWERING: {
+    RESPONSE: "ANSWERING",
+    RESPONSE_END: "OVER",
+    GIVE_UP: "GIVEN_UP_ANSWERING",
+    LEAVE: "LEFT",
+  },
+  READING_ON: {
+    REQUEST: "READING_ON",
+    REQUEST_END: "OVER",
+    GIVE_UP: "GIVEN_UP_READING_ON",
+    LEAVE: "LEFT",
+  },
   GIVEN_UP: {
     REQUEST: "GIVEN_UP",
     REQUEST_END: "GIVEN_UP",
@@ -27,6 +37,13 @@ const MOVES = Object.freeze({
     RESPONSE_END: "GIVEN_UP",
     LEAVE: "OVER",
   },
+  GIVEN_UP_ANSWERING: {
+    REPLY: "GIVEN_UP_ANSWERING",
+    RESPONSE: "GIVEN_UP_ANSWERING",
+    RESPONSE_END: "OVER",
+    LEAVE: "OVER",
+  },
+  GIVEN_UP_READING_ON: { REQUEST: "GIVEN_UP_READING_ON", REQUEST_END: "OVER", LEAVE: "OVER" },
   LEFT: { GIVE_UP: "OVER" },
 });
 
@@ -97,8 +114,7 @@ export class Relay {
       this.#hear(message);
       return;
     }
-    must(0n < number && number <= this.#newest, "a stream that never began");
-    if (message.message === "DROP") this.sent.push({ message: "DROP", stream: number, reason: "" }); // [RQ-06]
+    must(0n < number && number <= this.#newest, "a stream that never began"); // CREDIT or DROP, too late [RQ-04, RQ-06]
   }
 
   /**
@@ -146,7 +162,7 @@ export class Relay {
 
   /** @param {{state: string}} stream */
   #isLive({ state }) {
-    return state !== "GIVEN_UP" && state !== "LEFT";
+    return !state.startsWith("GIVEN_UP") && state !== "LEFT";
   }
 
   /**
