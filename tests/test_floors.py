@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,12 @@ def test_nothing_that_is_installed_knows_the_tools():
             assert not module.startswith("sealring_tools"), f"{path} imports {module}"
 
 
+def test_the_client_needs_httpx2_alone():
+    for path, module in imports("daemon/sealring_client"):
+        name = module.partition(".")[0]
+        assert name in {*sys.stdlib_module_names, "httpx2"}, f"{path} imports {module}"
+
+
 APPLICATION = {
     "sealring",
     "cyclopts",
@@ -214,7 +221,6 @@ PARSES_JSON = {
     "text_worker.py": "is the text worker",
     "text/workers.py": "reads what this node's own text workers say, of few values (is_small)",
     "local/ring.py": "is a command, which reads the logs of its own nodes",
-    "local/client.py": "is a command, which reads what a ring answers it",
     "local/node_socket.py": "is a command, which reads what its own node says",
     "local/reference.py": "is a child process of a command, and its parent",
     "local/chat_session.py": "is a command, which reads a private file of its user",
@@ -225,6 +231,7 @@ PARSES_JSON = {
     "text/tokens.py": "reads what the tokenizers library has made of a file that was checked",
     "verify.py": "reads what its own parent says",
     "node/service.py": "reads what installed this program",
+    "sealring_client/__init__.py": "is a client, which reads what a ring answers it",
 }
 """Every module that calls `json.loads`, and why that is no text of others, or cannot cost the node
 anything. Other texts go through `parse_foreign`, which counts values before it parses."""
@@ -232,9 +239,9 @@ anything. Other texts go through `parse_foreign`, which counts values before it 
 
 def test_json_that_others_wrote_is_parsed_in_one_place():
     found = set()
-    for folder in ("io_trio/sealring_trio", "daemon/sealring", "model/sealring_model"):
+    for folder in ("io_trio/sealring_trio", "daemon", "model/sealring_model"):
         for path, call in calls(folder):
-            name = path.removeprefix(f"{folder}/")
+            name = path.removeprefix(f"{folder}/").removeprefix("sealring/")
             if ast.unparse(call.func) in ("json.loads", "json.load"):
                 found.add(name)
     assert found == PARSES_JSON.keys()

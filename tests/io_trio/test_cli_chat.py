@@ -102,7 +102,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(served: Served, tmp_path: Path
         terminal.type("\x03")
         assert terminal.ended() == 0
     asked, stopped = latest(served)[:2]
-    assert (stopped["state"], asked["state"]) == ("client_gone", "stop")
+    assert (stopped["state"], asked["state"]) == ("request_cancelled", "stop")
     assert asked["prompt_tokens"] > stopped["prompt_tokens"]  # what came of the first answer stays
     history = tmp_path / "sealring" / "chat_history"
     assert stat.S_IMODE(history.stat().st_mode) == 0o600

@@ -1,7 +1,7 @@
 """Asks a head by its HTTP API, for the commands that do: plain calls, streamed answers, errors.
 
-The API speaks OpenAI's dialect; what a client has to know of it beyond HTTP is how errors look and
-how a stream is cut into events, and both are here.
+The API speaks OpenAI's dialect; what a client has to know of its errors is here. Streams go on over
+connections that break (`sealring_client`).
 
 While nothing of an answer has come yet, the head breaks its silence with comments. Then, and when
 the head itself falls silent, it is asked what it does, and a person hears of that. A read that
@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import os
-import secrets
 import ssl
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +26,7 @@ from typing import Any, Final
 import attrs
 import httpcore2
 import httpx2
+from sealring_client import ResumableStream, StreamLost, StreamRefused
 from sealring_protocol.limits import MAX_TOKENS
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import read_secret
@@ -55,9 +54,6 @@ CARD_SECONDS: Final = 10.0
 ASK_SECONDS: Final = 3.0
 """Seconds that a head has to say what it does. A person waits, and it takes no work."""
 
-MAX_LINE: Final = 16 << 20
-"""Bytes of one line of a stream; more is no event of this API."""
-
 MAX_REPLY: Final = 4 << 20
 """Bytes of any other answer. The state of a ring of 16 ranks has 20 KiB."""
 
@@ -67,9 +63,6 @@ MAX_ANSWER: Final = 64 << 20
 _WORDS: Final = 1000
 """Characters of what the head says that it does."""
 
-_FIELDS: Final = (":", "data:", "event:", "id:", "retry:")
-_DATA: Final = "data: "
-_DONE: Final = "[DONE]"
 _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS: Final = "0A"
 Notice = Callable[[], None]
@@ -276,27 +269,28 @@ def stream(
     """The pieces of the answer to *body*, which also become *answer*; *report* hears what the head
     does while none comes. Closing the iterator withdraws the request. Raises `OperationError` when
     the head at *url* does not answer."""
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    asked = {**body, "stream_options": {"include_usage": True}}
     answer.limited = "max_tokens" in body or "max_completion_tokens" in body
-    name = f"sealring-{secrets.token_hex(8)}"
-    more: dict[str, Any] = {
-        "headers": {"x-request-id": name},
-        "timeout": patience(SILENCE_SECONDS),
-    }
 
     def look() -> None:
-        report(_doing(http, name, begun=answer.first is not None))
+        report(_doing(http, given.name, begun=answer.first is not None))
 
+    def silent() -> None:
+        if answer.first is None:
+            look()
+
+    given = ResumableStream(
+        [http],
+        path,
+        asked,
+        timeout=patience(SILENCE_SECONDS),
+        silent=silent,
+        broken=lambda why: report(f"the connection broke ({why}), and is made again"),
+    )
+    events = given.events()
     try:
-        with http.noticing(look), http.stream("POST", path, json=asked, **more) as response:
-            if response.status_code != 200:
-                end = time.monotonic() + CARD_SECONDS
-                raise refused(whole(response, end))
-            for line in lines(response):
-                if line.startswith(":") and answer.first is None:
-                    look()
-                if (event := event_of(line)) is None:
-                    continue
+        with http.noticing(look), contextlib.closing(events):
+            for event in events:
                 if "error" in event:
                     raise broken_off(event)
                 if isinstance(usage := event.get("usage"), dict):
@@ -309,36 +303,14 @@ def stream(
                     raise broken_off({"error": "the answer does not end"})
             if not answer.finish:
                 raise broken_off({"error": "the head went away in the middle of the answer"})
+    except StreamRefused as error:
+        raise refused(httpx2.Response(error.status, content=error.body)) from None
+    except StreamLost as error:
+        raise broken_off({"error": str(error)}) from None
     except httpx2.HTTPError as error:
         raise unreachable(url, error) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise no_api(url) from None
-
-
-def lines(response: httpx2.Response) -> Iterator[str]:
-    """The lines of a stream of events. Only a line feed ends one: an answer may hold what else
-    Unicode has for that (U+2028, U+0085), which `httpx2.Response.iter_lines` cuts at too. Raises
-    `ValueError` for a line that is too long, or none of an event."""
-    begun = bytearray()
-    for data in response.iter_raw():
-        *whole, rest = data.split(b"\n")
-        for line in whole:
-            text = (begun + line).decode("utf-8", "replace").rstrip("\r")
-            if text and not text.startswith(_FIELDS):
-                raise ValueError("a line is none of an event")
-            yield text
-            begun.clear()
-        begun += rest
-        if len(begun) > MAX_LINE:
-            raise ValueError("a line is too long")
-
-
-def event_of(line: str) -> dict[str, Any] | None:
-    """The event in a *line* of a stream; None for a line that has none."""
-    if not line.startswith(_DATA) or line == _DATA + _DONE:
-        return None
-    event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
-    return event
 
 
 def _pieces(choice: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ import attrs
 import h11
 import httpx2
 import trio
-from sealring.local import client
+from sealring_client import event_of
 from sealring_trio.errors import OperationError
 
 ANSWER_SECONDS: Final = 600.0
@@ -115,7 +115,7 @@ def count_tokens(answer: bytes) -> int:
     text = body.decode(errors="replace")
     if status != httpx2.codes.OK:
         raise OperationError(f"a request was refused: {status}: {text[:300]}", "See its log.")
-    told = [each for line in text.splitlines() if (each := client.event_of(line)) is not None]
+    told = [each for line in text.splitlines() if (each := event_of(line)) is not None]
     counts = [each["usage"]["completion_tokens"] for each in told if each.get("usage")]
     if not counts:
         raise OperationError(f"an answer counts no tokens: {text[-300:]}", "See the server's log.")

@@ -17,6 +17,7 @@ import attrs
 import httpx2
 import trio
 from sealring.local import client
+from sealring_client import event_of
 
 _WORDS: Final = re.findall(
     r"\w+",
@@ -197,7 +198,7 @@ async def _streamed(http: httpx2.AsyncClient, ask: Ask, began: float) -> Outcome
             await response.aread()
             return _refused(ask, response, time.perf_counter() - began)
         async for line in response.aiter_lines():
-            if (event := client.event_of(line)) is None:
+            if (event := event_of(line)) is None:
                 continue
             if "error" in event:
                 error = str(event["error"]["message"])  # and nothing follows

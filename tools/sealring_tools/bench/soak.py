@@ -22,6 +22,7 @@ import trio
 from sealring.local import client
 from sealring.local.ring import LocalApi, local_api
 from sealring.text.workers import WORKERS
+from sealring_client import event_of
 from sealring_tools.bench import load
 from sealring_tools.bench.load import Ask, Load, Outcome, Target
 from sealring_trio.errors import OperationError
@@ -190,7 +191,7 @@ class Clients:
             # Nothing is awaited in here: the library's iterators are closed properly only when
             # what ends them comes from below.
             async for line in response.aiter_lines():
-                event = client.event_of(line)
+                event = event_of(line)
                 if event is None or "error" in event:
                     continue
                 count -= 1

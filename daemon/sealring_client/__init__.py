@@ -1,0 +1,302 @@
+"""Streams of a ring that survive a broken connection. Needs httpx2 and nothing else.
+
+    from sealring_client import RingClient
+
+    with RingClient(["http://desk:7480", "http://mac:7480"], "KEY") as ring:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me a story."}]}
+        for event in ring.stream("/v1/chat/completions", body):
+            for choice in event["choices"]:
+                print(choice["delta"].get("content", ""), end="", flush=True)
+
+A request has an ``Idempotency-Key``, by which the ring makes its answer though the connection
+breaks, and each event has a number. `ResumableStream` comes back by itself, to the next URL if
+there are several, and asks for what follows the last event that it has: none is missing or comes
+twice. Where no event has come yet, the request goes to each URL once. An answer that is not wanted
+any more is withdrawn.
+
+A server that numbers no events is asked, too; its broken streams are lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+import httpx2
+
+RESUME_SECONDS: Final = 60.0
+"""Seconds for which a stream that broke is gone on with; a ring makes its answer for as long."""
+
+SILENCE_SECONDS: Final = 90.0
+"""Silence after which a connection is given up. A ring breaks it every 10 s."""
+
+CONNECT_SECONDS: Final = 10.0
+WITHDRAW_SECONDS: Final = 3.0
+FIRST_PAUSE: Final = 0.1
+LAST_PAUSE: Final = 2.0
+"""Seconds before the first try to come back, and before each after the sixth."""
+
+MAX_LINE: Final = 16 << 20
+"""Bytes of one line of a stream; more is no event of this API."""
+
+MAX_REPLY: Final = 4 << 20
+"""Bytes of an error."""
+
+_FIELDS: Final = (":", "data:", "event:", "id:", "retry:")
+_DATA: Final = "data: "
+_ID: Final = "id: "
+_DONE: Final = "[DONE]"
+_GONE: Final = "the server went away in the middle of the answer"
+_LAST: Final = (
+    "error",
+    "message_stop",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+)
+"""The types of events that end a stream."""
+
+_AGAIN: Final = (408, 429, 500, 502, 503, 504, 529)
+
+
+class StreamRefused(Exception):
+    """A server answered with an error: its *status* and its *body*."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"the server answered {status}: {body[:1000].decode(errors='replace')}")
+        self.status = status
+        self.body = body
+
+
+class StreamLost(Exception):
+    """A stream broke, and cannot be resumed."""
+
+
+def _nothing(_: str = "") -> None:
+    """Nobody wants to hear."""
+
+
+class RingClient:
+    """A client of a ring whose API is at each of *urls*, with an API *key* if one is needed;
+    *verify* as httpx2 has it."""
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        key: str = "",
+        *,
+        resume_seconds: float = RESUME_SECONDS,
+        verify: Any = True,
+    ) -> None:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        timeout = httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        self._seconds = resume_seconds
+        self._clients = [
+            httpx2.Client(
+                base_url=url.rstrip("/").removesuffix("/v1"),
+                headers={"accept-encoding": "identity", **headers},
+                timeout=timeout,
+                verify=verify,
+                trust_env=False,
+            )
+            for url in ([urls] if isinstance(urls, str) else urls)
+        ]
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events of the answer to *body* at *path*, as JSON says them. Raises `StreamRefused`,
+        `StreamLost`, or `httpx2.TransportError` if nobody is reached."""
+        return ResumableStream(self._clients, path, body, seconds=self._seconds).events()
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self._clients:
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ResumableStream:
+    """The answer to *body*, which asks for a stream, at *path* of any of *clients*. *headers* go
+    with each request. *seconds* is how long it may take to come back. *silent* hears each comment
+    that breaks the silence, and *broken* why a connection has ended."""
+
+    def __init__(
+        self,
+        clients: Sequence[httpx2.Client],
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        seconds: float = RESUME_SECONDS,
+        headers: Mapping[str, str] | None = None,
+        timeout: Any = None,
+        silent: Callable[[], None] = _nothing,
+        broken: Callable[[str], None] = _nothing,
+    ) -> None:
+        self.name = f"sealring-{secrets.token_hex(8)}"
+        """What the request is called (``x-request-id``), to find it while nothing has come."""
+
+        self._clients = clients
+        self._path = path
+        self._body = {**body, "stream": True}
+        self._seconds = seconds
+        self._headers = {
+            **(headers or {}),
+            "idempotency-key": secrets.token_urlsafe(24),
+            "x-request-id": self.name,
+        }
+        self._more = {} if timeout is None else {"timeout": timeout}
+        self._silent = silent
+        self._broken = broken
+        self._at = 0  # the client that is asked
+        self._last = ""  # the id of the last event
+        self._begun = False
+        self._over = False
+
+    def events(self) -> Generator[dict[str, Any]]:
+        """The events; once. Closing the iterator withdraws the request. Raises as
+        `RingClient.stream`, and `ValueError` if what comes is no stream of events."""
+        try:
+            yield from self._events()
+            self._over = True
+        except (StreamRefused, StreamLost, httpx2.HTTPError):
+            self._over = True  # or nobody is there to hear of it
+            raise
+        finally:
+            if not self._over:
+                self._withdraw()
+
+    def _events(self) -> Generator[dict[str, Any]]:
+        end, tries = 0.0, 0  # since it broke
+        while True:
+            before = self._last
+            why = yield from self._connection()
+            if self._over:
+                return
+            self._at += 1
+            if not self._last:  # nothing has come that has a number
+                if self._begun or self._at >= len(self._clients):
+                    raise why
+                continue
+            now = time.monotonic()
+            if self._last != before or not end:
+                end, tries = now + self._seconds, 0
+            if now >= end:
+                raise StreamLost(f"{why}, and nobody had the rest of the answer") from why
+            self._broken(str(why))
+            time.sleep(min(LAST_PAUSE, FIRST_PAUSE * 2**tries))
+            tries += 1
+
+    def _connection(self) -> Generator[dict[str, Any], None, Exception]:
+        """The events that come on one connection; returns why it ended."""
+        begun = False
+        try:
+            with self._asked() as response:
+                begun = response.status_code == 200
+                if begun:
+                    yield from self._heard(response)
+                    return StreamLost(_GONE)
+                refused = StreamRefused(response.status_code, _whole(response))
+        except httpx2.TransportError as error:
+            return StreamLost(f"{_GONE} ({error or type(error).__name__})") if begun else error
+        if refused.status == 404 and self._last:
+            raise StreamLost("the ring has the rest of the answer no longer") from refused
+        if refused.status not in _AGAIN:
+            raise refused
+        return refused
+
+    @property
+    def _client(self) -> httpx2.Client:
+        return self._clients[self._at % len(self._clients)]
+
+    def _asked(self) -> contextlib.AbstractContextManager[httpx2.Response]:
+        """The answer to the request, or to what asks for the rest."""
+        if not self._last:
+            return self._client.stream(
+                "POST", self._path, json=self._body, headers=self._headers, **self._more
+            )
+        headers = {"last-event-id": self._last}
+        path = f"/v1/streams/{self._answer}"
+        return self._client.stream("GET", path, headers=headers, **self._more)
+
+    @property
+    def _answer(self) -> str:
+        return self._last.rpartition(":")[0]
+
+    def _heard(self, response: httpx2.Response) -> Iterator[dict[str, Any]]:
+        """The events of *response*. One that is only of this connection ends it."""
+        name = ""
+        for line in lines(response):
+            if line.startswith(":"):
+                self._silent()
+            elif line.startswith(_ID):
+                name = line.removeprefix(_ID)
+            elif line.startswith(_DATA):
+                self._begun = True
+                if line == _DATA + _DONE:
+                    self._over = True
+                    return
+                event: dict[str, Any] = event_of(line) or {}
+                if event.get("resumable") is True and "taken_over" not in line:
+                    return
+                self._last = name
+                kind = event.get("type", "error" if "error" in event else "")
+                self._over = kind in _LAST
+                yield event
+                if self._over:
+                    return
+
+    def _withdraw(self) -> None:
+        """Have the ring make the answer no further, and keep nothing of it."""
+        place = f"streams/{self._answer}" if self._last else f"requests/{self.name}"
+        with contextlib.suppress(httpx2.HTTPError):
+            self._client.delete(f"/v1/{place}", timeout=WITHDRAW_SECONDS)
+
+
+def lines(response: httpx2.Response) -> Iterator[str]:
+    """The lines of a stream of events. Only a line feed ends one: an answer may hold what else
+    Unicode has for that (U+2028, U+0085), which `httpx2.Response.iter_lines` cuts at too. Raises
+    `ValueError` for a line that is too long, or none of an event."""
+    begun = bytearray()
+    for data in response.iter_raw():
+        *whole, rest = data.split(b"\n")
+        for line in whole:
+            text = (begun + line).decode("utf-8", "replace").rstrip("\r")
+            if text and not text.startswith(_FIELDS):
+                raise ValueError("a line is none of an event")
+            yield text
+            begun.clear()
+        begun += rest
+        if len(begun) > MAX_LINE:
+            raise ValueError("a line is too long")
+
+
+def event_of(line: str) -> dict[str, Any] | None:
+    """The event in a *line* of a stream; None for a line that has none."""
+    if not line.startswith(_DATA) or line == _DATA + _DONE:
+        return None
+    event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
+    return event
+
+
+def _whole(response: httpx2.Response) -> bytes:
+    """The body of an error. Raises `ValueError` if it is too long."""
+    data = bytearray()
+    for piece in response.iter_raw():
+        data += piece
+        if len(data) > MAX_REPLY:
+            raise ValueError("it says too much")
+    return bytes(data)

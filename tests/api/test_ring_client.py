@@ -1,0 +1,152 @@
+"""`sealring_client`: streams that go on over connections that break."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+import httpx2
+import pytest
+import sealring_client
+from sealring_client import ResumableStream, RingClient, StreamLost, StreamRefused
+from sealring_trio.collective.loopback import free_ports
+
+from tests.api.conftest import Served
+from tests.api.test_resume import CHAT, LONG, MESSAGES, RESPONSES, TEXT, asking
+from tests.io_trio.strange_head import BREAKS, strange_head
+
+
+@attrs.define
+class Cutter:
+    """A relay to *target* that cuts each connection after so many bytes of answers, by *cuts*."""
+
+    target: int
+    cuts: Iterator[int]
+    url: str = ""
+    connections: int = 0
+
+    def serve(self, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = server.accept()
+                threading.Thread(target=self._one, args=(near,), daemon=True).start()
+
+    def _one(self, near: socket.socket) -> None:
+        left = next(self.cuts)
+        self.connections += 1
+        with near, socket.create_connection(("127.0.0.1", self.target)) as far:
+            threading.Thread(target=_pass_on, args=(near, far), daemon=True).start()
+            with contextlib.suppress(OSError):
+                while left > 0 and (data := far.recv(min(left, 4096))):
+                    near.sendall(data)
+                    left -= len(data)
+            for end in (near, far):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+
+def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            sink.sendall(data)
+
+
+@contextlib.contextmanager
+def cutting(team: Served, *sizes: int) -> Iterator[Cutter]:
+    """Cuts the first connections after *sizes* bytes, and no other."""
+    cuts = itertools.chain(sizes, itertools.repeat(1 << 30))
+    cutter = Cutter(int(team.url.rpartition(":")[2]), cuts)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cutter.url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        threading.Thread(target=cutter.serve, args=(server,), daemon=True).start()
+        try:
+            yield cutter
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealring_client, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(sealring_client, "LAST_PAUSE", 0.01)
+
+
+def key_of(team: Served) -> str:
+    return str(team.http.headers["authorization"]).removeprefix("Bearer ")
+
+
+def text_of(events: Any) -> str:
+    """The text of *events*."""
+    text = ""
+    for event in events:
+        for choice in event.get("choices", ()):
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+        delta = event.get("delta", "")
+        text += delta if isinstance(delta, str) else delta.get("text", "")
+    return text
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, MESSAGES, RESPONSES])
+def test_a_stream_goes_on_over_any_number_of_connections(team: Served, path: str) -> None:
+    # In the header, between events and within them; and one that is not reached at all.
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+    sizes = [3000, 200, 900, 901, 902, 1000, 0, 1500]
+    with cutting(team, *sizes) as cutter, RingClient([nobody, cutter.url], key_of(team)) as ring:
+        assert text_of(ring.stream(path, asking(team, path))) == "la" * LONG
+        assert cutter.connections == len(sizes) + 1
+
+
+def test_who_wants_no_more_withdraws(team: Served) -> None:
+    with RingClient(f"{team.url}/v1", key_of(team)) as ring:
+        stream = ring.stream(CHAT, asking(team, CHAT, max_tokens=1 << 16))
+        name = next(stream)["id"]
+        stream.close()
+    assert team.trace(name)["state"] == "request_cancelled"
+    assert team.http.get(f"/v1/streams/{name}").status_code == 404
+
+
+def test_what_cannot_be_gone_on_with(team: Served) -> None:
+    key = key_of(team)
+    with RingClient(team.url, key) as ring:
+        with pytest.raises(StreamRefused) as caught:
+            list(ring.stream(CHAT, {"model": "none", "messages": []}))
+        assert caught.value.status in (400, 404)
+        gone = ring.stream(CHAT, asking(team, CHAT, max_tokens=1 << 16))
+        name = next(gone)["id"]
+        assert team.http.delete(f"/v1/requests/{name}").status_code == 200
+        last = list(gone)[-1]
+        assert (last["error"]["code"], last["resumable"]) == ("request_cancelled", False)
+    with cutting(team, 4000) as cutter, httpx2.Client(base_url=cutter.url) as http:
+        http.headers["authorization"] = team.http.headers["authorization"]
+        stream = ResumableStream(
+            [http],
+            CHAT,
+            asking(team, CHAT, max_tokens=400),
+            broken=lambda _: team.http.delete(f"/v1/streams/{names[0]}"),
+        )
+        names: list[str] = []
+        with pytest.raises(StreamLost, match="no longer"):
+            names.extend(event["id"] for event in stream.events())
+    with strange_head({"x": ["half", BREAKS]}) as head, RingClient(head.url) as ring:
+        events = ring.stream(CHAT, {"messages": [{"content": "x"}]})
+        assert next(events)["choices"]
+        with pytest.raises(StreamLost):
+            next(events)
+        assert len(head.asked) == 1
+    with RingClient(head.url) as ring, pytest.raises(httpx2.ConnectError):
+        list(ring.stream(CHAT, {}))
+
+
+def test_how_long_a_stream_is_gone_on_with(team: Served) -> None:
+    with (
+        cutting(team, 4000, *[0] * 1000) as cutter,
+        RingClient(cutter.url, key_of(team), resume_seconds=0.1) as ring,
+        pytest.raises(StreamLost, match="nobody had the rest"),
+    ):
+        list(ring.stream(CHAT, asking(team, CHAT, max_tokens=400)))
+    assert cutter.connections > 3
