@@ -24,12 +24,12 @@ export function setKey(key) {
 export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 /** Call the API; throws ApiError, Lost, or what the signal was aborted with. */
-export async function call(path, { method = "GET", body, signal } = {}) {
-  const headers = {};
+export async function call(path, { method = "GET", body, signal, keepalive, headers: more } = {}) {
+  const headers = { ...more };
   const key = sessionStorage.getItem(KEY);
   if (key) headers.authorization = `Bearer ${key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
-  const settings = { method, headers, signal, cache: "no-store" };
+  const settings = { method, headers, signal, keepalive, cache: "no-store" };
   if (body !== undefined) settings.body = JSON.stringify(body);
   const response = await fetch(path, settings).catch(lost);
   if (!response.ok) throw await refusal(response);
@@ -54,9 +54,9 @@ async function refusal(response) {
 
 /**
  * The events of a stream, parsed. It throws Lost where the stream breaks; with `whole`, also where it ends
- * without saying so.
+ * without saying so. `seen` hears the id of each event that has one.
  */
-export async function* events(response, whole = false) {
+export async function* events(response, whole = false, seen = () => {}) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -69,7 +69,10 @@ export async function* events(response, whole = false) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const data = part.startsWith("data: ") ? part.slice(6) : "";
+        const field = (name) => part.split("\n").find((line) => line.startsWith(name))?.slice(name.length);
+        const data = field("data: ");
+        const id = field("id: ");
+        if (id) seen(id);
         if (data === "[DONE]") return;
         if (data) yield JSON.parse(data);
       }

@@ -22,7 +22,7 @@ export class Chat {
     this.cluster = null; // as the head told it last
     this.ready = false;
     this.current = fresh();
-    this.running = new Map(); // by conversation: {conversation, message, stop}
+    this.running = new Map(); // by conversation: {conversation, message, stop, link}
     this.store = new Store();
     this.store.changed = (id) => this.#changedElsewhere(id);
     this.log = new Log({
@@ -57,10 +57,10 @@ export class Chat {
     this.refresh();
   }
 
-  /** The head is gone, and so are all answers of it. */
+  /** The head does not answer: connections that are still open hang. */
   lost() {
     this.ready = false;
-    for (const { stop } of this.running.values()) stop.abort(new Lost("The head does not answer."));
+    for (const { link } of this.running.values()) link.cut?.();
     this.refresh();
   }
 
@@ -185,22 +185,25 @@ export class Chat {
     if (versions?.tails.length > 1) message.versions = versions;
     conversation.messages.push(message);
     const stop = new AbortController();
-    this.running.set(conversation.id, { conversation, message, stop });
+    const link = {}; // the present connection
+    this.running.set(conversation.id, { conversation, message, stop, link });
     this.log.add(message);
     this.log.toEnd();
     this.#begun(conversation);
     this.on.announce("The model answers.");
     const body = () => question(conversation, conversation.messages.length - 1, this.cluster.model);
+    let lost = false;
     const saving = setInterval(() => this.#keep(conversation), KEEP_EVERY);
     try {
-      await ask(message, body(), stop.signal, () => this.#showComing(message));
+      await ask(message, body(), stop.signal, () => this.#showComing(message), link);
     } catch (error) {
+      lost = error instanceof Lost;
       message.end = error.name === "AbortError" ? "stopped" : "broken off";
       if (message.end !== "stopped") message.trouble = explain(error);
       if (error instanceof ApiError && error.status === 401) this.on.askForKey();
     }
     clearInterval(saving);
-    if (!(stop.signal.reason instanceof Lost)) await cost(message, this.cluster);
+    if (!lost) await cost(message, this.cluster);
     this.running.delete(conversation.id);
     this.refresh();
     const shown = this.log.find(message)?.complete();
