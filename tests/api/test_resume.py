@@ -316,7 +316,8 @@ async def test_whoever_has_most_makes_room_for_all(kept: Kept) -> None:
     made = [await kept.whole(resume.MAX_ANSWER // 4, each) for _ in range(4) for each in accounts]
     size = sum(each.size for each, there in zip(made, kept.is_kept(*made), strict=True) if there)
     assert resume.MAX_ANSWERS - resume.MAX_ANSWER < size <= resume.MAX_ANSWERS
-    assert kept.is_kept(small) == [True]
+    new = await kept.whole(resume.MAX_ANSWER // 4, "new")  # has nothing of its own to give up
+    assert kept.is_kept(small, new) == [True, True]
 
 
 async def test_what_is_under_way_or_read_is_not_taken_away(

@@ -207,8 +207,6 @@ class KeptAnswer:
             self.size += len(whole.body)
         if error is not None or not (self.kept and self._answers.has_room(self)):
             self.keep_no_longer()
-        if self.kept:
-            self._answers.take(self, self.size)
         self._wake()
 
     def keep_no_longer(self) -> None:
