@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -28,7 +29,6 @@ from tests.attacks.test_control_socket import ECHO, lives
 from tests.attacks.test_floods import two
 from tests.io_trio.test_control import serving
 from tests.io_trio.test_engine_supervisor import FAKE
-from tests.rows import rows
 from tests.sim.rosters import COORDINATOR, signer
 
 SECRETS = TrafficSecrets(Suite.AES256GCM, bytes(SECRET), bytes(SECRET), bytes(SECRET))
@@ -95,22 +95,19 @@ async def test_a_name_that_no_thread_looks_up_is_a_dial_that_failed(
         await dial("localhost:1")
 
 
-@pytest.mark.parametrize("refusal", rows([*REFUSALS], "descriptor"))
 async def test_a_text_worker_that_cannot_start_starts_later(
-    refusal: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise REFUSALS[refusal]
-
     generator = Generator(idle(), tiny.path())
     async with trio.open_nursery() as nursery:
-        with monkeypatch.context() as without:
-            without.setattr(EngineCommand, "start", refused)
-            nursery.start_soon(generator.texts.serve)
-            nursery.start_soon(generator.warm_up)  # as the head does, again and again
-            with pytest.raises(OperationError, match="no text worker starts"):
-                await generator.vocabulary()
-        assert generator.loading
+        nursery.start_soon(generator.texts.serve)
+        for refusal in REFUSALS.values():
+            with monkeypatch.context() as without:
+                without.setattr(EngineCommand, "start", Mock(side_effect=refusal))
+                nursery.start_soon(generator.warm_up)  # as the head does, again and again
+                with pytest.raises(OperationError, match="no text worker starts"):
+                    await generator.vocabulary()
+            assert generator.loading
         assert (await generator.vocabulary()).stream().add(300)
         nursery.cancel_scope.cancel()
 

@@ -12,8 +12,8 @@ import re
 import signal
 import time
 from array import array
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -79,16 +79,30 @@ def variant(folder: Path, **settings: str) -> Path:
     return folder
 
 
+@contextmanager
+def spared() -> Iterator[None]:
+    """Of this thread's processor the block takes `SPARE` at most."""
+    began = time.thread_time()
+    yield
+    assert time.thread_time() - began < SPARE
+
+
 @asynccontextmanager
-async def workers(model: Path) -> AsyncIterator[TextWorkers]:
-    """Text workers with the tokenizer in *model*, and no second more than `SPARE` spent on them."""
+async def unspared(model: Path) -> AsyncIterator[TextWorkers]:
+    """Text workers with the tokenizer in *model*."""
     texts = TextWorkers(model)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(texts.serve)
-        began = time.thread_time()
         yield texts
-        assert time.thread_time() - began < SPARE
         nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def workers(model: Path) -> AsyncIterator[TextWorkers]:
+    """Text workers with the tokenizer in *model*, for one attack."""
+    async with unspared(model) as texts:
+        with spared():
+            yield texts
 
 
 def ask(text: str) -> bytes:
@@ -170,11 +184,10 @@ CALLS = {
     "kimi_k3": "<|open|>call" * 20_000,
 }
 """Texts over which mlx-lm's parsers take minutes; function_gemma's takes seconds. Other formats
-have readers of linear time."""
+have readers of linear time. Either parser is ended in the same way, so one stands for both."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("parser", CALLS)
+@pytest.mark.parametrize("parser", rows([*CALLS], ci=["gemma4"]))
 async def test_a_hostile_tool_call_costs_its_worker_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -234,6 +247,15 @@ async def test_who_has_many_large_texts_waiting_leaves_room_for_others(
         assert await outcome(texts, "chat", ask("a" * 2000), "third") == "TextQueueFull: "
 
 
+def in_turn(table: Mapping[str, Any], *daily: str) -> list[Any]:
+    """Values for a parameter: each *daily* row of *table* alone, and all others one after the
+    other, which is slow. After each a worker starts anew, and half as often without a right answer
+    between them."""
+    alone = [pytest.param([table[name]], id=name) for name in daily]
+    others = [row for name, row in table.items() if name not in daily]
+    return [*alone, pytest.param(others, id="all others", marks=pytest.mark.slow)]
+
+
 def frame(text: bytes) -> bytes:
     return SIZES.pack(len(text), 0) + text
 
@@ -253,14 +275,17 @@ SAYINGS = {
 }
 
 
-@pytest.mark.parametrize("says", rows(SAYINGS, "no JSON", "no answer", "a stage without end"))
+@pytest.mark.parametrize("says", in_turn(SAYINGS, "no JSON", "no answer", "a stage without end"))
 async def test_a_worker_that_was_taken_over_is_ended_and_its_caller_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: list[bytes]
 ) -> None:
     monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
-    (tmp_path / "says").write_bytes(says)
-    async with workers(tmp_path) as texts:
-        assert re.match("(Lost: the|Wrong: a) text worker ", await outcome(texts, "chat", b""))
+    async with unspared(tmp_path) as texts:
+        for wrong in says:
+            (tmp_path / "says").write_bytes(wrong)
+            with spared():
+                told = await outcome(texts, "chat", b"")
+            assert re.match("(Lost: the|Wrong: a) text worker ", told), wrong[:40]
         (tmp_path / "says").write_bytes(frame(b'{"done": {"calls": []}}'))
         assert await outcome(texts, "call", b"") == "{'calls': []}"
 
@@ -314,7 +339,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     "says",
-    rows(
+    in_turn(
         WRONG,
         "another field",
         "tools that are not there",
@@ -326,7 +351,7 @@ WRONG: dict[str, dict[str, Any]] = {
     ),
 )
 async def test_what_a_taken_worker_says_is_looked_at_field_by_field(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: list[dict[str, Any]]
 ) -> None:
     """It is ended, and its request alone gets a 500."""
     monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
@@ -336,12 +361,14 @@ async def test_what_a_taken_worker_says_is_looked_at_field_by_field(
         CHAT.options.model_validate(fields["options"])
 
     others = set(psutil.Process().children())  # of other tests
-    async with workers(tmp_path) as texts:
-        (tmp_path / "says").write_bytes(pack(says, data))
-        before = set(psutil.Process().children()) - others
-        with pytest.raises(ApiError, match="an answer that is none") as raised, text_errors("a"):
-            await texts.run("chat", ABOUT, b"", check=check)
-        assert raised.value.status == 500
+    async with unspared(tmp_path) as texts:
+        for wrong in says:
+            (tmp_path / "says").write_bytes(pack(wrong, data))
+            before = set(psutil.Process().children()) - others
+            none = pytest.raises(ApiError, match="an answer that is none")
+            with spared(), none as raised, text_errors("a"):
+                await texts.run("chat", ABOUT, b"", check=check)
+            assert raised.value.status == 500
         (tmp_path / "says").write_bytes(pack({"done": TOLD}, data))
         assert (await texts.run("chat", ABOUT, b"", check=check))[0] == TOLD
         assert not before & {each for each in psutil.Process().children() if each.is_running()}
@@ -358,19 +385,20 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("told", rows(ANSWERS, "nothing", "less than nothing", "no time"))
+@pytest.mark.parametrize("told", in_turn(ANSWERS, "nothing", "less than nothing", "no time"))
 async def test_a_prompt_that_a_taken_worker_makes_up_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]
 ) -> None:
     monkeypatch.setattr(text_workers, "MODULE", "tests.attacks.taken_text_worker")
-    (tmp_path / "says").write_bytes(pack({"done": told}, bytes(4)))
     generator = Generator(Mock(), tmp_path)
     generator.runtime.node.engine_info = None
     trace = Trace("id", "chat", "", began=0.0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.texts.serve)
-        with pytest.raises(Lost, match="an answer that is none"):
-            await generator.parse("prompt", {}, b"", "", trace)
+        for wrong in told:
+            (tmp_path / "says").write_bytes(pack({"done": wrong}, bytes(4)))
+            with pytest.raises(Lost, match="an answer that is none"):
+                await generator.parse("prompt", {}, b"", "", trace)
         (tmp_path / "says").write_bytes(
             pack({"done": {"lengths": [1, 0], "read": 1.5}}, b"\x07\0\0\0rest")
         )
