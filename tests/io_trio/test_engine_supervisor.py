@@ -19,7 +19,6 @@ from sealring_protocol.codec.local_messages import EngineInfo, LocalMessage
 from sealring_protocol.codec.messages import Epoch, Ping, Pong, Progress, StepDone
 from sealring_protocol.control.deadlines import FIRST_PAUSE, ThreadUse
 from sealring_trio.engine import supervisor
-from sealring_trio.engine import supervisor as engine_processes
 from sealring_trio.engine.supervisor import Engine, EngineCommand, read_usage
 from sealring_trio.processes.launcher import NICE, SHORT_NS, slice_ns
 
@@ -181,7 +180,7 @@ async def test_who_cannot_look_at_an_engine_looks_again(
 
 
 async def test_a_mute_engine_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_processes, "START_TIMEOUT", 0.5)
+    monkeypatch.setattr(supervisor, "START_TIMEOUT", 0.5)
     async with running("mute") as (_, owner):
         assert str(await owner.told.receive()).startswith("it said nothing for 0 s")
 
@@ -267,9 +266,11 @@ HOGS = 4
 
 
 @pytest.fixture
-def hogs() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that keep one processor busy. Each has a session of its own: where Linux shares
-    processors among sessions, one of them would leave an engine half of its processor."""
+def hogs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that keep one processor busy, while engines are looked at twice as often. Each has
+    a session of its own: where Linux shares processors among sessions, one of them would leave an
+    engine half of its processor."""
+    monkeypatch.setattr(supervisor, "LOOK", supervisor.LOOK / 2)
     processor = max(psutil.Process().cpu_affinity())
     command = [sys.executable, "-c", HOG]
     processes = [subprocess.Popen(command, start_new_session=True) for _ in range(HOGS)]
@@ -346,12 +347,12 @@ async def test_an_engine_that_hangs_on_a_busy_machine_is_not(
 async def test_an_engine_that_starves_may_take_longer_to_begin(
     hogs: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_processes, "START_TIMEOUT", 3.0)
+    monkeypatch.setattr(supervisor, "START_TIMEOUT", 1.5)
     async with running("begins") as (engine, owner):
         await owner.seen.receive()
         starve(engine, hogs)
         began = trio.current_time()
-        while trio.current_time() < began + 5:
+        while trio.current_time() < began + 2.5:
             await owner.seen.receive()
         assert engine.restarts == 0
         release(engine, hogs)

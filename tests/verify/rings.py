@@ -14,16 +14,20 @@ from sealring.local.ring import LocalNode, running_node, wait_until_up, write_cl
 from sealring.verify.judge import Options, Verified, verify
 from sealring_model import tiny
 
-from tests.families.checkpoints import write
+from tests.families.checkpoints import CONFIGS, write
 from tests.verify.faults import VARIABLE
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def family(folder: Path, name: str, *, dtype: mx.Dtype = mx.float32, bits: int = 0) -> Path:
-    """A small random checkpoint of family *name*, in *dtype* or quantized, with a tokenizer: that
-    of the tiny model, for nobody asks it anything."""
-    model = write(folder / name, name, bits=bits)
+def family(
+    folder: Path, name: str, *, dtype: mx.Dtype = mx.float32, bits: int = 0, context: int = 0
+) -> Path:
+    """A small random checkpoint of family *name*, in *dtype* or quantized, with a *context* of so
+    many tokens (0: the family's); with a tokenizer: that of the tiny model, for nobody asks it
+    anything."""
+    config = CONFIGS[name] | ({"max_position_embeddings": context} if context else {})
+    model = write(folder / name, name, bits=bits, config=config)
     if dtype != mx.float32:
         file = str(model / "model.safetensors")
         weights = mx.load(file)

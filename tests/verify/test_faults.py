@@ -54,7 +54,7 @@ def test_a_fault_is_found(fault: str, rank: int, what: str, says: str) -> None:
 @pytest.mark.slow
 def test_a_stand_in_that_lies_is_found(tmp_path: Path) -> None:
     """A body scales by the offset of a cache that another rank owns."""
-    model = family(tmp_path, "ministral3")
+    model = family(tmp_path, "ministral3", context=160)
     says = "rank 1 (rank1), layer 3"
     check(model, "lying_stand_in", 1, "layers", says, layers=(3, 1))
 

@@ -145,16 +145,6 @@ def test_a_client_that_never_reads_holds_no_epoch(nodes: list[LocalNode]) -> Non
         assert not {"step", "numbers"} & kinds(unchecked(nodes[0]))
 
 
-def test_why_rows_wait_is_told() -> None:
-    with ring(tiny.path()) as own:
-        asked = {"rows": LONG, "checked": True}
-        with contextlib.closing(own[0].ask("verify", asked)) as lines:
-            assert any(event["event"] == "token" for event in lines)
-            own[1].process.kill()
-            told = next(event["text"] for event in lines if event["event"] == "waiting")
-    assert "rank1" in told
-
-
 def test_a_follower_runs_none(nodes: list[LocalNode]) -> None:
     with pytest.raises(OperationError, match="rank 1"):
         events(nodes[1], SHORT)
@@ -177,3 +167,13 @@ def test_a_mistake_is_told(nodes: list[LocalNode], rows: list[Any], says: str) -
     with pytest.raises(UserError, match=says):
         events(nodes[0], rows)
     assert kinds(events(nodes[0], SHORT, checked=False)) >= {"token"}
+
+
+def test_why_rows_wait_is_told(nodes: list[LocalNode]) -> None:
+    """The last of all: it ends a node."""
+    asked = {"rows": LONG, "checked": True}
+    with contextlib.closing(nodes[0].ask("verify", asked)) as lines:
+        assert any(event["event"] == "token" for event in lines)
+        nodes[1].process.kill()
+        told = next(event["text"] for event in lines if event["event"] == "waiting")
+    assert "rank1" in told
