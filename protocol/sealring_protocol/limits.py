@@ -115,8 +115,8 @@ MAX_GETS: Final = 8
 """GETs on one link that may be unanswered. Memory: at most 300 bytes each."""
 
 MAX_STREAMS: Final = 256
-"""Streams of one API link at a time, given-up ones included. Memory: with the two limits below, 48
-MiB in either direction."""
+"""Streams of one API link at a time, given-up ones included. Memory: with the limits of bodies and
+of header fields below, some 60 MiB in either direction."""
 
 STREAM_WINDOW: Final = 128 * 1024
 """Bytes of a body that either end of a stream may send before it is given more credit. Memory: as
@@ -128,6 +128,10 @@ MAX_BODY: Final = 64 * 1024
 MAX_HEADERS: Final = 64 * 1024
 """Bytes of all header fields of one ASK or REPLY, with the two lengths of each. Memory: 64 KiB per
 stream, 16 MiB per link."""
+
+MAX_FIELDS: Final = 128
+"""Header fields of one ASK or REPLY. Memory: some 200 bytes each besides those above, 6 MiB per
+link."""
 
 MAX_METHOD: Final = 16
 """Bytes of a request's method."""

@@ -362,6 +362,13 @@ def _long_relayed() -> Iterator[Case]:
     ]:
         more = put(full, at, u16(3)) + (u16(1) + b"h" + u16(0)) * 2
         yield f"{name}-headers", f"{requirement} CV-02", "65,541 bytes of header fields", more
+    fields = ((b"h", b""),) * 128
+    for name, requirement, full, at in [
+        ("ask", "MS-23", flat(Ask(1, Question("M", b"/", False, "", fields))), 16),
+        ("reply", "MS-24 MS-23", flat(Reply(1, 200, fields)), 11),
+    ]:
+        more = put(full, at, u16(129)) + u16(1) + b"h" + u16(0)
+        yield f"{name}-fields", f"{requirement} CV-02", "129 header fields", more
     reply = flat(Reply(1, 200, ((b"h", b"a" * 65531),)))
     value = put(reply, 16, u16(65532)) + b"a"
     yield "reply-value-long", "MS-24 MS-23 CV-02", "a header field of 65,537 bytes", value

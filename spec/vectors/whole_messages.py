@@ -372,6 +372,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "reply": ("an answer begins", REPLY),
     "reply-least": ("the least status, and no header fields", Reply(2**64 - 1, 200)),
     "reply-most": ("the greatest status", Reply(1, 599, ((b"h", b""), (b"h", b"")))),
+    "reply-full": ("as many header fields as there may be", Reply(1, 200, ((b"h", b""),) * 128)),
     "body": ("a part of a body", BodyPart(1, bytes(range(16)))),
     "body-last": ("the last part of a body", BodyPart(2**64 - 1, b"x", True)),
     "body-empty": ("a body ends", BodyPart(1, b"", True)),

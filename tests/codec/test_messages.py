@@ -307,6 +307,10 @@ INVALID = {
             "reply": lambda headers: Reply(1, 200, headers),
         }.items()
     },
+    "question-fields": lambda: attrs.evolve(
+        QUESTION, headers=((b"h", b""),) * (limits.MAX_FIELDS + 1)
+    ),
+    "reply-fields": lambda: Reply(1, 200, ((b"h", b""),) * (limits.MAX_FIELDS + 1)),
     "reply-early": lambda: Reply(1, 199),
     "reply-late": lambda: Reply(1, 600),
     "body-empty": lambda: BodyPart(1, b""),
@@ -358,7 +362,7 @@ def test_requests_at_their_limits_travel():
         "é" * (limits.MAX_CLIENT // 2),
         ((b"h", b"x" * (limits.MAX_HEADERS // 2 - 5)),) * 2,
     )
-    for full in (Ask(1, question), Reply(1, 200, ((b"h", b""),) * (limits.MAX_HEADERS // 5))):
+    for full in (Ask(1, question), Reply(1, 200, ((b"h", b""),) * limits.MAX_FIELDS)):
         assert decode(flat(full)) == full
     full = BodyPart(1, bytes(limits.MAX_BODY))
     assert decode(flat(full)) == full
@@ -371,6 +375,21 @@ def test_header_fields_are_refused_on_the_length_that_they_declare():
         decode(longer)
     with pytest.raises(RemoteProtocolError, match="truncated"):
         decode(longer[:-2] + (5_526).to_bytes(2, "big"))
+
+
+def test_header_fields_are_refused_on_the_number_that_they_declare():
+    """Each takes 200 bytes of memory beside its own, and five on its way."""
+    bare = attrs.evolve(QUESTION, headers=())
+    for message in (Ask(1, bare), Reply(1, 200)):
+        start = flat(message)
+        count = len(start) - 2 if isinstance(message, Reply) else 16
+        many = bytearray(start)
+        many[count : count + 2] = (limits.MAX_FIELDS + 1).to_bytes(2, "big")
+        with pytest.raises(LimitExceeded, match="header fields"):
+            decode(bytes(many))
+        many[count : count + 2] = limits.MAX_FIELDS.to_bytes(2, "big")
+        with pytest.raises(RemoteProtocolError, match="truncated"):
+            decode(bytes(many))
 
 
 def test_a_stream_beyond_its_width_is_the_callers_fault():

@@ -117,6 +117,7 @@ from sealring_protocol.limits import (
     MAX_BODY,
     MAX_CLIENT,
     MAX_ENDS,
+    MAX_FIELDS,
     MAX_FILE_NAME,
     MAX_GRAMMAR,
     MAX_HEADERS,
@@ -213,7 +214,7 @@ _EVENT: Final = Code(TunnelEvent)
 _REASON: Final = Words(MAX_REASON, "bytes of a reason")
 _IDS: Final = Numbers("u32", U32, MAX_IDS, "token ids")
 _HOSTS: Final = Hosts()
-_HEADERS: Final = HeaderFields(MAX_HEADERS)
+_HEADERS: Final = HeaderFields(MAX_FIELDS, MAX_HEADERS)
 _PINS: Final = Numbers("u16", U64, MAX_LAYERS + 2, "pins")
 _SPENT: Final = Records(
     "u8",

@@ -383,16 +383,17 @@ def _halves(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 class HeaderFields(Varying):
-    """Names and values of header fields, of at most *most* bytes with their lengths."""
+    """Names and values of at most *most* header fields, of *size* bytes with their lengths."""
 
-    def __init__(self, most: int) -> None:
-        super().__init__("u16", "name string, value string", most, "bytes of header fields")
+    def __init__(self, most: int, size: int) -> None:
+        super().__init__("u16", "name string, value string", most, "header fields")
+        self.size = size
 
     def counted(self, value: Any) -> tuple[int, list[Buffer]]:
-        """Raises `LocalProtocolError` if they are too long together."""
-        count, parts = self.write(value)
-        if (size := sum(map(len, parts))) > self.most:
-            raise LocalProtocolError(f"{size} {self.what}; the limit is {self.most}")
+        """Raises `LocalProtocolError` if they are too many, or too long together."""
+        count, parts = super().counted(value)
+        if (size := sum(map(len, parts))) > self.size:
+            raise LocalProtocolError(f"{size} bytes of {self.what}; the limit is {self.size}")
         return count, parts
 
     def write(self, value: Any) -> tuple[int, list[Buffer]]:
@@ -402,12 +403,12 @@ class HeaderFields(Varying):
 
     def read(self, reader: Reader, count: int) -> Any:
         """Pairs. Raises `LimitExceeded` before it reads what is too long."""
-        room, texts = self.most, []
+        room, texts = self.size, []
         for _ in range(2 * count):
             size = reader.u16()
             room -= 2 + size
             if room < 0:
-                raise LimitExceeded(f"too many {self.what}; the limit is {self.most}")
+                raise LimitExceeded(f"too long {self.what}; the limit is {self.size} bytes")
             texts.append(reader.fixed(size))
         return tuple(zip(texts[::2], texts[1::2], strict=True))
 

@@ -16,6 +16,7 @@ from sealring_protocol.codec.wire import is_plain, utf8
 from sealring_protocol.limits import (
     MAX_BODY,
     MAX_CLIENT,
+    MAX_FIELDS,
     MAX_HEADERS,
     MAX_METHOD,
     MAX_TARGET,
@@ -34,6 +35,7 @@ _BREAKS: Final = frozenset(b"\0\r\n")
 def _check_headers(headers: Headers) -> None:
     """Raise `LocalProtocolError` for what would become other header fields when it is written, and
     for more than fits a message."""
+    rule(len(headers) <= MAX_FIELDS, f"at most {MAX_FIELDS} header fields")
     size = sum(4 + len(name) + len(value) for name, value in headers)
     rule(size <= MAX_HEADERS, f"header fields of at most {MAX_HEADERS} bytes")
     for name, value in headers:

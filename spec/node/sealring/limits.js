@@ -41,6 +41,7 @@ export const MAX_STREAMS = 256;
 export const STREAM_WINDOW = 131_072;
 export const MAX_BODY = 65_536;
 export const MAX_HEADERS = 65_536;
+export const MAX_FIELDS = 128;
 export const MAX_METHOD = 16;
 export const MAX_TARGET = 8_192;
 export const MAX_CLIENT = 64;

@@ -13,6 +13,7 @@ import {
   MAX_BODY,
   MAX_CLIENT,
   MAX_ENDS,
+  MAX_FIELDS,
   MAX_FILE_NAME,
   MAX_GRAMMAR,
   MAX_GUESSED,
@@ -325,7 +326,7 @@ const piece = struct(
 
 /** Names and values of header fields, all together within their limit [MS-23]. @type {wire.Counted<any[]>} */
 const headers = {
-  count: u16,
+  count: where(u16, (count) => count <= MAX_FIELDS, `more than ${MAX_FIELDS} header fields`, "LIMIT_EXCEEDED"),
   size: (values) => values.length,
   readEntries(reader, count) {
     let room = MAX_HEADERS;
