@@ -1,7 +1,7 @@
 """``python -m spec.formal``: search every scenario, then every weakened variant.
 
-The exit code is 1 if the handshake or a join has an attack, or if a variant has none of those that
-it must have: a check that cannot fail shows nothing.
+The exit code is 1 if the handshake, a join or an election has an attack, or if a variant has none
+of those that it must have: a check that cannot fail shows nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import attrs
 
+from spec.formal import elections
 from spec.formal.cases import REDUNDANT, SCENARIOS, WEAK, broken, search
 from spec.formal.join_search import (
     JOIN_PROPERTIES,
@@ -24,6 +25,7 @@ from spec.formal.join_search import (
     join_search,
 )
 from spec.formal.search import PROPERTIES, Attack, Found
+from spec.formal.weak_elections import ELECTION_CASES, ELECTION_WEAK, election_broken
 
 
 @attrs.frozen
@@ -61,7 +63,7 @@ def main() -> int:
     trace = parser.parse_args().trace
     if trace is not None:
         return _show(trace)
-    failed = [_holds(subject) for subject in SUBJECTS]
+    failed = [*(_holds(subject) for subject in SUBJECTS), _elections_hold()]
     return int(any(failed))
 
 
@@ -79,6 +81,24 @@ def _holds(subject: Subject) -> bool:
         failed |= bool(attacks)
         told = ", ".join(attacks) or "nothing breaks"
         print(f"{subject.prefix + weak:<26} {about:<56} {told}")
+    return failed
+
+
+def _elections_hold() -> bool:
+    """Search all cases of elections, and all variants; true if anything is not as it should be."""
+    failed = False
+    for case in ELECTION_CASES:
+        begin = time.perf_counter()
+        seen = elections.search(case)
+        failed |= seen.broken is not None
+        spent = time.perf_counter() - begin
+        told = "no two heads" if seen.broken is None else f"{seen.broken}, by {seen.trace}"
+        print(f"elections: {case.told:<42} {seen.states:>7,} states, {spent:5.1f} s, {told}")
+    for name, variant in ELECTION_WEAK.items():
+        broken = election_broken(name).broken
+        failed |= broken is None
+        caught = "NOT CAUGHT" if broken is None else "caught"
+        print(f"{'election:' + name:<26} {variant.about:<56} {caught}: {variant.owed}")
     return failed
 
 

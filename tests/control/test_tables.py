@@ -7,6 +7,7 @@ or changed makes a test fail.
 from __future__ import annotations
 
 import pytest
+from sealring_protocol.control.election import ELECTION_TABLE, ElectionEvent, ElectionState
 from sealring_protocol.control.epoch.engine import JOINING_TABLE, JoiningEvent, JoiningState
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE, PipelineEvent, PipelineState
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE, LeaderEvent, LeaderState
@@ -134,8 +135,28 @@ STREAM = """
     given_up_reading_on leave       over
     left      give_up      over
 """
+ELECTION = """
+    following head_lost  lost
+    following chosen     leading
+    following obey       lost
+    lost      head_found following
+    lost      ask        asking
+    lost      chosen     leading
+    lost      obey       lost
+    asking    head_found following
+    asking    give_up    lost
+    asking    chosen     leading
+    asking    obey       lost
+    leading   ask        proposing
+    leading   chosen     leading
+    leading   obey       lost
+    proposing give_up    leading
+    proposing chosen     leading
+    proposing obey       lost
+"""
 MACHINES = {
     "stream": (STREAM_TABLE, StreamState, StreamMove, STREAM),
+    "election": (ELECTION_TABLE, ElectionState, ElectionEvent, ELECTION),
     "row": (ROW_TABLE, RowState, RowEvent, ROWS),
     "membership": (MEMBERSHIP_TABLE, MembershipState, MembershipEvent, MEMBERSHIP),
     "leader": (LEADER_TABLE, LeaderState, LeaderEvent, LEADER),
