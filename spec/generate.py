@@ -23,6 +23,7 @@ from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import fields
+from sealring_protocol.control.election import ELECTION_TABLE
 from sealring_protocol.control.epoch.engine import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
@@ -171,6 +172,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "responder": lambda: _machine(responder.TABLE),
     "joiner": lambda: _machine(exchange.JOINER_TABLE),
     "inviter": lambda: _machine(exchange.INVITER_TABLE),
+    "election": lambda: _machine(ELECTION_TABLE),
     "membership": lambda: _machine(MEMBERSHIP_TABLE),
     "pipeline": lambda: _machine(PIPELINE_TABLE),
     "joining": lambda: _machine(JOINING_TABLE),

@@ -26,6 +26,7 @@ from sealring_protocol.codec.messages import (
     TunnelEvent,
 )
 from sealring_protocol.codec.tensor import DType
+from sealring_protocol.control.election import ELECTION_TABLE
 from sealring_protocol.control.epoch.engine import JOINING_TABLE
 from sealring_protocol.control.epoch.pipeline import PIPELINE_TABLE
 from sealring_protocol.control.epoch.tensor import LEADER_TABLE
@@ -57,7 +58,8 @@ ABOUT: Final = (
     "of the plaintext, and 'sealed' an AEAD's ciphertext and tag around the fields named. ROSTER "
     "begins after a roster's version, cluster and name, ROSTER.appointment is before the name "
     "where the version is 2, and ROSTER.member ends before a member's name and addresses; where "
-    "the policy has bit 2, ROSTER.member_with_rights takes its place."
+    "the policy has bit 2, ROSTER.member_with_rights takes its place. CERTIFICATE.vote is each of "
+    "a certificate's votes, and VOTE what a vote is for."
 )
 
 FIELDS: Final[Mapping[str, str]] = {**wire.FIELDS, **LAYOUTS}
@@ -203,6 +205,7 @@ def tables() -> Json:
             "responder": _machine(responder.TABLE),
             "joiner": _machine(exchange.JOINER_TABLE),
             "inviter": _machine(exchange.INVITER_TABLE),
+            "election": _machine(ELECTION_TABLE),
             "membership": _machine(MEMBERSHIP_TABLE),
             "pipeline": _machine(PIPELINE_TABLE),
             "joining": _machine(JOINING_TABLE),

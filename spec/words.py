@@ -97,6 +97,7 @@ CONTEXTS: Final = {
     SignContext.COORDINATOR: '`"sealring/1" ‖ "COORDINATOR" ‖ H(cluster ‖ number ‖ coordinator)`, '
     "by the spare coordinator (3.2)",
     SignContext.EVIDENCE: '`"sealring/1" ‖ "EVIDENCE" ‖ digest`, by an attester (3.3)',
+    SignContext.VOTE: '`"sealring/1" ‖ "VOTE" ‖ H(digest ‖ term ‖ head)`, by a voter (3.4)',
 }
 
 LABELS: Final = {

@@ -1,4 +1,5 @@
-"""Rosters and evidence, unsigned and signed: one encoding, and every rule of replacement.
+"""Rosters, evidence and certificates, unsigned and signed: one encoding, and every rule of
+replacement.
 
 Input: a choice, then a roster (or a statement) without its signature, which is signed here. In a
 roster that names a spare coordinator, the appointment is signed here, too, by whom it names.
@@ -18,6 +19,7 @@ from sealring_protocol.errors import (
     wire_code,
 )
 from sealring_protocol.security.identity import SIGNATURE
+from sealring_protocol.security.mandate import Certificate
 from sealring_protocol.security.roster import (
     SERIALS,
     Appointment,
@@ -34,6 +36,7 @@ from sealring_protocol.security.roster import (
 
 from fuzz.expect import raised
 from fuzz.vectors import field
+from spec.vectors.elections import FOUR, PEOPLE, vote
 from spec.vectors.evidence import ATTESTER
 from spec.vectors.plain import appointing, naming
 from spec.vectors.plain import sign_roster as signed_elsewhere
@@ -54,6 +57,7 @@ from spec.vectors.world import (
 
 HELD: Final = tuple(SignedRoster.decode(each).roster for each in (HOME, HOME_SPARED, HOME_CHANGED))
 """Without a spare, with one, and after a change."""
+ELECTING: Final = Roster.decode(FOUR.encode())
 _PEOPLE: Final = {each.public: each for each in (COORDINATOR, NEXT, SPARE, EVE)}
 _NO_SIGNATURE: Final = bytes(SIGNATURE)
 
@@ -69,6 +73,9 @@ def seeds() -> Iterator[bytes]:
     for data in field("evidence", "input", "evidence"):
         if len(data) < 2000:
             yield b"\2" + data
+    for data in field("elections", "input", "certificate"):
+        if len(data) < 2000:
+            yield b"\3" + data
     yield b"\1" + attrs.evolve(TERMS, members=(*TERMS.members, COORDINATOR.member)).encode()
     for rights in range(4):
         members = (attrs.evolve(ADA.member, rights=1), attrs.evolve(BEN.member, rights=rights))
@@ -80,6 +87,9 @@ def check(data: bytes) -> None:
     kind, body = data[:1], data[1:]
     if kind == b"\2":
         _evidence(body)
+        return
+    if kind == b"\3":
+        _certificate(body)
         return
     try:
         roster = Roster.decode(body)
@@ -119,6 +129,26 @@ def _evidence(data: bytes) -> None:
     ):
         error = raised(lambda it=other: verify_evidence(again, *it, statement.issued_ms))
         assert isinstance(error, AuthenticationFailed)
+
+
+def _certificate(data: bytes) -> None:
+    try:
+        given = Certificate.decode(data)
+    except RemoteProtocolError:
+        return
+    assert given.encode() == data
+    signed = tuple(
+        (voter, vote(PEOPLE[voter], FOUR.digest, given.term, given.head) if voter < 4 else old)
+        for voter, old in given.votes
+    )
+    certificate = attrs.evolve(given, votes=signed)
+    error = raised(lambda: certificate.verify(ELECTING))
+    voters = [voter for voter, _ in signed]
+    fits = voters == [each for each in range(4) if each in voters] and len(voters) in (1, 3, 4)
+    own = len(voters) > 1 or voters == [given.head]
+    assert (error is None) == (fits and own and given.term > 0 and given.head < 4)
+    if error is None and signed != given.votes:
+        assert isinstance(raised(lambda: given.verify(ELECTING)), AuthenticationFailed)
 
 
 def _replaces(roster: Roster) -> None:

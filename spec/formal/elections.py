@@ -24,12 +24,12 @@ from sealring_protocol.control.election import (
     ElectionEffect,
     ElectionMessage,
     ElectionState,
-    Mandate,
     MeetMembers,
     Tell,
     Vote,
 )
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.security.mandate import Mandate
 from sealring_protocol.table import Machine
 
 ELECTION_PROPERTIES: Final = {

@@ -15,9 +15,9 @@ from sealring_protocol.control.election import (
     Election,
     ElectionEffect,
     ElectionMessage,
-    Mandate,
     Renewed,
 )
+from sealring_protocol.security.mandate import Mandate
 
 from spec.formal.elections import Case, Seen, search, walk
 

@@ -11,6 +11,7 @@ import { isDeepStrictEqual } from "node:util";
 
 import { ToldAddresses } from "./sealring/addresses.js";
 import { announceSealed, announceWords, readAnnouncement } from "./sealring/announcement.js";
+import { takeCertificate } from "./sealring/election.js";
 import { takeEvidence } from "./sealring/evidence.js";
 import * as exchange from "./sealring/exchange.js";
 import { Failure, must } from "./sealring/failure.js";
@@ -154,6 +155,10 @@ const newer = formula(({ current, candidate, coordinator, wall_ms, ends }) => {
   const { serial, digest } = readNewerRoster(held, hex(candidate), hex(coordinator), BigInt(wall_ms), ends.map(hex));
   return { serial, digest };
 });
+
+const certificate = formula(({ certificate, roster, coordinator }) =>
+  takeCertificate(hex(certificate), readRoster(hex(roster), hex(coordinator))),
+);
 
 const evidence = formula(({ evidence, subject, digest, attesters, wall_ms }) =>
   takeEvidence(hex(evidence), {
@@ -476,6 +481,7 @@ const KINDS = {
   roster,
   newer,
   evidence,
+  certificate,
   "admission-key": formula(({ cluster, responder }) => ({
     key: schedule.admissionKey(hex(cluster), hex(responder)),
   })),

@@ -23,7 +23,6 @@ from sealring_protocol.control.election import (
     Election,
     ElectionEffect,
     ElectionState,
-    Mandate,
     MeetMembers,
     NoVote,
     NoVoteReason,
@@ -33,6 +32,7 @@ from sealring_protocol.control.election import (
     Vote,
 )
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.security.mandate import Mandate
 
 from spec.formal.elections import ELECTION_PROPERTIES, Case, search, walk
 from spec.formal.weak_elections import ALONE, ELECTION_WEAK, HEADLESS, election_broken
@@ -367,20 +367,10 @@ def test_the_head_of_two_obeys_the_other_that_was_taken_while_it_was_away():
     assert head.obeys(Mandate(1, 1, taken=True), 9.0)
 
 
-def test_mandates_have_an_order_that_all_agree_on():
-    ordered = [
-        Mandate(0, 0),
-        Mandate(1, 2, taken=True),
-        Mandate(1, 1, taken=True),
-        Mandate(1, 2),
-        Mandate(1, 1),
-        Mandate(2, 2, taken=True),
-    ]
-    for place, low in enumerate(ordered):
-        assert not any(low.beats(other) for other in ordered[place:])
-        assert all(low.beats(other) for other in ordered[:place])
+def test_of_two_heads_of_one_term_the_lesser_index_is_obeyed():
     two = member(2, mandate=Mandate(1, 2))
     assert two.obeys(Mandate(1, 1), 0.0)
+    assert not member(1, mandate=Mandate(1, 1)).obeys(Mandate(1, 2), 0.0)
 
 
 def test_disks_that_lose_votes_make_two_heads_of_one_term_until_they_meet():

@@ -63,7 +63,7 @@ def test_its_checker_knows_its_families() -> None:
         [NODE or "", "check.js", "nothing"], cwd=FOLDER, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "there are addresses, announcements, draws, evidence" in done.stderr
+    assert "there are addresses, announcements, draws, elections, evidence" in done.stderr
 
 
 @contextmanager

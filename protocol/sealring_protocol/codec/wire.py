@@ -224,6 +224,9 @@ FIELDS: Final[Mapping[str, str]] = {
     "ROSTER.member_with_rights": "public_key bytes 65, trust u8, rights u8, attestation bytes 32",
     "EVIDENCE": "version u8, kind u8, subject bytes 65, issued_ms u64, expires_ms u64, "
     "attester bytes 65, claims u32",
+    "CERTIFICATE": "term u64, head u16, votes u16",
+    "CERTIFICATE.vote": "voter u16, signature bytes 64",
+    "VOTE": "term u64, head u16",
     "TENSOR": "dtype u8, sealed bool, dimensions u8, zero u8, counter u64",
     "INNER": "cluster bytes 32, instance u64, counter u64, n u64, group u16, boundary u16, "
     "dtype u8, dimensions u8, rows u32",

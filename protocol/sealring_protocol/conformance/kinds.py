@@ -67,6 +67,7 @@ from sealring_protocol.relay import Relay
 from sealring_protocol.security import handshake as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
+from sealring_protocol.security.mandate import Certificate
 from sealring_protocol.security.roles import Purpose, allowed
 from sealring_protocol.security.roster import (
     Evidence,
@@ -304,6 +305,19 @@ def _evidence(given: Given, result: Result) -> None:
     subject, digest = raw(given["subject"]), raw(given["digest"])
     trust = verify_evidence(evidence, subject, digest, attesters, int(given["wall_ms"]))
     result.output = {"digest": evidence.statement.digest.hex(), "trust": int(trust)}
+
+
+def _certificate(given: Given, result: Result) -> None:
+    roster = open_roster(raw(given["coordinator"]), raw(given["roster"])).roster
+    data = raw(given["certificate"])
+    certificate = Certificate.decode(data)
+    must(certificate.encode() == data, "encoding it gives other bytes")
+    mandate = certificate.verify(roster)
+    result.output = {
+        "term": str(mandate.term),
+        "head": mandate.head,
+        "taken": mandate.taken,
+    }
 
 
 # ------------------------------------------------------------------------ keys
@@ -641,6 +655,7 @@ KINDS: Final[Kinds] = {
     "roster": _roster,
     "newer": _newer,
     "evidence": _evidence,
+    "certificate": _certificate,
     "admission-key": _admission_key,
     "exchange": _exchange,
     "transcripts": _transcripts,

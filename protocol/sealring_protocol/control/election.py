@@ -4,9 +4,10 @@ Every member has an `Election`. It takes the state of the node's CONTROL links, 
 elections, and time; it gives `ElectionEffect`s. It reads no clock, stores nothing and signs
 nothing. Members are named by their index in the roster's own order, which no election changes.
 
-**A mandate** says who is head: a term and a member. Term 0 is the roster's own first member. A
-majority of all members makes a mandate of a later term by votes. A member votes once in a term,
-and has its vote on disk before the vote leaves. So no two members have a majority in one term.
+**A mandate** says who is head: a term and a member (`security.mandate`). Term 0 is the roster's
+own first member. A majority of all members makes a mandate of a later term by votes. A member
+votes once in a term, and has its vote on disk before the vote leaves. So no two members have a
+majority in one term.
 
 **A lease** says that no other head can be there yet. The head asks each follower twice a second to
 renew it (`Renew`), and an answer (`Renewed`) counts for `LEASE_SECONDS` from the moment at which
@@ -47,6 +48,7 @@ import attrs
 
 from sealring_protocol.control.deadlines import earliest, is_due
 from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.security.mandate import Mandate
 from sealring_protocol.table import Machine, Table
 
 LEASE_SECONDS: Final = 2.0
@@ -82,24 +84,6 @@ FAVOUR_SECONDS: Final = 10.0
 """See `MAX_FAVOURS`."""
 
 _ROUNDS: Final = 8  # of questions whose answers count: more than a lease lasts
-
-
-@attrs.frozen
-class Mandate:
-    """Who is head: the member *head* since *term*. If it is *taken*, by its own vote alone."""
-
-    term: int = 0
-    head: int = 0
-    taken: bool = False
-
-    def beats(self, other: Mandate) -> bool:
-        """True if whoever holds *other* obeys this one: a later term; of one term what a majority
-        voted for, and of two such (a member has voted twice) the lesser index."""
-        return self._order > other._order
-
-    @property
-    def _order(self) -> tuple[int, bool, int]:
-        return self.term, not self.taken, -self.head
 
 
 @attrs.frozen

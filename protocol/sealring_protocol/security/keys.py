@@ -90,6 +90,7 @@ class SignContext(bytes, enum.Enum):
     SPARE = b"SPARE"
     COORDINATOR = b"COORDINATOR"
     EVIDENCE = b"EVIDENCE"
+    VOTE = b"VOTE"
 
 
 def sha256(*parts: Buffer) -> bytes:

@@ -60,7 +60,7 @@ export function verify(publicKey, signature, message) {
  * What a signature is over: the protocol string and the context in front of what is signed [ID-03].
  *
  * @param {string} protocol
- * @param {"RESP" | "FIN" | "JOIN-RESP" | "JOIN-FIN" | "ROSTER" | "SPARE" | "COORDINATOR" | "EVIDENCE"} context
+ * @param {"RESP" | "FIN" | "JOIN-RESP" | "JOIN-FIN" | "ROSTER" | "SPARE" | "COORDINATOR" | "EVIDENCE" | "VOTE"} context
  * @param {Uint8Array} digest
  */
 export const signedPayload = (protocol, context, digest) => Buffer.concat([Buffer.from(protocol + context), digest]);
