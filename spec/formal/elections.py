@@ -386,6 +386,10 @@ class World:
                 case Cast() | MeetMembers():
                     pass  # the cast is an action of its own; links heal by themselves
 
+    def say(self, sender: int, peer: int, message: ElectionMessage) -> None:
+        """*sender* says *message* to *peer*, whatever its own state."""
+        self._send(sender, peer, message)
+
     def settle(self, seconds: float, step: float = 0.25) -> bool:
         """Everything works from now on, for so many *seconds*: true if somebody leads then.
         Raises `Broken`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import attrs
 import pytest
 from hypothesis import given, settings
@@ -34,7 +36,7 @@ from sealring_protocol.control.election import (
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.mandate import Mandate
 
-from spec.formal.elections import ELECTION_PROPERTIES, Case, search, walk
+from spec.formal.elections import ELECTION_PROPERTIES, Case, World, search, walk
 from spec.formal.weak_elections import ALONE, ELECTION_WEAK, HEADLESS, election_broken
 
 SIGNED = bytes(64)
@@ -433,6 +435,76 @@ def test_a_member_that_keeps_a_rule_less_is_found_out(weak):
 def test_every_property_that_a_variant_breaks_is_one_of_those_told():
     owed = {each.owed for each in ELECTION_WEAK.values()}
     assert owed == ELECTION_PROPERTIES.keys() - {"a head"}
+
+
+# ------------------------------------------------------------------ members that lie
+
+
+class Liar(Election):
+    """It follows no rule: what it says is said for it."""
+
+    def receive(self, peer: int, message: object, now: float) -> list[ElectionEffect]:
+        return []
+
+    def next_timeout(self) -> float | None:
+        return None
+
+
+def with_liar(case: Case, liar: int) -> World:
+    def made(count: int, own: int, *rest: object) -> Election:
+        return (Liar if own == liar else Election)(count, own, *rest)  # type: ignore[arg-type]
+
+    return World(case, made)  # type: ignore[arg-type]
+
+
+def lie(world: World, liar: int, chance: Random) -> None:
+    """*liar* says something to everybody."""
+    known = max(each.latest for each in world.members)
+    for peer, member in enumerate(world.members):
+        if peer == liar:
+            continue
+        term = known + chance.choice((0, 1, 2, 1 << 20, 1 << 40))
+        mandate, head = member.mandate, chance.choice((liar, peer, 0))
+        lies = (
+            Candidacy(term, liar),
+            Candidacy(term, head),
+            Vote(term, liar, SIGNED),  # its own signature: it may vote as it likes
+            NoVote(term, head, term, NoVoteReason.VOTED),
+            Renewed(mandate.term, chance.randrange(200), term),
+            Renew(mandate.term, 3),
+        )
+        world.say(liar, peer, chance.choice(lies))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_member_that_lies_deposes_no_head_that_the_others_see(seed):
+    chance, liar, count = Random(seed), 1 + seed % 2, 3 + seed % 3
+    world = with_liar(Case(count, 0), liar)
+    for step in range(80):
+        world.wait(0.25)
+        for _ in range(2):
+            lie(world, liar, chance)
+            while usual := world.usual():
+                world.do(usual[0])
+        honest = [each for own, each in enumerate(world.members) if own != liar]
+        assert {each.mandate.head for each in honest} == {0}
+        assert step < 4 or world.members[0].leads(world.now)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_one_member_that_asks_again_and_again_keeps_no_other_from_being_elected(seed):
+    chance, liar, count = Random(seed), 1 + seed % 2, 5 + seed % 3
+    gone = frozenset((own, 0) for own in range(1, count))
+    world = with_liar(Case(count, 0, apart=gone), liar)
+    honest = [own for own in range(1, count) if own != liar]
+    while not any(world.members[own].leads(world.now) for own in honest):
+        assert world.now < 60
+        world.wait(0.25)
+        term = max(each.latest for each in world.members) + 1
+        for peer in honest:
+            world.say(liar, peer, Candidacy(term, liar))
+        while usual := world.usual():
+            world.do(chance.choice(usual))
 
 
 def test_nobody_leads_where_nobody_asks():
