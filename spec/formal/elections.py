@@ -359,7 +359,7 @@ class World:
                 raise Broken("no coup", f"{own} obeys {mandate}, and sees {member.mandate.head}")
             self._obey(own, mandate)
         elif mandate.beats(member.mandate):
-            self._carry_out(own, self._member(own).rival(mandate.term, now))
+            self._carry_out(own, self._member(own).rival(mandate, now))
 
     def _obey(self, own: int, mandate: Mandate) -> None:
         changed = mandate.head != self.members[own].mandate.head

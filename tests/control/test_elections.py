@@ -190,10 +190,26 @@ def test_a_split_vote_is_asked_for_again_in_a_later_term():
 
 
 def test_a_liar_takes_no_terms_away():
-    one = lost(1, linked=(2,))
+    one = lost(1, 4, linked=(2, 3))
     one.handle_timeout(LOST)
-    one.receive(2, NoVote(1, 1, (1 << 64) - 1, NoVoteReason.VOTED), LOST)
-    assert one.latest == 0
+    last = (1 << 64) - 1
+    for now in (LOST, LOST + RENEW_SECONDS / 2):
+        one.receive(2, NoVote(1, 1, last, NoVoteReason.VOTED), now)
+        assert one.latest == MAX_TERM_LEAP
+    one.receive(3, NoVote(1, 1, last, NoVoteReason.HEAD_SEEN), LOST)
+    assert one.latest == MAX_TERM_LEAP
+    one.receive(2, NoVote(1, 1, last, NoVoteReason.VOTED), LOST + RENEW_SECONDS)
+    assert one.latest == 2 * MAX_TERM_LEAP
+    assert not one.obeys(Mandate(last, 0, taken=True), LOST)  # not even the head before
+
+
+def test_who_was_led_far_ahead_is_caught_up_with():
+    two = lost(2, linked=(1,))
+    far, now = 3 * MAX_TERM_LEAP + 1, LOST
+    for _ in range(3):
+        assert refusal(two.receive(1, Candidacy(far, 1), now)) is NoVoteReason.STALE
+        now += RENEW_SECONDS
+    assert two.receive(1, Candidacy(far, 1), now) == [Cast(Ballot(far, 1))]
 
 
 def test_who_takes_votes_and_never_leads_leaves_some_for_others():
@@ -360,7 +376,7 @@ def test_who_sees_a_head_obeys_none_that_was_taken():
     head = leading()
     assert not head.obeys(taken, 0.0)
     assert head.obeys(taken, LEASE_SECONDS)  # no majority follows it any more
-    assert head.rival(1, 0.0) == [Tell(1, Candidacy(2, 0)), Tell(2, Candidacy(2, 0))]
+    assert head.rival(taken, 0.0) == [Tell(1, Candidacy(2, 0)), Tell(2, Candidacy(2, 0))]
 
 
 def test_the_head_of_two_obeys_the_other_that_was_taken_while_it_was_away():
@@ -463,7 +479,7 @@ def lie(world: World, liar: int, chance: Random) -> None:
     for peer, member in enumerate(world.members):
         if peer == liar:
             continue
-        term = known + chance.choice((0, 1, 2, 1 << 20, 1 << 40))
+        term = known + chance.choice((0, 1, 2, 1 << 20, 1 << 60))
         mandate, head = member.mandate, chance.choice((liar, peer, 0))
         lies = (
             Candidacy(term, liar),

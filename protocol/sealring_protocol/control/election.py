@@ -41,6 +41,7 @@ elected once more, in a term later than the one taken."""
 from __future__ import annotations
 
 import enum
+import math
 from collections import deque
 from typing import Final
 
@@ -72,9 +73,10 @@ AGAIN_SECONDS: Final = 5.0
 """Seconds between two elections in which a head confirms itself. A member that lies about its votes
 costs one each time."""
 
-MAX_TERM_LEAP: Final = 1 << 32
+MAX_TERM_LEAP: Final = 1 << 24
 """How much later than the latest term that a member knows another may be, where one member's word
-is all there is for it. A member that lies cannot use all terms up."""
+is all there is for it: twice a second for each who says so. 64 members that lie would need a
+century to use all terms up."""
 
 MAX_FAVOURS: Final = 3
 """Votes in new terms that a member gives one candidate within `FAVOUR_SECONDS`. A candidate that
@@ -311,7 +313,8 @@ class Election:
         self._proposal: _Proposal | None = None
         self._casting: tuple[Ballot, int] | None = None  # and for whom: own, or who has asked
         self._signed: tuple[Ballot, bytes] | None = None  # the last vote of this process
-        self._heard = 0  # a later term that somebody knows
+        self._heard = 0  # a later term that somebody says it knows
+        self._heard_at: dict[int, float] = {}  # when each last said so
         self._rival = 0  # the term of a mandate that this head does not obey
         self._renewed: tuple[int, float] | None = None  # whose lease it renewed, and when
         self._favours: deque[tuple[int, float]] = deque(maxlen=MAX_FAVOURS)
@@ -379,10 +382,12 @@ class Election:
         one in force. One that was taken counts only where this node sees no head."""
         if not mandate.beats(self.mandate):
             return False
-        if not mandate.taken or mandate.head == self.mandate.head:
+        if not mandate.taken:
             return True
         if mandate.term > self.latest + MAX_TERM_LEAP:
             return False
+        if mandate.head == self.mandate.head:
+            return True
         if self.mandate.head == self._own:
             return not self.followed(now)
         return self._deserted(now)
@@ -421,7 +426,7 @@ class Election:
                 return self._voted(peer, Ballot(term, head), signature)
             case NoVote(reason=reason):
                 if reason in (NoVoteReason.VOTED, NoVoteReason.STALE):
-                    self._hear(message.latest)
+                    self._hear(peer, message.latest, now)
                 return []
             case Renew(term, count):
                 return self._renew(peer, term, count, now)
@@ -431,7 +436,7 @@ class Election:
                 if promised <= term:
                     self._lease.answered(peer, count)
                     return []
-                self._hear(promised)
+                self._hear(peer, promised, now)
                 return self.confirm(now)
 
     def cast(self, signature: bytes, now: float) -> list[ElectionEffect]:
@@ -529,11 +534,11 @@ class Election:
         self._lease.given_up = True
         return self._propose(head, now)
 
-    def rival(self, term: int, now: float) -> list[ElectionEffect]:
-        """There is a mandate of *term* that this node does not obey. If it is head, it is elected
-        once more, in a later term."""
-        self._hear(term)
-        self._rival = min(term, self.latest)
+    def rival(self, mandate: Mandate, now: float) -> list[ElectionEffect]:
+        """There is *mandate*, which this node does not obey. If it is head, it is elected once
+        more, in a later term."""
+        self._hear(mandate.head, mandate.term, now)
+        self._rival = min(mandate.term, self.latest)
         return self.confirm(now) if self._rival > self.mandate.term else []
 
     def confirm(self, now: float) -> list[ElectionEffect]:
@@ -565,7 +570,10 @@ class Election:
         by_head = peer == self.mandate.head
         if wanted.head not in self._heads or not (by_head or peer == wanted.head):
             return NoVoteReason.NO_HEAD
-        if not self.mandate.term < wanted.term <= self.latest + MAX_TERM_LEAP:
+        if wanted.term > self.latest + MAX_TERM_LEAP:
+            self._hear(peer, wanted.term, now)  # and so it comes nearer, if they ask again
+            return NoVoteReason.STALE
+        if wanted.term <= self.mandate.term:
             return NoVoteReason.STALE
         if self._casting is not None:
             return NoVoteReason.BUSY
@@ -609,10 +617,11 @@ class Election:
 
     # ------------------------------------------------------------- a candidate
 
-    def _hear(self, term: int) -> None:
-        """Somebody knows of *term*. What is too far ahead is a lie."""
-        if term <= self.latest + MAX_TERM_LEAP // 2:
-            self._heard = max(self._heard, term)
+    def _hear(self, peer: int, term: int, now: float) -> None:
+        """*peer* says that it knows of *term*, without proof."""
+        if term > self.latest and now >= self._heard_at.get(peer, -math.inf) + RENEW_SECONDS:
+            self._heard_at[peer] = now
+            self._heard = min(term, self.latest + MAX_TERM_LEAP)
 
     def _propose(self, head: int, now: float, *, taken: bool = False) -> list[ElectionEffect]:
         """Ask for votes for *head*, in a term in which this node can vote for it, too."""
