@@ -31,7 +31,7 @@ MODULES: Final = (
     "codec.messages",
     *(f"security.{name}" for name in ("admission", "handshake", "identity")),
     "security.initiator",
-    *(f"security.{name}" for name in ("keys", "responder", "roles", "roster", "seal")),
+    *(f"security.{name}" for name in ("keys", "mandate", "responder", "roles", "roster", "seal")),
     *(f"joining.{name}" for name in ("exchange", "invitation", "session")),
     "control.epoch.ledger",
     "control.membership",

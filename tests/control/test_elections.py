@@ -225,6 +225,33 @@ def test_who_takes_votes_and_never_leads_leaves_some_for_others():
     assert three.receive(1, Candidacy(10, 1), later) == [Cast(Ballot(10, 1))]
 
 
+def test_a_candidate_has_its_votes_again_once_they_are_long_ago():
+    three = lost(3, 5, linked=(1, 2))
+    for term in range(1, MAX_FAVOURS + 1):
+        three.receive(1, Candidacy(term, 1), LOST)
+        three.cast(SIGNED, LOST)
+    almost = LOST + FAVOUR_SECONDS - 0.01
+    assert refusal(three.receive(1, Candidacy(9, 1), almost)) is NoVoteReason.TOO_OFTEN
+    assert three.receive(1, Candidacy(9, 1), LOST + FAVOUR_SECONDS) == [Cast(Ballot(9, 1))]
+
+
+def test_a_vote_for_one_before_this_member_is_told_to_it():
+    two = lost(2, linked=(1,))
+    two.receive(1, Candidacy(1, 1), LOST)
+    assert two.cast(SIGNED, LOST) == [Tell(1, Vote(1, 1, SIGNED))]
+    one = lost(1, linked=(2,))
+    one.receive(2, Candidacy(1, 2), LOST)
+    assert one.cast(SIGNED, LOST) == [Tell(2, Vote(1, 2, SIGNED))]
+
+
+def test_nobody_but_a_head_is_followed():
+    assert not member(1, linked=(0,)).followed(0.0)
+    head = leading()
+    assert head.followed(0.0)
+    head.move(1, 0.0)
+    assert not head.followed(0.0)
+
+
 def test_a_lease_lasts_from_the_question_on():
     head = leading(at=10.0)
     assert head.leads(10.0 + LEASE_SECONDS - 0.01)
@@ -318,6 +345,17 @@ def test_a_move_in_vain_ends_in_another_term_of_the_same_head():
     assert head.leads(later)
 
 
+def test_a_head_that_voted_in_a_term_that_is_split_asks_in_the_next():
+    head = member(0, 5, linked=(1, 2, 3, 4), ballot=Ballot(1, 0))
+    found = head.handle_timeout(0.0)
+    assert Tell(3, Candidacy(1, 0)) in found  # it has voted so, and is not known to be alone
+    head.receive(3, NoVote(1, 0, 1, NoVoteReason.VOTED), 0.0)
+    assert Tell(3, Candidacy(2, 0)) in head.handle_timeout(RENEW_SECONDS)
+    head.handle_timeout(ASK_SECONDS)
+    again = head.handle_timeout(AGAIN_SECONDS)
+    assert Tell(3, Candidacy(2, 0)) in again
+
+
 def test_who_does_not_lead_or_names_the_wrong_machine_moves_nothing():
     with pytest.raises(LocalProtocolError, match="while it answers"):
         member(0).move(1, 0.0)
@@ -362,6 +400,8 @@ def test_a_head_that_has_no_majority_may_be_made_to_go_on_by_its_owner():
     (chosen,) = head.cast(SIGNED, LOST)
     head.obey(chosen.mandate, LOST)
     assert head.leads(1e9)
+    elected = member(1, mandate=Mandate(1, 1), ballot=Ballot(1, 1))
+    assert elected.take(LOST) == [Cast(Ballot(2, 1))]
     follower = member(1, linked=(0,))
     assert follower.obeys(chosen.mandate, 0.0)  # it is the same head
 

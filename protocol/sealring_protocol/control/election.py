@@ -315,6 +315,7 @@ class Election:
         self._signed: tuple[Ballot, bytes] | None = None  # the last vote of this process
         self._heard = 0  # a later term that somebody says it knows
         self._heard_at: dict[int, float] = {}  # when each last said so
+        self._split = 0  # the last term in which somebody voted otherwise than this node asked
         self._rival = 0  # the term of a mandate that this head does not obey
         self._renewed: tuple[int, float] | None = None  # whose lease it renewed, and when
         self._favours: deque[tuple[int, float]] = deque(maxlen=MAX_FAVOURS)
@@ -424,9 +425,11 @@ class Election:
                 return self._asked(peer, Ballot(term, head), now)
             case Vote(term, head, signature):
                 return self._voted(peer, Ballot(term, head), signature)
-            case NoVote(reason=reason):
+            case NoVote(term, head, latest, reason):
+                if reason is NoVoteReason.VOTED and self._proposes(Ballot(term, head)):
+                    self._split = term
                 if reason in (NoVoteReason.VOTED, NoVoteReason.STALE):
-                    self._hear(peer, message.latest, now)
+                    self._hear(peer, latest, now)
                 return []
             case Renew(term, count):
                 return self._renew(peer, term, count, now)
@@ -628,18 +631,19 @@ class Election:
         if self._proposal is None:
             self._machine.fire(ElectionEvent.ASK)
         self._confirm_at = now + AGAIN_SECONDS
-        known = max(self.mandate.term, self._heard)  # where somebody has voted otherwise
-        again = self.ballot.head == head and self.ballot.term > known
-        term = self.ballot.term if again else self.latest + 1
+        used = max(self.mandate.term, self._split)
+        again = self.ballot.head == head and self.ballot.term == self.latest > used
+        term = self.latest if again else self.latest + 1
         self._proposal = _Proposal(Ballot(term, head), taken, now + ASK_SECONDS, now)
         return self._ask(self._proposal, now)
 
     def _ask(self, proposal: _Proposal, now: float) -> list[ElectionEffect]:
         """Ask whoever has not voted yet; in a later term, if somebody has voted in this one."""
         proposal.ask_at = now + RENEW_SECONDS
-        split = max(self._heard, self.latest - 1) >= proposal.ballot.term
+        split = max(self._split, self.latest - 1) >= proposal.ballot.term
         if split and not proposal.taken and not proposal.chosen:
-            proposal.ballot = Ballot(self.latest + 1, proposal.ballot.head)
+            later = max(self._split, self.latest) + 1
+            proposal.ballot = Ballot(later, proposal.ballot.head)
             proposal.votes.clear()
         if proposal.taken:
             return self._count(proposal)
@@ -653,10 +657,13 @@ class Election:
 
     def _voted(self, peer: int, ballot: Ballot, signature: bytes) -> list[ElectionEffect]:
         proposal = self._proposal
-        if proposal is None or proposal.ballot != ballot:
+        if proposal is None or not self._proposes(ballot):
             return []  # of a proposal that was given up
         proposal.votes[peer] = signature
         return self._count(proposal)
+
+    def _proposes(self, ballot: Ballot) -> bool:
+        return self._proposal is not None and self._proposal.ballot == ballot
 
     def _count(self, proposal: _Proposal) -> list[ElectionEffect]:
         """Give the own vote once it decides, or say who is chosen."""
