@@ -96,6 +96,7 @@ def test_candidates_ask_one_after_the_other_in_the_order_of_heads():
     ]
     witness = Election(3, 2, (0, 1), 0.0)
     assert witness.next_timeout() is None
+    assert witness.handle_timeout(100.0) == []
 
 
 def test_who_is_cut_off_asks_in_vain_and_raises_no_term():

@@ -47,6 +47,11 @@ def test_what_has_no_encoding(wrong):
         vote_payload(ROSTER.digest, 1 << 64, 0)
 
 
+def test_the_most_votes_have_an_encoding():
+    most = Certificate(1, 1, tuple((voter, bytes(64)) for voter in range(64)))
+    assert Certificate.decode(most.encode()) == most
+
+
 def test_mandates_have_an_order_that_all_agree_on():
     ordered = [
         Mandate(0, 0),

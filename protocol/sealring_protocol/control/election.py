@@ -497,9 +497,6 @@ class Election:
         if proposal is not None and now >= proposal.ask_at:
             return found + self._ask(proposal, now)
         if self.state is ElectionState.LOST and self._own in self._heads and now >= self._ask_at:
-            if not self._deserted(now):  # a mandate came, or the head for a moment
-                self._ask_at = self._contact + DESERTED_SECONDS + self._turn
-                return found
             found += [MeetMembers(), *self._propose(self._own, now)]
         return found
 
