@@ -510,8 +510,10 @@ def _fetching(facts: Facts) -> list[Obstacle]:
 
 
 def _fetches(facts: Facts, rank: int) -> bool:
-    """Whether the head has heard that *rank* fetches."""
-    return not facts.rank and facts.progress.get(rank, Progress()).fetch_bytes > 0
+    """Whether the head has heard that *rank*, which may be in the ring, fetches."""
+    if facts.rank or facts.roster.members[rank].is_witness:
+        return False
+    return facts.progress.get(rank, Progress()).fetch_bytes > 0
 
 
 def _ring(facts: Facts, now: float) -> list[Obstacle]:

@@ -137,7 +137,7 @@ class NodeReport:
     def facts(self, standing: Standing, now: float) -> Facts:
         """The facts that `obstacles` judges by."""
         roster = self._links.config.roster.roster
-        ranks = range(len(roster.members)) if self.rank == 0 else (self.rank,)
+        ranks = roster.workers if self.rank == 0 else (self.rank,)
         return Facts(
             self.rank,
             roster,
@@ -243,10 +243,11 @@ class NodeReport:
             for rank, purpose, link in self._links.links()
             if purpose is Purpose.CONTROL
         }
-        notes = self._starved(heard, role, now)
+        ring = {rank: more for rank, more in heard.items() if role.place(rank) is not None}
+        notes = self._starved(ring, role, now)
         self._starved_ranks.reset_all_but(set(heard) | {self.rank})
         if isinstance(role.brain, Head) and role.brain.parallel:  # it waited for the slowest
-            self._starved_ranks.lent += max(heard.values(), default=0.0)
+            self._starved_ranks.lent += max(ring.values(), default=0.0)
             self.report(self.progress)
         return notes
 

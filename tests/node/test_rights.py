@@ -165,6 +165,25 @@ def test_a_member_that_links_to_a_witness_for_steps_changes_nothing(purpose):
     assert cluster.head.node.standing().epoch == epoch
 
 
+def test_what_a_witness_says_of_its_engine_and_its_weights_changes_nothing():
+    cluster = cluster_with({2: WITNESS}, splits=2, strategy=Strategy.TENSOR)
+    cluster.run_until(lambda: serves(cluster, (0, 1)))
+    liar, head = cluster.hosts["host2"], cluster.head.node
+    for second in range(60):
+        liar.node.engine_starved(float(second), cluster.now)
+        liar.node.fetched(1, 2, cluster.now)
+        cluster.settle(liar)
+        cluster.run_for(1.0)
+    told = [link for rank, _, link in cluster.hosts["host1"].node.links() if rank == 0]
+    assert {link.keepalive.peer_starved for link in told} <= {0.0, None}, "it lends no time"
+    assert head.facts(cluster.now).progress[2].fetch_bytes == 2
+    assert not head.facts(cluster.now).starved
+    assert not any("starves" in text for _, who, text in cluster.notes if who == "host0")
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(20.0)
+    assert {each.rank for each in head.obstacles(cluster.now)} == {1}
+
+
 # ----------------------------------------------------------- ranks that see no texts
 
 
