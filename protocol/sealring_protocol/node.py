@@ -742,20 +742,22 @@ class Node:
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
         place = rank if self._places is None else self._role.place(rank)
-        attendance = self._role.attendance
+        attendance, effects = self._role.attendance, list[Effect]()
+        unreadable = isinstance(message, CannotServe) and message.epoch == NO_EPOCH
         if place is None:
-            if not isinstance(message, Hello):
+            if not isinstance(message, Hello) and not unreadable:
                 return []  # it has not heard yet that the ring goes on without it
             bucket = TokenBucket(PRESENTATIONS_PER_SECOND, now)
             if not self._presentations.setdefault(rank, bucket).take(now):
                 raise LimitExceeded("it presents itself too often")
             if self._links.member(rank).is_witness:
                 return []  # it takes no part, whatever its engine has
-            effects = self._role.outsider(rank, message, self.engine_info)
-            self._carry_out(effects, now, in_ranks=True)
-            if any(isinstance(effect, Shut) for effect in effects):
-                return []
-            effects = [Note(Level.INFO, f"{self._links.member(rank).name} is here")]
+            if isinstance(message, Hello):
+                effects = self._role.outsider(rank, message, self.engine_info)
+                self._carry_out(effects, now, in_ranks=True)
+                if any(isinstance(effect, Shut) for effect in effects):
+                    return []
+                effects = [Note(Level.INFO, f"{self._links.member(rank).name} is here")]
         else:
             effects = self._brain.message(place, purpose, message, now)
         if attendance is not None and isinstance(message, Hello):
@@ -763,6 +765,11 @@ class Node:
             if not refused:
                 attendance.came(rank, message, now)
                 self._ring_due = now  # once these effects are carried out
+        elif attendance is not None and isinstance(message, CannotServe) and unreadable:
+            news = attendance.unreadable(rank, message.reason)
+            if news and place is None:  # or else the brain has said it
+                text = f"{self._links.member(rank).name} cannot read its model: {message.reason}"
+                effects = [Note(Level.ERROR, text)]
         return effects
 
     def _link_down(

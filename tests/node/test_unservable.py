@@ -20,9 +20,11 @@ from sealring_protocol.control.requests import FinishReason, NotServed, Request
 from sealring_protocol.diagnosis import Cause, first_permanent
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_ENDS
+from sealring_protocol.security.roster import Rights
 
 from tests.sim.cluster import Cluster, Host
 from tests.sim.fake_engine import VOCABULARY, FakeEngine, info
+from tests.sim.rosters import make_roster
 
 UNSERVABLE = FailureKind.UNSERVABLE
 WHY = "the model cannot be cut before layer 3"
@@ -70,10 +72,12 @@ class Ring(Cluster):
     """Two ranks. The engine of *rank* can never load its layers, or, if *unreadable*, cannot read
     its model, until it is `mended`."""
 
-    def __init__(self, rank: int, *, unreadable: bool = False, splits: int = 0) -> None:
+    def __init__(
+        self, rank: int, *, unreadable: bool = False, splits: int = 0, least: int = 0
+    ) -> None:
         self.broken = f"host{rank}"
         self.unreadable = unreadable
-        super().__init__(2, 1, splits=splits)
+        super().__init__(2, 1, splits=splits, least=least)
 
     def start_engine(self, host: Host) -> None:
         if host.name != self.broken:
@@ -169,6 +173,43 @@ def test_a_rank_that_cannot_read_its_model_says_so_to_the_head() -> None:
     ring.network.cut(next(iter(ring.head.wires.values())))  # and says it again on a new link
     ring.run_until(lambda: not ring.obstacle, 5.0)
     ring.run_until(lambda: bool(ring.obstacle), 20.0)
+
+
+def test_a_ring_that_goes_on_without_it_says_why() -> None:
+    ring = Ring(1, unreadable=True, least=1)
+    told = "its engine cannot read its model: model-00002.safetensors is missing"
+    head = ring.head.node
+
+    def outside() -> str:
+        standing = head.standing()
+        return standing.outside[1].why if 1 in standing.outside else ""
+
+    ring.run_until(lambda: head.serving, 30.0)
+    assert outside() == told
+    ring.network.cut(next(iter(ring.head.wires.values())))
+    ring.run_until(lambda: outside() != told, 5.0)
+    ring.run_until(lambda: outside() == told, 20.0)
+    ring.run_for(20.0)  # each of the two said it once, as a member and as one left out
+    said = [text for _, host, text in ring.notes if host == "host0"]
+    assert said.count(f"rank 1 (node1) cannot read its model: {CANNOT_READ.reason}") == 1
+    assert said.count(f"node1 cannot read its model: {CANNOT_READ.reason}") == 1
+    ring.mend()
+    ring.run_until(lambda: head.serving and head.standing().ring == (0, 1), 20.0)
+    assert outside() == ""
+
+
+def test_what_a_witness_says_of_its_model_is_no_news() -> None:
+    roster = make_roster(2, rights={1: Rights.WITNESS})
+    ring = Cluster(2, 1, rosters=[roster] * 2, least=1)
+    ring.run_until(lambda: ring.head.node.serving)
+    witness = ring.hosts["host1"]
+    before = len(ring.notes)
+    ring.kill_engine(witness, back_after=1000)
+    witness.node.engine_message(CANNOT_READ, ring.now)
+    ring.settle(witness)
+    ring.run_for(5.0)
+    told = [text for _, host, text in ring.notes[before:] if host == "host0"]
+    assert told == []
 
 
 def test_a_head_that_cannot_read_its_model_says_so_to_every_rank() -> None:

@@ -91,6 +91,7 @@ class Attendance:
         self.stuck = False
         """Nobody is waited for any more, and those that are present are too few, or have too little
         room."""
+        self._unreadable: dict[int, str] = {}  # why the engines of absent ranks are
         self._short: Counter[int] = Counter()  # each rank's short stays in a row
         self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
         self._aside: dict[int, float] = {}  # present ranks that the others do without: until when
@@ -106,6 +107,7 @@ class Attendance:
         """*rank* is present, and said *hello*. A second one says only that one which was left out
         is worth a try again."""
         self.hellos[rank] = hello
+        self._unreadable.pop(rank, None)
         if rank in self._came and rank not in self._aside:
             return
         self._try_again(rank)
@@ -118,6 +120,7 @@ class Attendance:
     def lost(self, rank: int, now: float) -> None:
         """*rank* is gone."""
         self.hellos.pop(rank, None)
+        self._unreadable.pop(rank, None)
         came = self._came.pop(rank, None)
         if came is None:
             return
@@ -131,6 +134,14 @@ class Attendance:
         self._short[rank] = min(self._short[rank] + 1, 10) if short else 0
         unsteady = self._short[rank] > 1
         self._awaited[rank] = now if unsteady else now + LOSS_SECONDS
+
+    def unreadable(self, rank: int, reason: str) -> bool:
+        """The engine of *rank*, which is linked, cannot read its model, for that *reason*. Whether
+        that is news."""
+        if rank in self.hellos or self._unreadable.get(rank) == reason:
+            return False
+        self._unreadable[rank] = reason
+        return True
 
     def epoch_over(self, failed: Failure | None, now: float) -> None:
         """An epoch is over without having worked, because a rank *failed*; None if it worked, or
@@ -289,6 +300,8 @@ class Attendance:
 
     def why_outside(self, rank: int) -> Outside:
         """Why the ring is without *rank*, and until when; for people."""
+        if rank in self._unreadable:
+            return Outside(f"its engine cannot read its model: {self._unreadable[rank]}")
         if rank not in self._came:
             why = "it is away" if rank in self._lost else "it has not come yet"
             return Outside(why, since=self._lost.get(rank, self._began))
