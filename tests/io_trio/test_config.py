@@ -44,9 +44,9 @@ MISTAKES = {
     ),
     "unknown key": (GOOD + "colour = 3\n", ["line 7: unknown key 'colour'"], "The keys are: key,"),
     "missing key": (
-        GOOD.replace('model = "tiny"\n', ""),
-        ["the key 'model' is missing"],
-        'Add it: model = "models/llama-8b"',
+        GOOD.replace('listen = "0.0.0.0:7470"\n', ""),
+        ["the key 'listen' is missing"],
+        'Add it: listen = "0.0.0.0:7470"',
     ),
     "wrong type": (GOOD.replace('"tiny"', "3"), ["line 6: 'model': Input should be a"], ""),
     "bad address": (

@@ -16,6 +16,7 @@ from sealring.local.node_socket import listening
 from sealring.service.owner_api import OwnerApi, serve_owner
 from sealring.service.requests import answer_at_door
 from sealring.service.verification import Reply
+from sealring_protocol.security.roster import Rights
 from sealring_trio.files.key_files import read_key
 from sealring_trio.units import wall_ms
 
@@ -60,7 +61,8 @@ async def test_a_roster_comes_in_force_meanwhile_and_is_followed(
         async def accept() -> None:
             words = ("machines", "accept", "den", "--config", made.files.config)
             key = ("--key", made.files.coordinator_key)
-            outcomes.append(await trio.to_thread.run_sync(sealring, *words, *key))
+            rights = ("--witness", "--no-text")
+            outcomes.append(await trio.to_thread.run_sync(sealring, *words, *key, *rights))
 
         async with trio.open_nursery() as people:
             people.start_soon(accept)
@@ -73,3 +75,4 @@ async def test_a_roster_comes_in_force_meanwhile_and_is_followed(
     assert (outcomes[0].code, outcomes[0].err) == (0, "")
     assert outcomes[0].out == "den is a member now, of roster 3\n"
     assert made.names == ["loft", "den"]
+    assert made.signed.roster.members[1].rights == Rights.WITNESS

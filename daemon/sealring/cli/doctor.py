@@ -30,7 +30,7 @@ from sealring_trio.fetching.hub import Hub
 from sealring_trio.files.key_files import WRITABLE, others_may, read_key, read_public_key
 from sealring_trio.files.models import describe_model, find_model
 from sealring_trio.files.rosters import DAY, WARNING_DAYS, RosterStore, left, seconds_left
-from sealring_trio.node.service import check_member, check_model, this_build
+from sealring_trio.node.service import check_member, check_model, needs_no_engine, this_build
 from sealring_trio.units import parse_address, wall_ms
 
 from sealring.cli.members import found_beside
@@ -77,6 +77,11 @@ class Patient:
     roster: SignedRoster | None
     own: bytes
     status: Mapping[str, Any] | None
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether it is a witness, by its roster."""
+        return self.roster is not None and needs_no_engine(self.roster.roster, self.own)
 
     @property
     def linked(self) -> dict[int, str]:
@@ -126,16 +131,17 @@ def doctor(*, config: OwnConfig = None, collect: Path | None = None, json: AsJso
 
 def examine(path: Path | None) -> list[Finding]:
     """What all checks find with the config at *path*, or the default one."""
-    findings = [*_versions(), *_limits(), *_aes()]
+    machine = [*_limits(), *_aes()]
     try:
         config = own_config(path)
     except UserError as error:
-        return [*findings, Finding("config", WRONG, error.what, error.advice)]
-    findings.append(Finding("config", OK, f"{config.path} is valid"))
+        return [*_versions(), *machine, Finding("config", WRONG, error.what, error.advice)]
     found, own, roster = _identity(config)
     said, status = _ask(config)
-    findings += [*found, *said]
     patient = Patient(config, roster, own, status)
+    valid = Finding("config", OK, f"{config.path} is valid")
+    versions = _versions(witness=patient.is_witness)
+    findings = [*versions, *machine, valid, *found, *said]
     checks: tuple[tuple[str, Callable[[Patient], Iterator[Finding]]], ...] = (
         ("model", _model),
         ("collectives", _collectives),
@@ -155,11 +161,11 @@ def examine(path: Path | None) -> list[Finding]:
 # ------------------------------------------------------------- this machine
 
 
-def _versions() -> Iterator[Finding]:
+def _versions(*, witness: bool = False) -> Iterator[Finding]:
     info = build_info()
     own = this_build()
     text = f"sealring {own.text}, Python {info['python']}, MLX {info['mlx']}"
-    missing = info["mlx"] == "none"
+    missing = info["mlx"] == "none" and not witness
     advice = "Install sealring with MLX for this machine: see the README." if missing else ""
     facts = {**info, "steps": [own.oldest, own.newest], "system": platform.system()}
     yield Finding("versions", WRONG if missing else OK, text, advice, facts)
@@ -276,8 +282,11 @@ def _spare(signed: SignedRoster) -> Finding:
 
 def _model(patient: Patient) -> Iterator[Finding]:
     config = patient.config
+    if patient.is_witness:
+        yield Finding("model", OK, "this machine is a witness, which needs neither model nor MLX")
+        return
     try:
-        folder = find_model(config.model, Hub(offline=True))
+        folder = find_model(config.needed_model, Hub(offline=True))
         info = describe_model(folder, config.adapter)
     except UserError as error:
         fetched = config.fetch == "members"  # which a node does when it begins
@@ -294,6 +303,8 @@ def _model(patient: Patient) -> Iterator[Finding]:
 
 def _collectives(patient: Patient) -> Iterator[Finding]:
     """Which back ends of tensor parallelism MLX has here. Another process imports it."""
+    if patient.is_witness:
+        return
     command = [sys.executable, "-P", "-c", _BACKENDS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -82,7 +82,7 @@ def join(
     This machine makes a key, which never leaves it, and shows it as four
     words. Whoever is at the other machine sees the same words, and says
     whether this one may join. Then it fetches its part of the model, and
-    serves until Ctrl-C.
+    serves until Ctrl-C. One that is let in as a witness fetches nothing.
 
     On a machine that others use as well, every user can see what is typed.
     There, have it read from standard input, or be asked for it:
@@ -222,13 +222,14 @@ def _join(
             say(f"waiting for a yes at {name}{rest}", json=json)
 
         def store(self, cluster: InviterProved, admitted: Admitted) -> None:
+            roster = admitted.roster.roster
+            member = roster.member(node_id(signer.public_key))
             if former is not None:
                 former.settle(admitted.roster)
             else:
-                kept = _with_model(settings, _told_model(admitted.settings))
+                absent = "" if member is not None and member.is_witness else _ABSENT
+                kept = _with_model(settings, _told_model(admitted.settings) or absent)
                 settle(place, kept, signer, cluster.coordinator, admitted.roster)
-            roster = admitted.roster.roster
-            member = roster.member(node_id(signer.public_key))
             own = settings.name if member is None else member.name
             say(f"joined {roster.name} as {own}; files: {place.folder}", json=json)
             if json:
@@ -289,8 +290,8 @@ def _told_model(settings: str) -> str:
 
 
 def _with_model(settings: Settings, told: str) -> Settings:
-    """*settings* with a model: their own, the one that was *told*, or a folder yet to be made."""
-    return attrs.evolve(settings, model=settings.model or told or _ABSENT)
+    """*settings* with a model: their own, or the one that was *told*."""
+    return attrs.evolve(settings, model=settings.model or told)
 
 
 # ---------------------------------------------------------------------- without an invitation

@@ -15,8 +15,9 @@ from typing import Annotated, Any
 import attrs
 import cyclopts
 import trio
+from cyclopts import Parameter
 from sealring_protocol.diagnosis import ADVICE, Cause
-from sealring_protocol.security.roster import Member, TrustLevel
+from sealring_protocol.security.roster import Member, Rights, TrustLevel
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.units import wall_ms
 
@@ -42,7 +43,7 @@ from sealring.cli.members import (
     read_signer,
 )
 from sealring.cli.options import AsJson, OwnConfig
-from sealring.files.cluster import describe_rights, sign_next
+from sealring.files.cluster import describe_rights, rights_of, sign_next
 from sealring.files.config import Config, own_config
 from sealring.joining.fingerprint import fingerprint
 from sealring.local.node_socket import answer_of, ask
@@ -223,7 +224,7 @@ def _watch(
 
     def decide(who: str, accepted: bool) -> None:
         if accepted:
-            _accept(settings, who, key)
+            _accept(settings, who, key, Rights.TEXT)
         else:
             answer_of(settings.control_socket, "refuse", {"who": who})
 
@@ -238,20 +239,34 @@ def _watch(
 
 
 @app.command
-def accept(who: str = "", *, change: ClusterChange = AS_CONFIGURED) -> None:
+def accept(
+    who: str = "",
+    *,
+    witness: Annotated[bool, Parameter(negative="")] = False,
+    no_text: Annotated[bool, Parameter(negative="")] = False,
+    change: ClusterChange = AS_CONFIGURED,
+) -> None:
     """Let in a machine that waits: WHO, or the only one.
 
     Compare its fingerprint with what it shows on its own screen:
 
         sealring machines list
         sealring machines accept den
+        sealring machines accept pi --witness --no-text
+
+    What it may see and do can be changed later: sealring machines rights
 
     Parameters
     ----------
     who
         Its name, its fingerprint, or the beginning of its id.
+    witness
+        It is a witness: in no ring, and without a model and an engine.
+    no_text
+        It may see no texts, and is never the head.
     """
-    done = _accept(own_config(change.config), who, change.key)
+    rights = rights_of(text=not no_text, witness=witness)
+    done = _accept(own_config(change.config), who, change.key, rights)
     if change.json:
         print_json(done)
         return
@@ -312,36 +327,40 @@ def _uninvited(settings: Config, waiting: list[dict[str, Any]]) -> list[dict[str
     return [each for each in answer["waiting"] if each["fingerprint"] not in knocked]
 
 
-def _accept(settings: Config, who: str, key: Path | None) -> dict[str, Any]:
-    """Have the node let *who* in; what it answers. With a *key* the roster is signed here. Raises
-    `UserError`."""
-    fields = {"who": who} if key is None else _signed(settings, who, key)
+def _accept(settings: Config, who: str, key: Path | None, rights: Rights) -> dict[str, Any]:
+    """Have the node let *who* in with *rights*; what it answers. With a *key* the roster is signed
+    here. Raises `UserError`."""
+    unusual = {} if Rights.TEXT in rights else {"text": False}
+    if Rights.WITNESS in rights:
+        unusual["witness"] = True  # a node of an earlier release refuses what it does not know
+    fields = {"who": who, **unusual} if key is None else _signed(settings, who, key, rights)
     done = answer_of(settings.control_socket, "accept", fields, _JOIN_SECONDS)
     if key is not None and not done["installed"]:
         # Another roster came in force while the newcomer stored this one.
-        cluster, member = read_cluster(settings.path), _member(done)
+        cluster, member = read_cluster(settings.path), _member(done, rights)
         if cluster.roster.roster.member(member.id) is None:
             done["serial"] = have_members(cluster, (*cluster.members, member), key).serial
     return done
 
 
-def _signed(settings: Config, who: str, key: Path) -> dict[str, Any]:
-    """A roster with *who* in it, signed with *key*, and whom it means. Raises `UserError`."""
+def _signed(settings: Config, who: str, key: Path, rights: Rights) -> dict[str, Any]:
+    """A roster with *who* in it, who has *rights*, signed with *key*; and whom it means. Raises
+    `UserError`."""
     cluster = read_cluster(settings.path)
     signer = read_signer(cluster, key)
     meant = _waiting(settings, who)
     if len(meant) != 1:
         return {"who": who}  # the node says what is wrong
     (facts,) = meant
-    members = (*cluster.members, _member(facts))
+    members = (*cluster.members, _member(facts, rights))
     signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
     return {"who": facts["visit"], "roster": signed.encode().hex()}
 
 
-def _member(facts: Mapping[str, Any]) -> Member:
-    """The member that the newcomer of *facts* is to be."""
-    public_key = bytes.fromhex(facts["public_key"])
-    return Member(public_key, facts["name"], tuple(facts["addresses"]), TrustLevel.SOFTWARE)
+def _member(facts: Mapping[str, Any], rights: Rights) -> Member:
+    """The member that the newcomer of *facts* is to be, with *rights*."""
+    key, addresses = bytes.fromhex(facts["public_key"]), tuple(facts["addresses"])
+    return Member(key, facts["name"], addresses, TrustLevel.SOFTWARE, rights=rights)
 
 
 # ---------------------------------------------------------------------- inviting

@@ -182,7 +182,7 @@ def _ring(config: Path | None, model: str | None, memory: str | None) -> _Ring:
             "Name a model (--model, and --memory), or this machine's node (--config).",
         )
     settings = own_config(config)
-    folder = find_for_command(settings, model or settings.model)
+    folder = find_for_command(settings, model or settings.needed_model)
     try:
         facts = next(ask(settings.control_socket, "status", seconds=ANSWER_SECONDS))
     except NobodyThere:

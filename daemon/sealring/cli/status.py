@@ -225,7 +225,7 @@ def _facts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("as the head", facts["head_fault"] and f"it could not serve: {facts['head_fault']}"),
         ("put out by", _outs(facts["peers"])),
         *(("addresses", _addresses(peer)) for peer in facts["peers"]),
-        ("model", f"{facts['model']} ({facts['model_digest'][:16]}...)"),
+        ("model", facts["model"] and f"{facts['model']} ({facts['model_digest'][:16]}...)"),
         ("strategy", f"{facts['strategy']}: {facts['reason']}" if facts["reason"] else ""),
         ("ring", _ring(facts)),
         ("choice", (facts.get("choice") or {"text": ""})["text"]),
@@ -300,6 +300,8 @@ def _fetching(facts: dict[str, Any]) -> str:
 
 
 def _engine(facts: dict[str, Any]) -> str:
+    if not facts["model"]:
+        return "none: a witness needs none" if facts.get("witness") else "none"
     pids = ", ".join(map(str, facts["engine_pids"])) or "none"
     lost = f"; {facts['engine_lost']}" if facts["engine_lost"] else ""
     return f"pid {pids}, {facts['engine_state']}, restarted {facts['engine_restarts']} times{lost}"

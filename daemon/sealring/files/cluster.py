@@ -275,11 +275,16 @@ def _member(member: DraftMember) -> Member:
         addresses=tuple(member.addresses),
         trust=TRUST_NAMES[member.trust],
         attestation=bytes.fromhex(member.attestation),
-        rights=Rights(member.text * Rights.TEXT | member.witness * Rights.WITNESS),
+        rights=rights_of(text=member.text, witness=member.witness),
     )
 
 
 # ---------------------------------------------------------------------- rights
+
+
+def rights_of(*, text: bool, witness: bool) -> Rights:
+    """The rights of a member that may see *text*, and is a *witness*."""
+    return Rights(text * Rights.TEXT | witness * Rights.WITNESS)
 
 
 def describe_rights(member: Member) -> dict[str, bool]:

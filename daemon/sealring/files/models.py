@@ -69,9 +69,10 @@ def find_for_command(config: NodeFile, model: str) -> Path:
 def find_whole_for_command(config: NodeFile) -> Path:
     """The folder of the model of *config*, as `find_for_command`, with all of its weights: what is
     missing is fetched from the hub, if it comes from there. Raises `UserError`."""
-    if config.fetch == "hub" or not is_hub_id(config.model):
-        return find_whole_model(config.model, Hub(offline=config.offline))
-    folder = find_for_command(config, config.model)
+    model = config.needed_model
+    if config.fetch == "hub" or not is_hub_id(model):
+        return find_whole_model(model, Hub(offline=config.offline))
+    folder = find_for_command(config, model)
     try:
         partial = PartialModel.open(folder)
         missing = partial.missing(partial.entries) if partial is not None else []
@@ -79,7 +80,7 @@ def find_whole_for_command(config: NodeFile) -> Path:
         raise UserError(f"cannot use the model: {error}", "Delete its folder.") from None
     if missing:
         raise UserError(
-            f"this needs all of {config.model}, and only the layers of its rank are here",
+            f"this needs all of {model}, and only the layers of its rank are here",
             "Ask on a machine that has the model whole.",
         )
     return folder

@@ -24,7 +24,7 @@ from sealring_protocol.links.peers import PeerState
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
 from sealring_trio.engine.group import EngineGroup
-from sealring_trio.engine.supervisor import Supervisor
+from sealring_trio.engine.supervisor import NoEngine, Supervisor
 from sealring_trio.files.config import SUITE_NAMES
 from sealring_trio.files.rosters import left, seconds_left
 from sealring_trio.node.runtime import Runtime
@@ -77,7 +77,7 @@ def describe_node(
         **describe_roster(roster),
         "activations": describe_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
-        "model": str(model),
+        "model": "" if isinstance(runtime.engine, NoEngine) else str(model),
         "model_digest": info.model.hex() if info else "",
         **place,
         "state_s": round(now - standing.since, 1),

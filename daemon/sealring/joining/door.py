@@ -53,6 +53,7 @@ from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import sha256
 from sealring_protocol.security.roster import (
     Member,
+    Rights,
     Roster,
     SignedRoster,
     TrustLevel,
@@ -129,6 +130,7 @@ class Knock:
     since: float
     line: JoinLine
     like: str = ""
+    rights: Rights = Rights.TEXT  # once it is admitted
     id: str = attrs.field(factory=lambda: secrets.token_hex(8))
     admitted: SignedRoster | None = None  # what it was sent
     follows: SignedRoster | None = None  # what was in force when that was signed
@@ -159,7 +161,8 @@ class Knock:
     @property
     def member(self) -> Member:
         """The member that it would be."""
-        return Member(self.newcomer.public_key, self.name, self.addresses, TrustLevel.SOFTWARE)
+        key, trust = self.newcomer.public_key, TrustLevel.SOFTWARE
+        return Member(key, self.name, self.addresses, trust, rights=self.rights)
 
     @property
     def fingerprint(self) -> str:
@@ -342,15 +345,22 @@ class Door:
         since = trio.current_time() - PAST_SECONDS
         return [*(each for each in self._past if each.ended > since), *self.waiting()]
 
-    async def accept(self, knock: Knock, roster: bytes | None = None, by: str = "") -> None:
-        """Admit the newcomer of *knock*, as *by* says, or a person at a terminal. *roster* is one
-        that holds it, signed by whoever accepts; without it the coordinator's key must lie here.
-        Returns once it has joined.
+    async def accept(
+        self,
+        knock: Knock,
+        roster: bytes | None = None,
+        by: str = "",
+        rights: Rights = Rights.TEXT,
+    ) -> None:
+        """Admit the newcomer of *knock* with *rights*, as *by* says, or a person at a terminal.
+        *roster* is one that holds it, signed by whoever accepts; without it the coordinator's key
+        must lie here. Returns once it has joined.
 
         Raises `UserError` or `OperationError` if it does not.
         """
         await self.settled()
         self._check_waits(knock)
+        knock.rights = rights
         self._sign(knock, roster)
         signed, knock.by = knock.admitted, by
         if signed is None:
@@ -486,7 +496,8 @@ class Door:
                 f"a roster with the serial {self.spent} was sent to a machine that left",
                 "Accept it again: the next one has a greater serial.",
             )
-        knock.name = next(m.name for m in signed.roster.members if m.id == knock.newcomer.id)
+        member = next(m for m in signed.roster.members if m.id == knock.newcomer.id)
+        knock.name, knock.rights = member.name, member.rights
         return signed
 
     def _place(self, knock: Knock, roster: Roster) -> None:

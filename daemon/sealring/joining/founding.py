@@ -139,7 +139,7 @@ class MemberFiles:
 @attrs.frozen
 class Settings:
     """What a machine is to be called, *listen*, *api* and *discover* as its config has them, and
-    the *model*: a folder, a hub id or the name of one that ships with sealring."""
+    the *model*: a folder, a hub id or the name of one that ships with sealring; empty for none."""
 
     name: str
     listen: tuple[str, int]
@@ -312,7 +312,7 @@ def _config(place: MemberFiles, settings: Settings, *, signs: bool) -> bytes:
         "coordinator": place.coordinator.name,
         **({"coordinator_key": place.coordinator_key.name} if signs else {}),
         "listen": format_address(*settings.listen),
-        "model": settings.model,
+        **({"model": settings.model} if settings.model else {}),
         "api": settings.api,
         **({} if settings.discover else {"discover": False}),
         **({"state": str(place.state)} if place.state is not None else {}),

@@ -1,10 +1,13 @@
-"""The lives of a node: which model each has, and how the owner changes from one to the next.
+"""The lives of a node: which model each has, and how it changes from one to the next.
 
 A model is part of all that a node has made: its engine, its caches, its tokenizer, what it says of
 itself. So a node has one life for each model that it is given. A life ends in good order inside the
 process (requests finish, links close), and the next begins with the other model, or with the old
 one if the other cannot be served; what the owner asks meanwhile waits. Other nodes see one that was
 started again.
+
+A life may also have no model and no engine: that of a witness. It begins when a roster makes the
+node one, and ends when a roster makes it a rank again (`ModelSwitch.follow_rights`).
 
 Each node of a ring is changed by its own person. The ring serves again once all have one model.
 """
@@ -13,6 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -21,7 +26,8 @@ from sealring_model.errors import LoadError
 from sealring_model.loading.model_store import check_whole
 from sealring_protocol.diagnosis import Obstacle, first_permanent
 from sealring_trio.errors import OperationError, UserError
-from sealring_trio.node.service import NodeSetup
+from sealring_trio.fetching.members import Pause
+from sealring_trio.node.service import NodeSetup, needs_no_engine
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sealring.files.config import REREAD, Config, load_config
@@ -48,12 +54,14 @@ _QUESTION: Final = GenerateFields(prompt="Hello.", max_tokens=1)
 class ModelSwitch:
     """Answers the owner of a node across its lives, and says which life is next.
 
-    *prepare* reads and checks all that a config names. It may take long, and raise `UserError`.
+    *prepare* reads and checks all that a config names, as `head_api.prepare` does. It may take
+    long, and raise `UserError`.
     """
 
-    def __init__(self, prepare: Callable[[Config], NodeSetup[Config]]) -> None:
+    def __init__(self, prepare: Callable[[Config, Pause | None], NodeSetup[Config]]) -> None:
         self._prepare: Final = prepare
         self.lives = 0
+        self._followed = 0  # the serial of the last roster for which a life was ended
         self._generator: Generator | None = None
         self._requests: Requests | None = None
         self._api: NodeApi | None = None
@@ -125,6 +133,44 @@ class ModelSwitch:
                 log.warning("changes of %s count from the node's next start", ", ".join(later))
         await api.reread(self.reread_into(setup.config))
 
+    async def follow_rights(self) -> None:
+        """End the present life, and have another begin, once a roster makes this node a witness or
+        a rank that needs an engine. Until cancelled."""
+        setup, generator = self._setup, self._generator
+        if setup is None or generator is None:
+            raise RuntimeError("no life has begun")
+        while True:
+            changed = generator.runtime.roster_changed
+            roster = generator.runtime.node.roster.roster
+            witness = needs_no_engine(roster, setup.identity.id)
+            fits = setup.is_witness if witness else setup.has_engine
+            if not fits and roster.serial != self._followed:
+                self._followed = roster.serial
+                what = "a witness, without an engine" if witness else "a rank, with an engine"
+                log.info("roster %d makes this node %s", roster.serial, what)
+                following = setup.without_engine() if witness else await self._as_rank(setup)
+                while self._scope is not None:  # noqa: ASYNC110  the owner's change comes first
+                    await trio.sleep(LOOK_SECONDS)
+                if not self.leave.is_set():
+                    self.next = following
+                    self.leave.set()
+            await changed.wait()
+
+    async def _as_rank(self, setup: NodeSetup[Config]) -> NodeSetup[Config]:
+        """The same node with an engine; if there can be none, with what is lacking for it. The
+        config may have been given a model since the node began."""
+
+        def prepared() -> NodeSetup[Config]:
+            config = setup.config
+            model = config.model or load_config(config.path, config.strategy).model
+            return self._prepare(config.model_copy(update={"model": model}), _pause)
+
+        try:
+            return await trio.to_thread.run_sync(prepared, abandon_on_cancel=True)
+        except UserError as error:
+            log.warning("this node has no engine: %s. %s", error.what, error.advice)
+            return setup.without_engine(error.what)
+
     def answer(self, name: str, body: bytes, reply: Reply) -> Awaitable[None]:
         """Answer the request *name*. Raises `UserError` or `OperationError`."""
         if name == "use":
@@ -149,6 +195,12 @@ class ModelSwitch:
         old, generator = self._setup, self._generator
         if old is None or generator is None or self._scope is not None or self.leave.is_set():
             raise OperationError("this node is about to change or stop", "Ask again soon.")
+        if old.is_witness:
+            name = generator.runtime.node.roster.roster.members[generator.runtime.node.rank].name
+            raise UserError(
+                f"'{name}' is a witness, which has no model",
+                f"Make it a rank first: sealring machines rights {shlex.quote(name)} --no-witness",
+            )
         # Whoever asked may leave; what has begun is ended in good order all the same.
         self._scope = trio.CancelScope(shield=True)
         try:
@@ -205,7 +257,7 @@ class ModelSwitch:
                 f"{config.path} has an adapter, which is for the model that it names",
                 "Stop the node, and start it with a config for the other model.",
             )
-        new = self._prepare(config.model_copy(update={"model": model}))
+        new = self._prepare(config.model_copy(update={"model": model}), None)
         if alone:
             try:
                 check_whole(new.model)
@@ -250,6 +302,12 @@ class ModelSwitch:
         if alone:
             raise OperationError(f"it did not serve within {seconds:g} s: {'; '.join(why)}", "")
         return why or ["it has not answered yet"]
+
+
+def _pause(seconds: float) -> None:
+    """Wait for *seconds* in a thread, or until nobody waits for it any more."""
+    time.sleep(seconds)
+    trio.from_thread.check_cancelled()
 
 
 def _own_obstacle(generator: Generator) -> Obstacle | None:

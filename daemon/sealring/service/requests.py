@@ -25,6 +25,7 @@ from sealring_protocol.joining.invitation import Invitation
 from sealring_protocol.limits import INVITATION_SECONDS
 from sealring_trio.errors import OperationError, UserError
 
+from sealring.files.cluster import rights_of
 from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.status import describe_node, describe_place
 from sealring.generation.trace import StepRecorder, Trace, processor_times
@@ -391,9 +392,12 @@ class MembersFields(_Fields):
 
 
 class AcceptFields(WhoFields):
-    """The same, and a signed *roster* that holds it, in hex; null if the node is to sign."""
+    """The same, and a signed *roster* that holds it, in hex; null if the node is to sign, with the
+    rights to see *text* and to be a *witness*."""
 
     roster: Annotated[str, pydantic.Field(pattern=r"^([0-9a-f]{2})+$")] | None = None
+    text: bool = True
+    witness: bool = False
 
 
 async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> None:
@@ -405,7 +409,8 @@ async def answer_at_door(door: Door, name: str, body: bytes, reply: Reply) -> No
             asked = read_fields(AcceptFields, body, "machines accept")
             roster = None if asked.roster is None else bytes.fromhex(asked.roster)
             knock = door.find(asked.who)
-            await door.accept(knock, roster)
+            rights = rights_of(text=asked.text, witness=asked.witness)
+            await door.accept(knock, roster, rights=rights)
             done = {"serial": door.roster.roster.serial, "installed": knock.installed}
             await reply({"event": "done", **knock.facts(), **done})
         case "refuse":

@@ -60,7 +60,7 @@ async def serve(
     raise_limit()
     setup.store.begin(setup.roster)
     supervision = Supervision()
-    switch = ModelSwitch(partial(prepare, pause=None))
+    switch = ModelSwitch(prepare)
     identity = setup.identity
     door = Door(setup.config, identity.signer, identity.coordinator)
     presence = Presence(setup.config, identity, door)
@@ -156,7 +156,7 @@ async def _live(
         guesses=config.guesses,
         own_sampling=config.sampling == "model",
     )
-    runtime.head_fault = partial(why_not_head, config, setup.model)
+    runtime.head_fault = lambda: setup.lacking or why_not_head(config, setup.model)
     runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
         api = NodeApi(generator, config, door)
@@ -167,6 +167,7 @@ async def _live(
             RingChoice(generator, config)
             nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator, door)
             switch.begin(setup, generator, api)
+            nursery.start_soon(switch.follow_rights)
             door.begin(lambda: runtime.node.roster, runtime.install, config.model)
             presence.begin(runtime)
             await _until_over(signals, lifeline, switch, generator, api, config.drain)
@@ -219,7 +220,8 @@ async def _until_over(
             first.cancel_scope.cancel()
         nursery.start_soon(_stop_after, signalled, switch, nursery.cancel_scope)
         if switch.next is not None:
-            own = "this node loads another model"
+            anew = "loads another model" if switch.next.has_engine else "goes on without a model"
+            own = f"this node {anew}"
             await generator.drain(drain, "the head loads another model", own)
         else:
             await generator.drain(drain, "the head is shutting down")

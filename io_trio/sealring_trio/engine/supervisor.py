@@ -30,10 +30,19 @@ from sealring_model.machine import drop_kernels_after
 from sealring_protocol.codec.encoding import decode_local, encode
 from sealring_protocol.codec.frame import FrameDecoder, FrameKind, frame_header
 from sealring_protocol.codec.local_messages import LocalMessage
-from sealring_protocol.codec.messages import Bootstrap, CannotServe, Epoch, Ready, Step, StepDone
+from sealring_protocol.codec.messages import (
+    NO_EPOCH,
+    Bootstrap,
+    CannotServe,
+    Epoch,
+    FailureKind,
+    Ready,
+    Step,
+    StepDone,
+)
 from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, Starvation, ThreadUse
 from sealring_protocol.errors import RemoteProtocolError
-from sealring_protocol.limits import MAX_SEALED_BODY, MAX_WEIGHT_WAITING
+from sealring_protocol.limits import MAX_REASON, MAX_SEALED_BODY, MAX_WEIGHT_WAITING
 from sealring_protocol.table import Machine, Table
 
 from sealring_trio.net.pump import Wire
@@ -572,6 +581,32 @@ class Supervisor(abc.ABC):
     @abc.abstractmethod
     async def _one_life(self) -> str:
         """Start the engine and run it until it has ended. Returns why it ended."""
+
+
+class NoEngine(Supervisor):
+    """In the place of an engine where there is none. *lacking* is what is missing for one; empty
+    if the node needs none, as a witness."""
+
+    def __init__(self, lacking: str, owner: EngineOwner) -> None:
+        super().__init__(owner)
+        self._lacking = lacking
+
+    @property
+    def processes(self) -> list[EngineProcess]:
+        """None."""
+        return []
+
+    def send(self, message: LocalMessage) -> None:
+        """See `Supervisor.send`."""
+
+    def _end(self, reason: str) -> None:
+        pass
+
+    async def _one_life(self) -> str:
+        if self._lacking:  # which is said as by an engine that cannot read its model
+            reason = self._lacking.encode()[:MAX_REASON].decode(errors="ignore")
+            self._owner.engine_message(CannotServe(NO_EPOCH, FailureKind.UNSERVABLE, reason))
+        await trio.sleep_forever()
 
 
 class Engine(Supervisor):

@@ -129,7 +129,9 @@ class NodeFile(pydantic.BaseModel):
         description="address that other nodes dial", examples=['"0.0.0.0:7470"']
     )
     model: FileOrValue = pydantic.Field(
-        description="folder of the model, 'tiny' for the one that ships with sealring, or hub id",
+        default="",
+        description="folder of the model, 'tiny' for the one that ships with sealring, or hub id; "
+        "a witness needs none",
         examples=['"models/llama-8b"'],
     )
     offline: bool = pydantic.Field(
@@ -289,6 +291,16 @@ class NodeFile(pydantic.BaseModel):
     def path(self) -> Path:
         """The file itself."""
         return self._path
+
+    @property
+    def needed_model(self) -> str:
+        """The model, which every member but a witness needs. Raises `UserError` without one."""
+        if not self.model:
+            raise UserError(
+                f"{self._path}: the key 'model' is missing",
+                f"Add it: {_example(type(self), ('model',))}",
+            )
+        return self.model
 
     @property
     def control_socket(self) -> Path:

@@ -47,7 +47,13 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster
 
 from sealring_trio.engine.group import EngineGroup, GroupSettings
-from sealring_trio.engine.supervisor import Engine, EngineCommand, EngineOwner, Supervisor
+from sealring_trio.engine.supervisor import (
+    Engine,
+    EngineCommand,
+    EngineOwner,
+    NoEngine,
+    Supervisor,
+)
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.fetching.fetcher import RankFetch
 from sealring_trio.fetching.hub import Hub
@@ -100,8 +106,9 @@ def find_for(
     Waits for a member that gives it, by *pause*, or not at all without one. Raises `UserError` if
     there can be no such model, or nobody gives it.
     """
-    if config.fetch == "hub" or not is_hub_id(config.model):
-        return find_model(config.model, Hub(offline=config.offline)), roster
+    model = config.needed_model
+    if config.fetch == "hub" or not is_hub_id(model):
+        return find_model(model, Hub(offline=config.offline)), roster
     rosters = [roster]
 
     def keep(newer: SignedRoster) -> None:
@@ -112,9 +119,9 @@ def find_for(
         rosters.append(newer)
 
     try:
-        refuse_absent_folder(config.model)
+        refuse_absent_folder(model)
         members = identity.members(lambda: rosters[-1], keep)
-        return find_with_members(config.model, members, pause), rosters[-1]
+        return find_with_members(model, members, pause), rosters[-1]
     except LoadError as error:
         advice = "With fetch = 'members' a model is named as on the hub: owner/name."
         raise UserError(f"cannot find the model: {error}", advice) from None
@@ -133,23 +140,55 @@ def source_for(
     return identity.members(roster, keep)
 
 
+NO_MODEL: Final = "no-model"
+"""In a node's state folder, the name of no folder: that of the model where there is none."""
+
+
 @attrs.frozen
 class NodeSetup(Generic[AnyFile]):
-    """Everything that a node needs, read and checked."""
+    """Everything that a node needs, read and checked.
+
+    A node without an engine has neither a *model*, whose folder is not there then, nor *layers*.
+    It is a witness; or a roster has made it a rank while it ran, and *lacking* says what is missing
+    for an engine.
+    """
 
     config: AnyFile
     identity: OwnIdentity
     roster: SignedRoster
     store: RosterStore
     model: Path
-    layers: int  # of the model
-    unpinned: bytes  # as `NodeConfig` has it
+    layers: int = 0  # of the model
+    unpinned: bytes = b""  # as `NodeConfig` has it
     draft: DraftModel | None = None  # on a head that has one
+    lacking: str = ""
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the node has an engine."""
+        return self.layers > 0
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether it is the setup of a witness, which needs no engine."""
+        return not self.has_engine and not self.lacking
+
+    def without_engine(self, lacking: str = "") -> NodeSetup[AnyFile]:
+        """The same node as a witness, or as a rank with nothing but what is *lacking*."""
+        return NodeSetup(
+            self.config,
+            self.identity,
+            self.roster,
+            self.store,
+            self.config.state / NO_MODEL,
+            lacking=lacking,
+        )
 
 
 def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyFile]:
-    """Read and check every file that *config* names. Where other members are to give the model,
-    wait by *pause* until one does; without a pause they are asked once. Raises `UserError`."""
+    """Read and check every file that *config* names; of a model nothing, if this node is a witness.
+    Where other members are to give the model, wait by *pause* until one does; without a pause they
+    are asked once. Raises `UserError`."""
     signer = read_key(config.key)
     coordinator = read_public_key(config.coordinator)
     if coordinator == signer.public_key:
@@ -164,6 +203,8 @@ def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyF
     check_member(config, roster.roster, own)
     suites = tuple(SUITES[name] for name in config.suites)
     identity = OwnIdentity(signer, coordinator, secrets.randbits(63) | 1, suites)
+    if needs_no_engine(roster.roster, own):
+        return NodeSetup(config, identity, roster, store, config.state / NO_MODEL)
     model, roster = find_for(config, identity, store, roster, pause)
     info = describe_model(model, config.adapter)
     check_model(config, roster.roster, info)
@@ -174,6 +215,12 @@ def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyF
     for note in info.notes:
         log.info("%s", note)
     return NodeSetup(config, identity, roster, store, model, len(info.layers), info.unpinned, draft)
+
+
+def needs_no_engine(roster: Roster, own: bytes) -> bool:
+    """Whether *roster* makes the node *own* a witness."""
+    member = roster.member(own)
+    return member is not None and member.is_witness
 
 
 def check_member(config: NodeFile, roster: Roster, own: bytes) -> None:
@@ -310,6 +357,7 @@ def build_runtime(
     the usual ones if there are none; *relays* as `NodeConfig` has it. Raises `UserError` where the
     parts do not fit."""
     config = setup.config
+    engine: Callable[[EngineOwner], Supervisor] = partial(NoEngine, setup.lacking)
     try:
         node = _build_node(setup, relays=relays)
     except LocalProtocolError as error:
@@ -321,12 +369,13 @@ def build_runtime(
         trust = ("--trust-weights",) if config.trust_weights else ()
         narrow = ("--narrow-hops",) if config.hop_dtype == "bf16" else ()
         arguments = ("--model", str(setup.model), *used, *limit, *beside, *trust, *narrow)
+    if setup.has_engine:
+        private = config.collectives == "sealed"
+        engine = _engine(config, EngineCommand(module, arguments, private=private))
     return Runtime(
         node,
         signer=setup.identity.signer,
-        engine=_engine(
-            config, EngineCommand(module, arguments, private=config.collectives == "sealed")
-        ),
+        engine=engine,
         listen=config.listen,
         keep=setup.store.keep,
         model=setup.model,
