@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sealring.dialects.errors import ApiError
 from sealring.http import resume
-from sealring.http.bodies import KEEPALIVE_SECONDS
+from sealring.http.bodies import KEEPALIVE_SECONDS, HeldBytes
 from sealring.http.resume import KeptAnswer, KeptAnswers, ResumeFields
+from sealring.text.workers import SharedBudget
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message
@@ -45,6 +46,7 @@ class Reader:
     over: bool = False
     stuck: trio.Event | None = None
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    budget: SharedBudget = attrs.field(factory=lambda: SharedBudget(1 << 30))
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -64,7 +66,9 @@ class Reader:
             raise AssertionError
 
         with self.scope:
-            await answer.give({"type": "http"}, receive, self.send, after)
+            holding = HeldBytes(self.budget, "reader")
+            await answer.give({"type": "http"}, receive, self.send, holding, after)
+            holding.end()
 
     def leave(self) -> None:
         self.scope.cancel()
@@ -100,8 +104,10 @@ class Kept:
         await trio.lowlevel.checkpoint()
         return answer
 
-    def read(self, answer: KeptAnswer, after: int = -1, *, stuck: bool = False) -> Reader:
-        reader = Reader(stuck=trio.Event() if stuck else None)
+    def read(
+        self, answer: KeptAnswer, after: int = -1, *, stuck: bool = False, **more: Any
+    ) -> Reader:
+        reader = Reader(stuck=trio.Event() if stuck else None, **more)
         self.tasks.start_soon(reader.read, answer, after)
         return reader
 
@@ -373,6 +379,34 @@ async def test_what_a_reader_has_not_taken_counts_until_it_has(
     assert kept.is_kept(new) == [True]
 
 
+async def test_what_older_readers_have_in_hand_counts_whatever_becomes_of_the_answer(
+    kept: Kept,
+) -> None:
+    """One that takes nothing holds a large event, though another has read on, and deleted it."""
+    size = 10 * resume.STEP
+    budget = SharedBudget(5 * size)  # of which one has half
+
+    async def stuck_reader() -> tuple[KeptAnswer, Reader]:
+        answer = kept.start()
+        older = kept.read(answer, stuck=True, budget=budget)
+        await answer.write(events(0, 2, size - 100))
+        await answer.close()
+        await wait_all_tasks_blocked()
+        await Reader().read(answer, 0)
+        answer.keep_no_longer()
+        return answer, older
+
+    readers = [await stuck_reader() for _ in range(5)]
+    for _, older in readers:
+        assert older.stuck is not None
+        older.stuck.set()
+    await wait_all_tasks_blocked()
+    assert [older.numbers for _, older in readers] == [[0], [0], [], [], []]
+    told = [json.loads(older.got.split(b"data: ")[-1]) for _, older in readers]
+    assert [each["error"]["code"] for each in told] == ["taken_over"] * 2 + ["overloaded"] * 3
+    assert all(each["resumable"] for each in told[2:])
+
+
 async def test_answers_that_nobody_reads_are_few(kept: Kept) -> None:
     ended: list[str] = []
 
@@ -437,6 +471,7 @@ ASKED = {
     "empty": [(b"idempotency-key", b"")],
     "no word": [(b"idempotency-key", b"a b")],
     "no event": [(b"idempotency-key", b"a"), (b"last-event-id", b"7")],
+    "no event and no key": [(b"last-event-id", b"7")],
     "an endless number": [(b"idempotency-key", b"a"), (b"last-event-id", b"x:" + b"9" * 99)],
 }
 
@@ -572,6 +607,27 @@ def test_places_that_a_stream_has_and_has_not(team: Served) -> None:
     headers = {"idempotency-key": "places-of-none", "last-event-id": got.last}
     refused = team.http.post(CHAT, json=asking(team, CHAT), headers=headers)
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "stream_not_found")
+
+
+def test_a_post_that_names_an_event_begins_nothing_without_a_key_either(team: Served) -> None:
+    """Clients that send their request again with the last id would have a second answer after the
+    first part of another: one in the background has ids, and needs no key."""
+    body = asking(team, RESPONSES, background=True)
+    got = begin(team, RESPONSES, body, "")
+    rest = team.http.post(RESPONSES, json=body, headers={"last-event-id": got.last})
+    assert {**got.events, **heard(rest.content).events} == heard(back(team, got.id).content).events
+    for path, last in ((CHAT, got.last), (CHAT, "chatcmpl-none:1"), (RESPONSES, "resp_none:1")):
+        refused = team.http.post(path, json=asking(team, path), headers={"last-event-id": last})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "stream_not_found")
+
+
+def test_the_paths_of_responses_are_of_no_other_answer(team: Served) -> None:
+    got = begin(team, CHAT, asking(team, CHAT), "no-response")
+    for method, more in (("GET", ""), ("GET", "?stream=true"), ("DELETE", ""), ("POST", "/cancel")):
+        answer = team.http.request(method, f"{RESPONSES}/{got.id}{more}")
+        told = (answer.status_code, answer.json()["error"]["code"])
+        assert told == (404, "response_not_found"), method
+    assert back(team, got.id).status_code == 200
 
 
 def test_another_owner_has_nothing_to_come_back_to(team: Served) -> None:

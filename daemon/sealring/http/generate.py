@@ -422,6 +422,7 @@ class Generate:
             holding = over.enter_context(self._head.holding(caller.account, 0))
             call = Call(caller, trace, holding, EventStream(send), over)
             resumed = await self._answer(scope, receive, send, call)
+        del call  # the answer counts what it keeps itself, and its reader may take long
         if resumed is not None:
             await resumed(scope, receive, send)
 

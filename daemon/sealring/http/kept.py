@@ -38,6 +38,7 @@ MAX_KEPT_ITEMS: Final = 1 << 17
 MAX_KEPT_EACH: Final = 8 << 20
 """Bytes of one. A larger one is not kept."""
 
+_PATH: Final = "/v1/responses"
 _ITEMS: Final = 20
 _MOST_ITEMS: Final = 100
 _ID: Final = re.compile(rb'\{"id":("(?:[^"\\]|\\.)*+")')
@@ -236,7 +237,7 @@ def _find(request: Request) -> tuple[Kept, ResponseStore, str]:
 
 async def retrieve(request: Request) -> Response | Resumed:
     """``GET /v1/responses/{id}``: the response, or with ``stream`` its events from one on."""
-    answer = found(request)
+    answer = found(request, _PATH)
     if request.query_params.get("stream", "false") != "false":
         if answer is None:
             _find(request)
@@ -254,7 +255,7 @@ async def retrieve(request: Request) -> Response | Resumed:
 async def delete(request: Request) -> JSONResponse:
     """``DELETE /v1/responses/{id}``, with its events. One under way ends."""
     name = request.path_params["id"]
-    if not forgotten(request):
+    if not forgotten(request, _PATH):
         _find(request)
     caller: Caller = request.scope["state"]["visitor"]
     request.app.state.head.responses.drop(caller.owner, name)
@@ -263,7 +264,7 @@ async def delete(request: Request) -> JSONResponse:
 
 async def cancel(request: Request) -> Response:
     """``POST /v1/responses/{id}/cancel``: end one that is made in the background."""
-    answer = found(request)
+    answer = found(request, _PATH)
     if answer is not None and answer.so_far is not None:
         response = Response(answer.so_far("cancelled"), media_type="application/json")
         answer.withdraw()

@@ -31,7 +31,13 @@ from starlette.types import Receive, Scope, Send
 
 from sealring.dialects.errors import ApiError, invalid
 from sealring.dialects.replies import KEEPALIVE, broken_off
-from sealring.http.bodies import KEEPALIVE_SECONDS, ClientGone, EventStream, attended
+from sealring.http.bodies import (
+    KEEPALIVE_SECONDS,
+    ClientGone,
+    EventStream,
+    HeldBytes,
+    attended,
+)
 
 if TYPE_CHECKING:
     from sealring.http.gate import Caller
@@ -91,7 +97,7 @@ class ResumeFields:
         `ApiError`."""
         given = headers.getlist("idempotency-key")
         if not given:
-            return cls(path)
+            return cls(path, b"", b"", *_last_event(headers))
         if len(given) > 1 or not _KEY.fullmatch(given[0]):
             raise invalid(
                 f"The Idempotency-Key is one word of up to {MAX_KEY} plain characters.",
@@ -262,9 +268,12 @@ class KeptAnswer:
                 "starting_after",
             )
 
-    async def give(self, scope: Scope, receive: Receive, send: Send, after: int = -1) -> None:
-        """Answer a request by all that follows event *after*, until it is over. Raises `ApiError`,
-        before anything is sent."""
+    async def give(
+        self, scope: Scope, receive: Receive, send: Send, holding: HeldBytes, after: int = -1
+    ) -> None:
+        """Answer a request by all that follows event *after*, until it is over. *holding* counts
+        what its client has not taken: that stays, whatever becomes of the answer. Raises
+        `ApiError`, before anything is sent."""
         self.check_after(after)
         if not self.kept and self._readers:
             raise not_there(self.id)
@@ -274,7 +283,7 @@ class KeptAnswer:
         self._place, self.unread = after + 1, None
         self._wake()
         try:
-            await attended(receive, partial(self._tell, scope, receive, send, mine))
+            await attended(receive, partial(self._tell, scope, receive, send, holding, mine))
         except ClientGone:
             pass
         finally:
@@ -286,7 +295,9 @@ class KeptAnswer:
                 self._wake()
                 self._answers.left(self)
 
-    async def _tell(self, scope: Scope, receive: Receive, send: Send, mine: int) -> None:
+    async def _tell(
+        self, scope: Scope, receive: Receive, send: Send, holding: HeldBytes, mine: int
+    ) -> None:
         while not (self.opened or self.over):
             if self._reader != mine:
                 raise self._taken_over()
@@ -298,12 +309,18 @@ class KeptAnswer:
             return
         stream = EventStream(send)
         await stream.open()
-        place = self._place
+        place, error = self._place, None
         while self._reader == mine and not (self.over and place == self.end):
             if place < self.end:
-                events = _some(self._events, place - self._first)
-                await stream.write(b"".join(events))
-                place += len(events)
+                events, count = _some(self._events, place - self._first)
+                try:
+                    holding.grow(len(events))
+                except ApiError as full:
+                    error = full
+                    break
+                await stream.write(events)
+                holding.grow(-len(events))
+                place += count
                 if self._reader == mine:
                     self._place = place
                     if not self.kept:
@@ -316,7 +333,9 @@ class KeptAnswer:
                 await stream.write(self.silence)
         if self._reader != mine:
             error = self._taken_over()
-            await stream.write(broken_off(self.asked.path, error, self.id, place, resumable=True))
+        if error is not None:
+            path, again = self.asked.path, self.kept
+            await stream.write(broken_off(path, error, self.id, place, resumable=again))
         await stream.close()
 
     def _taken_over(self) -> ApiError:
@@ -331,14 +350,14 @@ def _nothing() -> None:
     """What is left to withdraw of an answer that is over."""
 
 
-def _some(events: list[bytes], begin: int) -> list[bytes]:
-    """*events* from index *begin* on, of `STEP` bytes at most if they are more than one."""
-    size = 0
-    for end in range(begin, len(events)):
+def _some(events: list[bytes], begin: int) -> tuple[bytes, int]:
+    """*events* from index *begin* on, of `STEP` bytes at most if they are more than one, and how
+    many they are."""
+    size, end = 0, begin
+    while end < len(events) and (end == begin or size + len(events[end]) <= STEP):
         size += len(events[end])
-        if size > STEP and end > begin:
-            return events[begin:end]
-    return events[begin:]
+        end += 1
+    return b"".join(events[begin:end]), end - begin
 
 
 @attrs.define
@@ -394,11 +413,10 @@ class KeptAnswers:
         """The answer to a request of *owner* that was sent before, as *asked*; None if it was not.
         Raises `ApiError` if the key was another request's, or what follows an event is asked for
         that is not kept."""
-        found = self._keys.get((owner, asked.key)) if asked.key else None
-        if found is not None and (found.asked.path, found.asked.body) != (
-            asked.path,
-            asked.body,
-        ):
+        keyed = bool(asked.key)  # one in the background may have no key
+        found = self._keys.get((owner, asked.key)) if keyed else self.find(owner, asked.answer)
+        same = found is not None and found.asked.path == asked.path
+        if keyed and found is not None and not (same and found.asked.body == asked.body):
             raise ApiError(
                 409,
                 "The Idempotency-Key was sent with another body or path. Use a new one for each "
@@ -406,7 +424,7 @@ class KeptAnswers:
                 "idempotency_key_reused",
                 param="idempotency-key",
             )
-        if asked.answer and (found is None or found.id != asked.answer):
+        if asked.answer and not (same and found is not None and found.id == asked.answer):
             raise not_there(asked.answer)
         return found
 
@@ -505,14 +523,19 @@ class Resumed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Give what follows."""
-        await self.answer.give(scope, receive, send, self.after)
+        head: ApiHead = scope["app"].state.head
+        caller: Caller = scope["state"]["visitor"]
+        with head.holding(caller.account, 0) as holding:
+            await self.answer.give(scope, receive, send, holding, self.after)
 
 
-def found(request: Request) -> KeptAnswer | None:
-    """The answer that *request* names, if its owner has it."""
+def found(request: Request, path: str = "") -> KeptAnswer | None:
+    """The answer that *request* names, if its owner has it, and asked for it at *path*, if that is
+    given."""
     head: ApiHead = request.app.state.head
     caller: Caller = request.scope["state"]["visitor"]
-    return head.answers.find(caller.owner, request.path_params["id"])
+    answer = head.answers.find(caller.owner, request.path_params["id"])
+    return answer if answer is not None and path in ("", answer.asked.path) else None
 
 
 def resumed(request: Request) -> Resumed:
@@ -545,9 +568,10 @@ async def forget(request: Request) -> JSONResponse:
     return JSONResponse({"id": request.path_params["id"], "object": "stream", "deleted": True})
 
 
-def forgotten(request: Request) -> bool:
-    """End the answer that *request* names, and keep it no longer; whether there was one."""
-    if (answer := found(request)) is None:
+def forgotten(request: Request, path: str = "") -> bool:
+    """End the answer that *request* names (`found`), and keep it no longer; whether there was
+    one."""
+    if (answer := found(request, path)) is None:
         return False
     answer.withdraw()
     answer.keep_no_longer()
