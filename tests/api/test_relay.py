@@ -222,7 +222,7 @@ async def test_a_request_and_its_answer_pass_whole() -> None:
     assert (scope["raw_path"], scope["query_string"]) == (b"/v1/models/a%2Fb", b"x=1&y")
     assert scope["headers"] == [(b"host", b"localhost:7480"), (b"authorization", b"Bearer sk-1")]
     assert scope["client"] == ("10.0.0.9", 0)
-    assert scope["state"] == {"connection": "1 7", "owner": False, "relayed": "shelf"}
+    assert scope["state"] == {"connection": "1 1 7", "owner": False, "relayed": "shelf"}
     assert (client.status, client.body, client.whole) == (201, b'{"a":1}', True)
     assert client.answered["x-sealring-head"] == "d%C3%A9sk"
     assert client.answered["x-request-id"] == "req-1"
@@ -395,6 +395,32 @@ BREAKS: dict[str, tuple[str, bytes, dict[str, Any] | None]] = {
             "resumable": False,
         },
     ),
+    "messages, come back to": (
+        f"/v1/streams/msg_{'0' * 24}",
+        b"data: {}\n\n",
+        {
+            "type": "error",
+            "error": {"type": "overloaded_error", "message": LOST},
+            "request_id": f"msg_{'0' * 24}",
+            "resumable": True,
+        },
+    ),
+    **{
+        f"a response, come back to at {begin}": (
+            f"/v1/{begin}/resp_{'0' * 24}",
+            b'event: x\ndata: {"sequence_number":41}\n\n',
+            {
+                "type": "error",
+                "sequence_number": 42,
+                "code": "head_lost",
+                "message": LOST,
+                "param": None,
+                "response_id": f"resp_{'0' * 24}",
+                "resumable": True,
+            },
+        )
+        for begin in ("streams", "responses")
+    },
     "within an event": ("/v1/chat/completions", EVENT[:-1], None),
     "the page's": ("/v1/cluster/events", b"data: {}\n\n", None),
 }
@@ -532,14 +558,48 @@ async def test_more_streams_than_a_link_has_are_refused() -> None:
 
     async def work() -> None:
         async with trio.open_nursery() as nursery:
-            for _ in range(MAX_STREAMS):
-                nursery.start_soon(Client().ask, joined.door)
+            for number in range(MAX_STREAMS):
+                nursery.start_soon(Client(address=f"10.0.0.{number % 2}").ask, joined.door)
             await wait_all_tasks_blocked()
             await late.ask(joined.door)
             nursery.cancel_scope.cancel()
 
     await serving(joined, work)
     assert (late.status, late.code) == (503, "overloaded")
+
+
+async def test_one_address_leaves_streams_to_others() -> None:
+    """A file of the page is larger than the window, and needs no key: who asks for it and reads
+    nothing has a stream for a minute."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0 if scope["path"] == "/" else 4 * STREAM_WINDOW
+        await Response(bytes(size))(scope, receive, send)
+
+    joined = Joined(app, api=("0.0.0.0", 7480))
+    silent = [
+        Client(path="/dashboard/large", method="GET", parts=(b"",), address=f"2001:db8::{n:x}")
+        for n in range(1, MAX_STREAMS + 1)
+    ]
+    other = Client(path="/", method="GET", parts=(b"",), address="10.0.0.9")
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            for client in silent:
+                client.reads = trio.Event()
+                nursery.start_soon(client.ask, joined.door)
+            await wait_all_tasks_blocked()
+            await other.ask(joined.door)
+            for client in silent:
+                client.reads.set()
+
+    await serving(joined, work)
+    assert other.status == 200
+    refused = [client.code for client in silent if client.status == 503]
+    assert refused == ["overloaded"] * (MAX_STREAMS // 4)
+    again = Client(path="/", method="GET", parts=(b"",), address="2001:db8::1")
+    await serving(joined, lambda: again.ask(joined.door))
+    assert again.status == 200
 
 
 async def test_a_follower_that_stops_takes_no_more() -> None:
@@ -565,6 +625,34 @@ async def test_a_follower_says_itself_whether_it_is_alive_and_ready() -> None:
         await client.ask(joined.door)
         assert client.status == (503 if away else 200)
         assert json.loads(client.body)["reasons"] == reasons
+
+
+async def test_what_is_no_look_at_a_follower_is_for_the_head() -> None:
+    """It refuses the method, as it does where it is asked itself."""
+    joined = Joined(JSONResponse({}, 405))
+    client = Client(path="/livez")
+    await serving(joined, lambda: client.ask(joined.door))
+    assert client.status == 405
+
+
+@pytest.mark.parametrize(
+    ("client", "config", "told"),
+    [
+        (Client(headers={"host": "evil.example"}), {}, False),
+        (Client(headers={"host": "shelf.example"}), {"allowed_hosts": ("shelf.example",)}, True),
+        (Client(headers={"host": "x"}), {"api": ("0.0.0.0", 7480)}, True),
+        (Client(headers={"host": "x"}, owner=True), {}, True),
+    ],
+)
+async def test_under_another_name_a_follower_says_only_whether_it_is_ready(
+    client: Client, config: dict[str, Any], told: bool
+) -> None:
+    joined = Joined(echo, **config)
+    joined.away = True
+    asked = attrs.evolve(client, path="/readyz", method="GET", parts=(b"",))
+    await asked.ask(joined.door)
+    assert asked.status == 503
+    assert json.loads(asked.body)["reasons"] == (["rank 2 is away"] if told else [])
 
 
 PAGE = "https://chat.example"
@@ -761,7 +849,8 @@ async def test_who_a_members_client_is_to_the_head(tmp_path: Path) -> None:
     owner, far = Client(owner=True), Client(address="10.0.0.9")
     status, caller = await caller_of(owner, path, needed=True)
     assert caller is not None
-    assert (status, caller.owner, caller.account) == (200, *["owner of the node shelf"] * 2)
+    assert (status, caller.owner) == (200, "owner of the node shelf")
+    assert caller.account == "member shelf"  # with the clients that it may make up
     assert caller.may_stay(MagicMock(keys_needed=True))
     assert not caller.may_admit(MagicMock(**{"keys.may_admit.return_value": False}))
     assert (await caller_of(far, path)) == (401, None)  # though the head asks for no key
@@ -810,10 +899,28 @@ async def test_clients_of_a_member_without_a_key_have_one_account(tmp_path: Path
         *["unknown shelf " + callers[1].owner.split()[-1]] * 2,
     ]
     assert [caller.scope for caller in callers] == [
-        "connection 1 1",
-        "connection 1 1",
-        "connection 1 2",
+        "connection 1 1 1",
+        "connection 1 1 1",
+        "connection 1 1 2",
     ]
+
+
+async def test_connections_of_a_member_that_started_again_are_others(tmp_path: Path) -> None:
+    """It numbers them anew, and what its earlier clients asked is none of its present ones'
+    concern."""
+    seen: list[Scope] = []
+    with noticing(seen, JSONResponse({})) as app:
+        joined = Joined(app)
+
+        async def work() -> None:
+            await Client().ask(joined.door)
+            joined.cut()
+            joined.connect()
+            await Client().ask(joined.door)
+
+        await serving(joined, work)
+    first, second = (scope["state"]["connection"] for scope in seen)
+    assert first != second
 
 
 async def test_health_is_brief_under_another_name_at_a_follower_too(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ name than the server's the answer says only whether, and not why.
 A follower passes the requests of its clients on (`relay`). It has checked their names and pages by
 its own config; keys are the head's, for them as for all. A client beyond the follower's loopback
 needs a key whatever the head asks for. At the follower's Unix socket its owner needs none: the
-roster lets that member see texts. What a member's clients take without a known key counts to one
-account, since the member could make up as many addresses as it likes.
+roster lets that member see texts. What a member and its clients take without a known key counts to
+one account, since the member could make up as many addresses as it likes.
 
 The time that a prompt takes, and how much of it was cached, would reveal what others asked before.
 So a request shares cached prefixes with requests of the same known key only; without a key, with
@@ -116,10 +116,10 @@ class Caller:
     """Who sent a request: its *id*, the caller's name in logs, and when it came (trio's clock).
     Callers take turns by *owner*; cached prefixes are shared within *scope*. What it takes of
     memory counts to *account*: without a known key that is the client's address, as it could
-    present another key with each request, and for a client of another member that member. *asked*
-    is what the client calls the request, if it does, and *trace_id* the trace that it belongs to.
-    Who is *far* needs a key whatever the head asks for. The answer has the *headers* among its
-    own."""
+    present another key with each request, and for another member and its clients that member.
+    *asked* is what the client calls the request, if it does, and *trace_id* the trace that it
+    belongs to. Who is *far* needs a key whatever the head asks for. The answer has the *headers*
+    among its own."""
 
     id: str
     name: str
@@ -319,7 +319,8 @@ class Gate:
             raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
         now = trio.current_time()
         if who := _owner_of(scope):
-            return Caller(name, "", who, who, who, now)
+            account = _address(scope) if _member(scope) else who
+            return Caller(name, "", who, who, account, now)
         key = digest(presented) if presented else ""
         far = _is_far(scope)
         if owner is not None:

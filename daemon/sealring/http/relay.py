@@ -22,7 +22,7 @@ import contextlib
 import logging
 import re
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -33,8 +33,14 @@ import trio
 from sealring_protocol.codec.relay_messages import Headers, Question
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.events import RelayEventCame, RelayNews
-from sealring_protocol.limits import MAX_CLIENT, MAX_METHOD, MAX_REASON, STREAM_WINDOW
+from sealring_protocol.events import RelayEventCame, RelayNews, RelayUp
+from sealring_protocol.limits import (
+    MAX_CLIENT,
+    MAX_METHOD,
+    MAX_REASON,
+    MAX_STREAMS,
+    STREAM_WINDOW,
+)
 from sealring_protocol.relay import AskCame, BodyCame, DropCame, Relay, RelayEvent, ReplyCame
 from sealring_trio.units import is_loopback
 from starlette import datastructures
@@ -45,11 +51,13 @@ from sealring.dialects.errors import INVALID, ApiError, unavailable
 from sealring.dialects.replies import broken_off
 from sealring.files.config import Config
 from sealring.http.bodies import beside
-from sealring.http.gate import error_response
+from sealring.http.connections import PART_OF_SOURCE, source_of
+from sealring.http.gate import PREFIXES, error_response
 from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, PROBES, STUCK_SECONDS
 from sealring.http.names import (
     check_host,
     check_page,
+    is_named,
     is_page,
     is_preflight,
     plain,
@@ -197,6 +205,7 @@ class RelayStreams:
         self._relay_of = relay_of
         self._flush = flush
         self._open: dict[tuple[int, int], RelayStream] = {}
+        self._links: Counter[int] = Counter()  # that each rank has had
         self.asked: Asked | None = None
 
     def __len__(self) -> int:
@@ -207,10 +216,17 @@ class RelayStreams:
         """Whether this node can ask the head."""
         return self._relay_of(0) is not None
 
+    def link_of(self, rank: int) -> str:
+        """A name of the link with *rank*, which no other link has. A member that starts again, or
+        another of the same rank, numbers its clients' connections anew."""
+        return f"{rank} {self._links[rank]}"
+
     def hear(self, news: RelayNews) -> None:
         """The node has *news*. Where a link is lost each of its streams has heard of that, and the
         streams of the next one take their numbers."""
         match news:
+            case RelayUp(rank):
+                self._links[rank] += 1
             case RelayEventCame(rank, AskCame(number, question)):
                 if self.asked is not None and (relay := self._relay_of(rank)) is not None:
                     self.asked(rank, question, self._made(relay, rank, number))
@@ -260,6 +276,7 @@ class RelayApp:
     refusal: Callable[[], str]
     why_not: Callable[[], ApiError | None]
     not_ready: Callable[[], Sequence[str]]
+    _of_source: Counter[str] = attrs.field(factory=Counter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""
@@ -277,8 +294,9 @@ class RelayApp:
             await send(message)
 
         try:
-            if path in _OWN:
-                await self._own(path)(scope, receive, answer)
+            if path in _OWN and scope["method"] in ("GET", "HEAD"):
+                brief = not self._is_named(scope, headers)
+                await self._own(path, brief=brief)(scope, receive, answer)
                 return
             self._check(scope, path, headers, shared)
             if shared and is_preflight(scope["method"], headers):
@@ -290,8 +308,9 @@ class RelayApp:
             error.headers = {"x-content-type-options": "nosniff", **named, **error.headers}
             await error_response(error, path)(scope, receive, answer)
 
-    def _own(self, path: str) -> JSONResponse:
-        """Whether this process is alive, or requests should be sent to it."""
+    def _own(self, path: str, *, brief: bool) -> JSONResponse:
+        """Whether this process is alive, or requests should be sent to it; why not, unless it is
+        *brief*."""
         if path == "/livez":
             return JSONResponse({"status": "alive"})
         error = self.why_not()
@@ -299,16 +318,23 @@ class RelayApp:
         found = [why for why in whys if why]
         if not found:
             return JSONResponse({"status": "ready", "reasons": []})
-        return JSONResponse({"status": "unavailable", "reasons": found}, 503, {"Retry-After": "1"})
+        body = {"status": "unavailable", "reasons": [] if brief else found}
+        return JSONResponse(body, 503, {"Retry-After": "1"})
+
+    def _is_named(self, scope: Scope, headers: datastructures.Headers) -> bool:
+        """Whether a request names this server, or need not. Only the head knows whether it asks for
+        keys; so on loopback it has to."""
+        config = self.config()
+        if scope["state"]["owner"] or config.api is None or not is_loopback(config.api[0]):
+            return True
+        return is_named(config, headers.get("host", ""))
 
     def _check(self, scope: Scope, path: str, headers: datastructures.Headers, shared: str) -> None:
-        """Raise `ApiError` for a host or a page that may not ask. Only the head knows whether it
-        asks for keys; so on loopback the host is checked in any case."""
+        """Raise `ApiError` for a host or a page that may not ask."""
         if scope["state"]["owner"] or is_page(path):
             return
-        config = self.config()
-        if path not in PROBES and config.api is not None and is_loopback(config.api[0]):
-            check_host(config, headers.get("host", ""))
+        if path not in PROBES and not self._is_named(scope, headers):
+            check_host(self.config(), headers.get("host", ""))
         if not shared:
             check_page(headers, secure=scope["scheme"] == "https")
 
@@ -319,12 +345,30 @@ class RelayApp:
         if (error := self.why_not()) is not None:
             raise error
         try:
-            with self.streams.asking(self._question(scope)) as stream:
-                seen = _SeenEvents("idempotency-key" in datastructures.Headers(scope=scope))
-                give = partial(_answer, stream, path, self.head(), seen, answer)
+            with self._counted(scope), self.streams.asking(self._question(scope)) as stream:
+                kind, name = _resumed(path)
+                resumable = bool(name) or "idempotency-key" in datastructures.Headers(scope=scope)
+                seen = _SeenEvents(resumable, name)
+                give = partial(_answer, stream, kind, self.head(), seen, answer)
                 await beside(give, partial(_send_body, receive, stream))
         except LocalProtocolError as fault:
             raise unavailable(f"No request can be passed on: {fault}.", "overloaded") from None
+
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope) -> Iterator[None]:
+        """Count one more request of its client's address until the block ends. Raises `ApiError` if
+        that has its part of the streams, which answers that nobody takes may have for long."""
+        source = "" if scope["state"]["owner"] else source_of(scope["client"][0])
+        if self._of_source[source] >= MAX_STREAMS * PART_OF_SOURCE:
+            text = "Too many requests from this address are passed on at once."
+            raise unavailable(text, "overloaded")
+        self._of_source[source] += 1
+        try:
+            yield
+        finally:
+            self._of_source[source] -= 1
+            if not self._of_source[source]:
+                del self._of_source[source]
 
     def _question(self, scope: Scope) -> Question:
         """What the head is asked. Raises `ApiError`."""
@@ -349,6 +393,16 @@ class RelayApp:
         except LocalProtocolError as fault:
             text = f"The request cannot be passed on: {fault}."
             raise ApiError(400, text, "bad_request", kind=INVALID) from None
+
+
+def _resumed(path: str) -> tuple[str, str]:
+    """If a client comes back at *path* to an answer: the path where it was asked for, and its name.
+    Else *path*, and no name."""
+    name = path.rpartition("/")[2]
+    for kind, begin in PREFIXES.items():
+        if name.startswith(begin) and path in (f"/v1/streams/{name}", f"/v1/responses/{name}"):
+            return kind, name
+    return path, ""
 
 
 async def _send_body(receive: Receive, stream: RelayStream, answering: trio.CancelScope) -> None:
@@ -430,7 +484,7 @@ class RelayedRequests:
     streams: RelayStreams
     app: Callable[[], ASGIApp]
     name_of: Callable[[int], str]
-    _coming: deque[tuple[int, Question, RelayStream]] = attrs.field(factory=deque)
+    _coming: deque[tuple[Question, str, str, RelayStream]] = attrs.field(factory=deque)
     _asked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -447,22 +501,25 @@ class RelayedRequests:
                 await trio.lowlevel.checkpoint()
 
     def _came(self, rank: int, question: Question, stream: RelayStream) -> None:
-        self._coming.append((rank, question, stream))
+        self._coming.append((question, self.name_of(rank), self.streams.link_of(rank), stream))
         self._asked.unpark_all()
 
-    async def _answered(self, rank: int, question: Question, stream: RelayStream) -> None:
-        """Answer *question*. What goes wrong is logged, and ends with it."""
+    async def _answered(
+        self, question: Question, member: str, link: str, stream: RelayStream
+    ) -> None:
+        """Answer *question*, which *member* asks by *link*. What goes wrong is logged, and ends
+        with it."""
         with self.streams.lasting(stream):
             try:
-                scope = _scope(question, rank, self.name_of(rank))
+                scope = _scope(question, member, link)
                 await Relayed(stream).run(self.app(), scope)
             except* Exception:
                 log.exception("a request of a member failed")
 
 
-def _scope(question: Question, rank: int, member: str) -> Scope:
-    """The scope of *question*, which the *member* of *rank* passes on. It is within the limits that
-    a request has whose client asks here, or has a fault instead."""
+def _scope(question: Question, member: str, link: str) -> Scope:
+    """The scope of *question*, which *member* passes on by *link*. It is within the limits that a
+    request has whose client asks here, or has a fault instead."""
     path, _, query = question.target.partition(b"?")
     headers = [each for each in question.headers if each[0] != CONNECTION]
     connection = dict(question.headers).get(CONNECTION, b"").decode("latin-1")
@@ -480,7 +537,7 @@ def _scope(question: Question, rank: int, member: str) -> Scope:
         "headers": headers,
         "client": None if owner else (question.client, 0),
         "server": ("localhost", 0),
-        "state": {"connection": f"{rank} {connection}", "owner": owner, "relayed": member},
+        "state": {"connection": f"{link} {connection}", "owner": owner, "relayed": member},
     }
 
 
