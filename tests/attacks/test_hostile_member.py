@@ -14,6 +14,7 @@ import attrs
 import pytest
 from sealring_protocol.codec import messages as wire
 from sealring_protocol.codec.messages import Epoch, Hindrance, Message, Reason, Waiting
+from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import Send
 from sealring_protocol.control.head.head import Head
@@ -39,6 +40,8 @@ class Liar:
     def __init__(self, cluster: Cluster, bad: int, world: int, seed: int) -> None:
         self._cluster, self._bad, self._world = cluster, bad, world
         self._dice = Random(seed)
+        self._asked: dict[int, int] = {}  # the newest stream of each API link
+        self._link = 0
         self.said = 0
         self.going = True
         self._go_on()
@@ -54,10 +57,10 @@ class Liar:
         for rank in {*range(self._world)} - {self._bad}:
             if (rank, Purpose.WEIGHTS) not in [each[:2] for each in host.node.links()]:
                 host.node._links.want(rank, Purpose.WEIGHTS, self._cluster.now)
-        links = [(rank, purpose) for rank, purpose, _ in host.node.links()]
+        links = [(rank, purpose, id(link)) for rank, purpose, link in host.node.links()]
         if not links:
             return
-        rank, purpose = self._dice.choice(links)
+        rank, purpose, self._link = self._dice.choice(links)
         kinds = sorted(allowed(purpose, self._bad, rank, self._world), key=lambda k: k.__name__)
         try:
             message = self._make(self._dice.choice(kinds))
@@ -87,6 +90,11 @@ class Liar:
             wire.Addresses: lambda: wire.Addresses(
                 self._pick(0, 1, 2, 3, U16), self._some(self._address)[:4]
             ),
+            Ask: self._ask,
+            Reply: lambda: Reply(self._stream(), self._pick(200, 599), self._fields()),
+            BodyPart: lambda: BodyPart(self._stream(), *self._pick((b"x" * 65536,), (b"", True))),
+            Credit: lambda: Credit(self._stream(), self._pick(1, 65536, 131072)),
+            Drop: lambda: Drop(self._stream(), self._pick("", "x" * 256, "[/red]: <b>")),
         }
         if kind in (wire.Pong, wire.Close) and self._dice.random() > 0.1:
             return None  # which ends its link, mostly
@@ -219,6 +227,22 @@ class Liar:
         event, data = self._pick(opened, closed, (wire.TunnelEvent.DATA, b"x"))
         return wire.Tunnel(self._epoch(), self._pick(0, 1, 255), event, data)
 
+    def _fields(self) -> tuple[tuple[bytes, bytes], ...]:
+        fields: tuple[tuple[bytes, bytes], ...] = self._pick(
+            (), ((b"h", b""),) * 128, ((b"host", b"x" * 65000),)
+        )
+        return fields
+
+    def _ask(self) -> Message:
+        self._asked[self._link] = asked = self._asked.get(self._link, 0) + 1
+        asked = self._any(asked) if self._dice.random() < 0.05 else asked
+        method, target = self._pick("GET", "M" * 16), self._pick(b"/", b"/" + b"~" * 8191)
+        return Ask(asked, Question(method, target, True, "[/red]: <b>", self._fields()))
+
+    def _stream(self) -> int:
+        asked = self._asked.get(self._link, 0)
+        return self._any(asked) if self._dice.random() < 0.05 else self._dice.randint(0, asked)
+
     def _reason(self) -> Reason:
         rank = self._pick(0, 1, 2, 3, U16 - 1, U16)
         return Reason(self._pick(*Hindrance), rank, self._pick("x" * 256, "[/red]: <b>", "{0}"))
@@ -235,7 +259,7 @@ def innocents(notes: Iterable[tuple[float, str, str]], bad: int) -> list[str]:
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_a_ring_outlives_a_member_that_says_anything(bad: int, tensor: bool, seed: int) -> None:
     world = 3
-    cluster = Cluster(world, seed, splits=world if tensor else 0)
+    cluster = Cluster(world, seed, splits=world if tensor else 0, relays=range(world))
     cluster.run_until(lambda: cluster.ready)
     for owner in "abc":
         cluster.submit(Request((5, 6, 7), 12, owner=owner))
