@@ -725,6 +725,9 @@ async def test_a_port_that_others_reach_has_no_client_on_loopback() -> None:
         (b"/", ((b"a", b""),) * (MAX_FIELDS + 1), 431),
         (b"/", ((b"a", b"x" * (MAX_HEADER - 1)),), 200),
         (b"/", ((b"a", b"x" * MAX_HEADER),), 431),
+        (b"/", ((b"content-length", b"9" * 20),), 200),
+        (b"/", ((b"content-length", b"9" * 5000),), 400),
+        (b"/", ((b"content-length", b"0"), (b"content-length", b"x")), 400),
     ],
 )
 async def test_a_member_is_held_to_the_limits_of_a_client(
@@ -740,6 +743,22 @@ async def test_a_member_is_held_to_the_limits_of_a_client(
 
     await serving(joined, work)
     assert got[0].status == status
+
+
+async def test_what_a_lost_link_had_asked_and_nobody_began_is_not_kept() -> None:
+    """Or a member that links, asks and leaves, over and over, would fill the head."""
+    joined = Joined(echo)
+    for _ in range(3):
+        for _ in range(MAX_STREAMS):
+            joined._ends["asks"].ask(Question("POST", b"/", False, "127.0.0.1"))
+        joined._flush()
+        assert len(joined.answers) == len(joined.requests._coming) == MAX_STREAMS
+        joined.cut()
+        assert len(joined.answers) == len(joined.requests._coming) == 0
+        joined.connect()
+    client = Client()
+    await serving(joined, lambda: client.ask(joined.door))
+    assert client.status == 200
 
 
 async def test_small_parts_of_a_body_are_kept_as_one() -> None:

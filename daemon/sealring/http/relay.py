@@ -33,7 +33,7 @@ import trio
 from sealring_protocol.codec.relay_messages import Headers, Question
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.events import RelayEventCame, RelayNews, RelayUp
+from sealring_protocol.events import RelayDown, RelayEventCame, RelayNews, RelayUp
 from sealring_protocol.limits import (
     MAX_CLIENT,
     MAX_METHOD,
@@ -96,6 +96,7 @@ _OWN: Final = ("/livez", "/readyz")
 _EVENTS: Final = b"text/event-stream"
 _ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
+_LENGTH: Final = re.compile(rb"[0-9]{1,20}")  # as h11 has it
 
 
 class StreamGone(Exception):
@@ -207,6 +208,8 @@ class RelayStreams:
         self._open: dict[tuple[int, int], RelayStream] = {}
         self._links: Counter[int] = Counter()  # that each rank has had
         self.asked: Asked | None = None
+        self.lost: Callable[[int], None] | None = None
+        """Hears that the link with a rank is lost."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -233,6 +236,8 @@ class RelayStreams:
             case RelayEventCame(rank, came):
                 if (stream := self._open.get((rank, came.stream))) is not None:
                     stream.hear(came)
+            case RelayDown(rank) if self.lost is not None:
+                self.lost(rank)
 
     @contextlib.contextmanager
     def asking(self, question: Question) -> Iterator[RelayStream]:
@@ -252,8 +257,13 @@ class RelayStreams:
             yield
         finally:
             stream.drop()
-            for key in [key for key, each in self._open.items() if each is stream]:
-                del self._open[key]
+            self.forget([stream])
+
+    def forget(self, streams: Sequence[RelayStream]) -> None:
+        """Nobody works on *streams*."""
+        gone = set(map(id, streams))
+        for key in [key for key, each in self._open.items() if id(each) in gone]:
+            del self._open[key]
 
     def _made(self, relay: Relay, rank: int, number: int) -> RelayStream:
         stream = RelayStream(relay, number, lambda: self._flush(rank))
@@ -484,11 +494,11 @@ class RelayedRequests:
     streams: RelayStreams
     app: Callable[[], ASGIApp]
     name_of: Callable[[int], str]
-    _coming: deque[tuple[Question, str, str, RelayStream]] = attrs.field(factory=deque)
+    _coming: deque[tuple[int, Question, str, str, RelayStream]] = attrs.field(factory=deque)
     _asked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
-        self.streams.asked = self._came
+        self.streams.asked, self.streams.lost = self._came, self._lost
 
     async def serve(self) -> None:
         """Answer until cancelled. One request begins in each pass of the event loop, as of
@@ -497,12 +507,19 @@ class RelayedRequests:
             while True:
                 while not self._coming:
                     await self._asked.park()
-                nursery.start_soon(self._answered, *self._coming.popleft())
+                nursery.start_soon(self._answered, *self._coming.popleft()[1:])
                 await trio.lowlevel.checkpoint()
 
     def _came(self, rank: int, question: Question, stream: RelayStream) -> None:
-        self._coming.append((question, self.name_of(rank), self.streams.link_of(rank), stream))
+        link = self.streams.link_of(rank)
+        self._coming.append((rank, question, self.name_of(rank), link, stream))
         self._asked.unpark_all()
+
+    def _lost(self, rank: int) -> None:
+        """The link with *rank* is lost: what it asked and nobody has begun is not kept. Or a member
+        that links, asks and leaves, over and over, would have more wait here than a link may."""
+        self.streams.forget([stream for of, *_, stream in self._coming if of == rank])
+        self._coming = deque(each for each in self._coming if each[0] != rank)
 
     async def _answered(
         self, question: Question, member: str, link: str, stream: RelayStream
@@ -592,3 +609,6 @@ def _check(scope: Scope) -> None:
     if len(headers) > MAX_FIELDS or size > MAX_HEADER:
         text = f"The header is larger than {MAX_HEADER >> 10} KiB, or has over {MAX_FIELDS} fields."
         raise ApiError(431, text, "header_too_large")
+    lengths = [value for name, value in headers if name == b"content-length"]
+    if not all(map(_LENGTH.fullmatch, lengths)):  # or a number may be too long to be read
+        raise ApiError(400, "The content-length is no number.", "bad_request", kind=INVALID)
