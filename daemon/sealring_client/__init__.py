@@ -9,10 +9,11 @@
                 print(choice["delta"].get("content", ""), end="", flush=True)
 
 A request has an ``Idempotency-Key``, by which the ring makes its answer though the connection
-breaks, and each event has a number. `ResumableStream` comes back by itself, to the next URL if
-there are several, and asks for what follows the last event that it has: none is missing or comes
-twice. Where no event has come yet, the request goes to each URL once. An answer that is not wanted
-any more is withdrawn.
+breaks, and each event has a number. `ResumableStream` comes back by itself, and asks for what
+follows the last event that it has: none is missing or comes twice. It asks where that came from,
+and then the next URL if there are several. Where nobody has begun to answer, the request goes to
+each URL once; where somebody has, and no event has come yet, it is sent again with its key. An
+answer that is not wanted any more is withdrawn.
 
 A server that numbers no events is asked, too; its broken streams are lost.
 """
@@ -163,6 +164,7 @@ class ResumableStream:
         self._broken = broken
         self._at = 0  # the client that is asked
         self._last = ""  # the id of the last event
+        self._answered = False  # somebody has begun to
         self._begun = False
         self._over = False
 
@@ -186,9 +188,12 @@ class ResumableStream:
             why = yield from self._connection()
             if self._over:
                 return
-            self._at += 1
-            if not self._last:  # nothing has come that has a number
-                if self._begun or self._at >= len(self._clients):
+            if self._last == before:  # else it is there that the rest is
+                self._at += 1
+            if self._begun and not self._last:  # its events have no numbers
+                raise why
+            if not self._answered:
+                if self._at >= len(self._clients):
                     raise why
                 continue
             now = time.monotonic()
@@ -207,6 +212,7 @@ class ResumableStream:
             with self._asked() as response:
                 begun = response.status_code == 200
                 if begun:
+                    self._answered = True
                     yield from self._heard(response)
                     return StreamLost(_GONE)
                 refused = StreamRefused(response.status_code, _whole(response))

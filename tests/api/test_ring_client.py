@@ -101,6 +101,25 @@ def test_a_stream_goes_on_over_any_number_of_connections(team: Served, path: str
         assert cutter.connections == len(sizes) + 1
 
 
+def test_a_connection_that_breaks_before_the_first_event(team: Served) -> None:
+    """A long prompt takes minutes: the answer has begun, and is made once."""
+    with cutting(team, 600, 0) as cutter, RingClient(cutter.url, key_of(team)) as ring:
+        assert text_of(ring.stream(CHAT, asking(team, CHAT))) == "la" * LONG
+        assert cutter.connections == 3
+    with cutting(team, 0) as cutter, RingClient(cutter.url, key_of(team)) as ring:
+        with pytest.raises(httpx2.TransportError):
+            list(ring.stream(CHAT, asking(team, CHAT)))
+        assert cutter.connections == 1
+
+
+def test_the_rest_is_asked_for_where_the_answer_is(team: Served) -> None:
+    """At another URL there may be nothing of it."""
+    with cutting(team, 4000) as cutter:
+        with RingClient([cutter.url, f"{team.url}/none"], key_of(team)) as ring:
+            assert text_of(ring.stream(CHAT, asking(team, CHAT))) == "la" * LONG
+        assert cutter.connections == 2
+
+
 def test_who_wants_no_more_withdraws(team: Served) -> None:
     with RingClient(f"{team.url}/v1", key_of(team)) as ring:
         stream = ring.stream(CHAT, asking(team, CHAT, max_tokens=1 << 16))
