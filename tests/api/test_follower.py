@@ -130,3 +130,33 @@ def test_streams_whose_head_dies_end_with_an_error() -> None:
         assert "rank0" in answer.json()["error"]["message"]
         assert served.http.get("/readyz").status_code == 503
         assert served.http.get("/livez").status_code == 200
+
+
+@pytest.mark.slow
+def test_a_follower_that_stops_says_so_in_what_it_has_to_end() -> None:
+    """A page that watches does not keep it, an answer does for the time it was given."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        address, other = (f"127.0.0.1:{port}" for port in free_ports(2))
+        configs = write_cluster(folder, 2, tiny.path(), api=address, options={"drain": 2})
+        serves_too(configs[1], other)
+        nodes = [stack.enter_context(running_node(config)) for config in configs]
+        for node in nodes:
+            wait_until_up(node)
+        served = stack.enter_context(connected(nodes[1], f"http://{other}", "", "tiny"))
+        served.until("/health", lambda told: told.get("status") == "ok")
+        watching = stack.enter_context(served.http.stream("GET", "/v1/cluster/events"))
+        chunks = served.openai.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Tell me a story."}],
+            extra_body={"ignore_eos": True},
+            stream=True,
+        )
+        next(chunks)
+        nodes[1].process.terminate()
+        with pytest.raises(openai.APIError, match="this node is shutting down"):
+            for _ in chunks:
+                pass
+        watching.close()
+        assert nodes[1].process.wait(PATIENCE) == 0
+        assert "what is still passed on is ended: 1 requests" in nodes[1].log.read_text()

@@ -480,6 +480,44 @@ def one_piece(body: bytes) -> ASGIApp:
     return app
 
 
+async def test_nobody_waits_for_a_page_that_watches() -> None:
+    joined = Joined(one_piece(b"data: {}\n\n"))
+    watching, asking = Client(path="/v1//cluster/events", method="GET", parts=(b"",)), Client()
+    under_way: list[int] = []
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            for client in (watching, asking):
+                nursery.start_soon(client.ask, joined.door)
+                await wait_all_tasks_blocked()
+                under_way.append(joined.asks.under_way)
+            joined.asks.end_all(unavailable("The end.", "shutting_down"))
+
+    await serving(joined, work)
+    assert under_way == [0, 1]
+    assert joined.asks.under_way == 0
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_stream_that_its_follower_ends(*, begun: bool) -> None:
+    joined = Joined(one_piece(EVENT) if begun else begins(b""))
+    client = Client()
+    error = unavailable("The answer ends: this node is shutting down.", "shutting_down")
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.ask, joined.door)
+            await wait_all_tasks_blocked()
+            joined.asks.end_all(error)
+
+    await serving(joined, work)
+    assert (client.status, client.whole) == (200 if begun else 503, True)
+    said = json.loads(client.body.removeprefix(EVENT).removeprefix(b"data: "))
+    assert said["error"] == error.body()["error"]
+    assert said.get("id") == (f"chatcmpl-{'0' * 24}" if begun else None)
+    assert joined.streams == (0, 0)
+
+
 async def test_a_stream_of_small_pieces_whose_head_is_lost_still_ends_with_an_event() -> None:
     joined = Joined(begins(EVENT))
     client = Client(headers={"idempotency-key": "1"})

@@ -93,6 +93,9 @@ _FOR_ONE_HOP: Final = frozenset(
 _OWN: Final = ("/livez", "/readyz")
 """What a follower answers itself: they are about this machine."""
 
+_WATCHING: Final = "/v1/cluster/events"
+"""What the page watches, as long as it is open."""
+
 _EVENTS: Final = b"text/event-stream"
 _ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
@@ -116,6 +119,10 @@ class RelayStream:
         self._whole = False
         self._consumed = 0
         self._gone: DropCame | None = None
+        self.endless = False
+        """It ends when its client leaves: nobody waits for that."""
+        self.ended: ApiError | None = None
+        """Why this node has ended it, for its client."""
         self._changed = trio.lowlevel.ParkingLot()
 
     def hear(self, event: RelayEvent) -> None:
@@ -187,6 +194,11 @@ class RelayStream:
         self._relay.drop(self._number, clip(reason, MAX_REASON))
         self._flush()
 
+    def end(self, error: ApiError) -> None:
+        """End the stream here, and have its client hear *error* once what has come is sent."""
+        self.ended = error
+        self.drop(error.message)
+
     def _check(self) -> None:
         if not self._relay.is_live(self._number):
             raise StreamGone(self._gone.reason if self._gone is not None else "it is over")
@@ -213,6 +225,11 @@ class RelayStreams:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def under_way(self) -> int:
+        """The number of streams that end by themselves."""
+        return sum(not stream.endless for stream in self._open.values())
 
     @property
     def up(self) -> bool:
@@ -264,6 +281,11 @@ class RelayStreams:
         gone = set(map(id, streams))
         for key in [key for key, each in self._open.items() if id(each) in gone]:
             del self._open[key]
+
+    def end_all(self, error: ApiError) -> None:
+        """End every stream, because of *error*."""
+        for stream in self._open.values():
+            stream.end(error)
 
     def _made(self, relay: Relay, rank: int, number: int) -> RelayStream:
         stream = RelayStream(relay, number, lambda: self._flush(rank))
@@ -356,6 +378,7 @@ class RelayApp:
             raise error
         try:
             with self._counted(scope), self.streams.asking(self._question(scope)) as stream:
+                stream.endless = path == _WATCHING
                 kind, name = _resumed(path)
                 resumable = bool(name) or "idempotency-key" in datastructures.Headers(scope=scope)
                 seen = _SeenEvents(resumable, name)
@@ -447,10 +470,10 @@ async def _answer(stream: RelayStream, path: str, head: str, seen: _SeenEvents, 
                     seen.add(data)
             case DropCame(_, reason):
                 what = f"The head, {head}, was lost before the answer was complete: {reason}."
-                error = unavailable(what, "head_lost")
+                error = stream.ended or unavailable(what, "head_lost")
                 if not begun:
                     raise error
-                log.warning("%s: %s", seen.name or path, what)
+                log.warning("%s: %s", seen.name or path, error.message)
                 if events and (event := seen.last(path, error)):
                     await send({"type": "http.response.body", "body": event})
                 return

@@ -106,6 +106,7 @@ def why_not_head(config: Config, model: Path) -> str:
 
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
+_LAST_SECONDS: Final = 1.0  # for clients to take why their answers end
 
 
 class NodeApi:
@@ -162,10 +163,21 @@ class NodeApi:
         return None if self._config.api is None else self._serve
 
     async def finish(self, seconds: float) -> None:
-        """Let the requests that are passed on finish, for *seconds* at most. The generator refuses
-        new ones, and waits for those that this node answers."""
+        """Let the requests that are passed on finish, for *seconds* at most, and end the rest. The
+        generator refuses new ones, and waits for those that this node answers."""
+        if self._is_head:
+            return
+        await self._passed_on(seconds)
+        if left := self._streams.under_way:
+            log.warning("what is still passed on is ended: %d requests", left)
+        text = f"The answer ends before it is complete: {self._generator.refusal}."
+        self._streams.end_all(unavailable(text, "shutting_down"))
+        await self._passed_on(_LAST_SECONDS)
+
+    async def _passed_on(self, seconds: float) -> None:
+        """Wait until no request is passed on, for *seconds* at most."""
         with trio.move_on_after(seconds):
-            while not self._is_head and len(self._streams):  # noqa: ASYNC110 - as in `drain`
+            while self._streams.under_way:  # noqa: ASYNC110 - as in `drain`
                 await trio.sleep(_DRAIN_LOOK)
 
     async def close(self) -> None:
