@@ -160,3 +160,17 @@ def test_a_follower_that_stops_says_so_in_what_it_has_to_end() -> None:
         watching.close()
         assert nodes[1].process.wait(PATIENCE) == 0
         assert "what is still passed on is ended: 1 requests" in nodes[1].log.read_text()
+
+
+@pytest.mark.slow
+def test_a_follower_of_a_head_without_an_api_says_what_may_be_wrong() -> None:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        other = f"127.0.0.1:{free_ports(1)[0]}"
+        configs = write_cluster(folder, 2, tiny.path())
+        serves_too(configs[1], other)
+        nodes = [stack.enter_context(running_node(config)) for config in configs]
+        for node in nodes:
+            wait_until_up(node)
+        served = stack.enter_context(connected(nodes[1], f"http://{other}", "", "tiny"))
+        served.until("/readyz", lambda told: "api = 'off'" in told["reasons"][0])

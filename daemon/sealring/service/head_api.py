@@ -105,6 +105,8 @@ def why_not_head(config: Config, model: Path) -> str:
     return ""
 
 
+_NO_LINK: Final = "the link for requests is coming up, unless the head's config says api = 'off'"
+
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 _LAST_SECONDS: Final = 1.0  # for clients to take why their answers end
 
@@ -323,7 +325,7 @@ class NodeApi:
             for each in describe_trouble(runtime.facts(), 0, now)
             if each["link"] == Purpose.API.name.lower()
         ]
-        why = "; ".join(text for text, _ in found) or "the link for requests is coming up"
+        why = "; ".join(text for text, _ in found) or _NO_LINK
         advice = " ".join(dict.fromkeys(advice for _, advice in found if advice))
         text = f"The head, {name}, cannot be asked from here: {why}. {advice}"
         return unavailable(text.rstrip(), "no_head")
