@@ -159,7 +159,7 @@ def test_a_follower_that_stops_says_so_in_what_it_has_to_end() -> None:
                 pass
         watching.close()
         assert nodes[1].process.wait(PATIENCE) == 0
-        assert "what is still passed on is ended: 1 requests" in nodes[1].log.read_text()
+        assert "requests that are still passed on are ended: 1" in nodes[1].log.read_text()
 
 
 @pytest.mark.slow

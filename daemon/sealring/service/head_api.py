@@ -171,7 +171,7 @@ class NodeApi:
             return
         await self._passed_on(seconds)
         if left := self._streams.under_way:
-            log.warning("what is still passed on is ended: %d requests", left)
+            log.warning("requests that are still passed on are ended: %d", left)
         text = f"The answer ends before it is complete: {self._generator.refusal}."
         self._streams.end_all(unavailable(text, "shutting_down"))
         await self._passed_on(_LAST_SECONDS)
