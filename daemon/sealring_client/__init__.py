@@ -268,8 +268,11 @@ class ResumableStream:
     def _withdraw(self) -> None:
         """Have the ring make the answer no further, and keep nothing of it."""
         place = f"streams/{self._answer}" if self._last else f"requests/{self.name}"
-        with contextlib.suppress(httpx2.HTTPError):
-            self._client.delete(f"/v1/{place}", timeout=WITHDRAW_SECONDS)
+        with (
+            contextlib.suppress(httpx2.HTTPError),
+            self._client.stream("DELETE", f"/v1/{place}", timeout=WITHDRAW_SECONDS),
+        ):
+            pass  # what it says matters to nobody, and may have no end
 
 
 def lines(response: httpx2.Response) -> Iterator[str]:

@@ -306,7 +306,8 @@ def stream(
     except StreamRefused as error:
         raise refused(httpx2.Response(error.status, content=error.body)) from None
     except StreamLost as error:
-        raise broken_off({"error": str(error)}) from None
+        if not answer.finish:  # else all has come but the last line, which some servers leave out
+            raise broken_off({"error": str(error)}) from None
     except httpx2.HTTPError as error:
         raise unreachable(url, error) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
