@@ -449,5 +449,7 @@ def test_commands_find_the_config_of_the_default_folder(user: Path) -> None:
     ):
         done = sealring(*command)
         assert (done.code, "no node is running here" in done.err) == (1, True), done.err
-    assert sealring("apikey", "new", "alice").code == 0
+    for name, told in (("alice", True), ("bob", False)):  # the first key closes the API
+        done = sealring("apikey", "new", name)
+        assert (done.code, "from now on the API asks for a key" in done.err) == (0, told)
     assert "alice" in sealring("apikey", "list").out

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import cyclopts
 from sealring_protocol.security.identity import node_id
+from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import public_path
 
 from sealring.cli.options import AsJson
 from sealring.files.cluster import create_key
 from sealring.files.config import own_config
 from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
-from sealring.output import print_facts, print_json, print_table
+from sealring.output import print_facts, print_json, print_note, print_table
 
 HeadConfig = Annotated[
     Path | None,
@@ -111,12 +112,22 @@ def new(name: str, *, config: HeadConfig = None, admit: bool = False, json: AsJs
     admit
         Its holder may let in machines that wait to join, and refuse them.
     """
-    key = new_key(_file(config), name, admit=admit)
+    own = own_config(config)
+    file = own.state / KEY_FILE
+    first = not file.exists()
+    key = new_key(file, name, admit=admit)
     if json:
         print_json({"name": name, "key": key, "admit": admit})
     else:
         print(key)
         print("sealring: keep it safe; it is not shown again", file=sys.stderr)
+    if head := _other_head(config):
+        print_note(
+            f"this machine is not the head, which alone asks for its own keys: make one there, on "
+            f"{head}. This one counts once a roster makes this machine the head."
+        )
+    elif first and own.api_keys == "everywhere":
+        print_note("from now on the API asks for a key, on this machine too")
 
 
 @app.command(name="list")
@@ -164,6 +175,18 @@ def revoke(name: str, *, config: HeadConfig = None) -> None:
             f"{file} to ask for none on loopback",
             file=sys.stderr,
         )
+
+
+def _other_head(config: Path | None) -> str:
+    """The head's name where this machine is another; empty where that is not known."""
+    from sealring.cli.members import read_cluster  # noqa: PLC0415 - slow to import
+
+    try:
+        cluster = read_cluster(config, settled=False)
+    except UserError:  # a key may be made before there is a roster
+        return ""
+    head = cluster.members[0]
+    return "" if head.id == cluster.own else head.name
 
 
 def _file(config: Path | None) -> Path:
