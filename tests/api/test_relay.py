@@ -16,6 +16,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from sealring.dashboard.pages import files
 from sealring.dialects.errors import ApiError, unavailable
 from sealring.files.config import Config
 from sealring.http import gate
@@ -26,6 +27,7 @@ from sealring_protocol.codec.relay_messages import Question
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayUp
 from sealring_protocol.limits import MAX_BODY, MAX_STREAMS, STREAM_WINDOW
 from sealring_protocol.relay import Relay
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,6 +58,7 @@ class Joined:
             lambda: self.refusal,
             lambda: None if self._ends else unavailable("There is no head.", "no_head"),
             lambda: ["rank 2 is away"] if self.away else [],
+            Starlette(routes=files()),
         )
         self.away = False
         self.connect()
@@ -646,6 +649,22 @@ async def test_a_follower_that_stops_takes_no_more() -> None:
     client = Client()
     await client.ask(joined.door)
     assert (client.status, client.code) == (503, "shutting_down")
+
+
+async def test_a_follower_without_a_head_still_gives_the_page() -> None:
+    """A browser that opens it then shows a page that says why, not JSON."""
+    joined = Joined(echo)
+    joined.cut()
+    for path, kind in (("/", "text/html"), ("//dashboard/main.js", "text/javascript")):
+        client = Client(path=path, method="GET", parts=(b"",))
+        await client.ask(joined.door)
+        assert (client.status, client.whole) == (200, True)
+        assert client.answered["content-type"].startswith(kind)
+        assert client.answered["x-content-type-options"] == "nosniff"
+        assert "content-security-policy" in client.answered
+    client = Client(path="/v1/cluster/events", method="GET", parts=(b"",))
+    await client.ask(joined.door)
+    assert (client.status, client.code) == (503, "no_head")
 
 
 async def test_a_follower_says_itself_whether_it_is_alive_and_ready() -> None:

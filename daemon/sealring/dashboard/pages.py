@@ -72,6 +72,8 @@ PAST: Final = 12
 """Requests that are over in one event at most."""
 
 _HEADERS: Final = {
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
     "content-security-policy": POLICY,
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -82,12 +84,13 @@ _HEADERS: Final = {
 
 def routes() -> list[BaseRoute]:
     """The page, to be mounted in the head's app."""
-    files = _Files()
-    return [
-        Route("/", files.page),
-        Route("/v1/cluster/events", Events(), methods=["GET"]),
-        Mount("/dashboard", files),
-    ]
+    return [*files(), Route("/v1/cluster/events", Events(), methods=["GET"])]
+
+
+def files() -> list[BaseRoute]:
+    """The page's files alone."""
+    given = _Files()
+    return [Route("/", given.page), Mount("/dashboard", given)]
 
 
 class _Files:

@@ -300,7 +300,8 @@ class RelayStreams:
 class RelayApp:
     """The ASGI app of a follower with these *streams*. *config* gives its config, *head* the
     head's name, *refusal* why it takes no more requests, if it does not, *why_not* the error where
-    none can be passed on, and *not_ready* what else keeps them from being answered."""
+    none can be passed on, and *not_ready* what else keeps them from being answered. *page* gives
+    the files of the page where the head cannot: the page says why, and goes on by itself."""
 
     streams: RelayStreams
     config: Callable[[], Config]
@@ -308,6 +309,7 @@ class RelayApp:
     refusal: Callable[[], str]
     why_not: Callable[[], ApiError | None]
     not_ready: Callable[[], Sequence[str]]
+    page: ASGIApp
     _of_source: Counter[str] = attrs.field(factory=Counter)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -375,6 +377,9 @@ class RelayApp:
         if why := self.refusal():
             raise unavailable(f"{why[:1].upper()}{why[1:]}.", "shutting_down", retry=5)
         if (error := self.why_not()) is not None:
+            if is_page(path):
+                await self.page({**scope, "path": path}, receive, answer)
+                return
             raise error
         try:
             with self._counted(scope), self.streams.asking(self._question(scope)) as stream:

@@ -126,6 +126,7 @@ class NodeApi:
         self._tls: Tls | None = None
         self._head: ApiHead | None = None  # once the node has been the head
         self._head_app: ASGIApp | None = None  # which it has then
+        self._page_app: ASGIApp | None = None  # once somebody has looked at it without a head
         self._led = False
         self._nursery: trio.Nursery | None = None  # while it runs
         self._server: ApiServer | None = None  # while it listens
@@ -139,6 +140,7 @@ class NodeApi:
             lambda: generator.refusal,
             self._why_not,
             self._not_ready,
+            self._page,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -306,6 +308,17 @@ class NodeApi:
             pages = [*NewcomersApi(self._door, self._config).routes(), *routes()]
             self._head_app = build_app(self._head, pages, most_connections())
         return self._head_app
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The files of the page, where the head cannot give them."""
+        if self._page_app is None:
+            # Only who looks at the page needs them.
+            from starlette.applications import Starlette  # noqa: PLC0415
+
+            from sealring.dashboard.pages import files  # noqa: PLC0415
+
+            self._page_app = Starlette(routes=files())
+        await self._page_app(scope, receive, send)
 
     def _why_not(self) -> ApiError | None:
         """The error if no request can be passed on; None if one can."""

@@ -88,7 +88,7 @@ function lost(why) {
   say(byId("rate-now"), "");
   byId("why").hidden = true;
   const then = ending
-    ? "It was stopped. This page goes on once somebody has started it again"
+    ? "The head was stopped. This page goes on once somebody has started it again"
     : `${why.replace(/\.$/, "")}. Trying again by itself`;
   notice(`${then}; what you have typed stays here.`);
   monitor.lost();
@@ -106,6 +106,7 @@ function welcome() {
 
 function ask() {
   setState("waiting", "waiting for a key");
+  notice(""); // whoever asks for a key is reached
   return askForKey();
 }
 
