@@ -139,7 +139,7 @@ ADVICE: Final[Mapping[Cause, str]] = {
     Cause.BEGINNING: "",
     Cause.NOT_HEAD: "",
     Cause.NO_EPOCH: "'sealring status' on the head says what it waits for.",
-    Cause.OUTSIDE: "The API on the head answers meanwhile.",
+    Cause.OUTSIDE: "The API answers meanwhile.",
 }
 """What to do about each cause."""
 

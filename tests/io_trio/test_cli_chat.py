@@ -309,3 +309,17 @@ def test_a_model_that_is_not_served_is_no_conversation(served: Served) -> None:
     told = f"there is no model 'gpt-9' at {served.url}\nGive --model 'tiny'.\n"
     assert done.err == f"sealring: {told}"
     assert chat(served.url, [], "--model", "tiny").code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        ("no_head", "Or ask another machine: --url URL."),
+        ("no_texts", "Or ask another machine: --url URL."),
+        ("overloaded", "The head's log says more."),
+    ],
+)
+def test_a_head_that_was_not_asked_has_no_log_of_it(code: str, advice: str) -> None:
+    told = {"error": {"message": "It cannot be asked.", "code": code}}
+    error = head_client.refused(httpx2.Response(503, json=told))
+    assert (error.what, error.advice) == ("It cannot be asked.", advice)

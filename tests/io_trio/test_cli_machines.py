@@ -243,7 +243,7 @@ def test_a_machine_of_a_cluster_is_asked_about_that_and_not_told_to_serve(
     for command in (("chat",), ("status", "--url", f"http://127.0.0.1:{api}")):
         asked = sealring(*command)
         assert f"no head answers at http://127.0.0.1:{api}" in asked.err, command
-        assert "'sealring status' names it" in asked.err
+        assert "its node has the API while it runs (sealring up)" in asked.err
         assert "Start one" not in asked.err
     listed = sealring("machines")
     assert "laptop" in listed.out
@@ -507,7 +507,10 @@ def test_another_machine_becomes_the_head_while_a_stream_goes_on(
         text = head.config.read_text() + f'state = "{folder / "rank0.state"}"\n'
         (folder / "node.toml").write_text(text)
         monkeypatch.setattr("platformdirs.user_config_path", lambda *_, **__: folder)
-        assert re.search(r"head +rank1: ask there", sealring("status").out)
+        assert re.search(r"(?m)^head +rank1$", sealring("status").out)
+        made = sealring("apikey", "new", "alice")
+        assert "this machine is not the head" in made.err
+        assert "make one there, on rank1" in made.err
         for config in (head.config, other.config):
             listed = sealring("machines", "list", "--config", config, "--json").json()
             assert [each["state"] for each in listed["machines"]] == ["up", "up"]

@@ -239,7 +239,7 @@ def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
     except OperationError as error:
         if sure:
             raise
-        print_note(f"the head at {base} cannot be asked: {error.what}")
+        print_note(f"the ring at {base} cannot be asked: {error}")
     return {}
 
 

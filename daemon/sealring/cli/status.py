@@ -264,7 +264,7 @@ def _ring(facts: dict[str, Any]) -> str:
 
 def _head(facts: dict[str, Any]) -> str:
     """Which machine is the head, unless it is this one."""
-    return next((f"{peer['name']}: ask there" for peer in facts["peers"] if not peer["rank"]), "")
+    return next((str(peer["name"]) for peer in facts["peers"] if not peer["rank"]), "")
 
 
 def _addresses(peer: dict[str, Any]) -> str:

@@ -462,9 +462,8 @@ def _how_to_reach() -> str:
     if not has_own_config():
         return "Start one: sealring serve. Or give its address: --url URL."
     return (
-        "This machine is in a cluster, of which the head alone has the API: 'sealring status' "
-        "names it, if this machine's node runs (sealring up). Ask there, or give its address: "
-        "--url URL."
+        "This machine is in a cluster: its node has the API while it runs (sealring up), where "
+        "'api' in its config says. Or give another machine's address: --url URL."
     )
 
 
@@ -477,6 +476,8 @@ def refused(response: httpx2.Response) -> OperationError:
         )
     if _error(response).get("code") == "context_length_exceeded":
         return OperationError(message, "Ask for less; in a conversation, /undo or /clear")
+    if _error(response).get("code") in ("no_head", "no_texts"):
+        return OperationError(message, "Or ask another machine: --url URL.")
     return OperationError(message, "The head's log says more.")
 
 
