@@ -155,6 +155,8 @@ def test_status_tells_both_ranks(ring: Ring) -> None:
         "trouble": [],
         "put_out": False,
         "outside": "",
+        "sees_texts": True,
+        "witness": False,
         **links,
         **fetch,
     }
