@@ -288,5 +288,6 @@ def test_an_answer_that_takes_too_long(team: Served) -> None:
     assert whole.json()["error"]["code"] == "timeout"
     assert stream.status_code == 200
     last = json.loads(stream.text.strip().rsplit("data: ", 1)[1])
-    assert last == whole.json()
-    assert team.trace(stream.headers["x-request-id"])["state"] == "timeout"
+    name = stream.headers["x-request-id"]
+    assert last == {"id": name, **whole.json(), "resumable": False}
+    assert team.trace(name)["state"] == "timeout"
