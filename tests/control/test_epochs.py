@@ -290,10 +290,11 @@ def follower(world=3):
 def test_a_rank_presents_itself_when_it_has_both_an_engine_and_the_head():
     rank = Follower(FollowerConfig(1, ("n0", "n1"), inner_seal=False))
     assert rank.engine_message(info(), 0.0) == []
-    assert rank.link_up(0, CONTROL, 0.0) == [Send(0, CONTROL, HELLO)]
+    here = Note(Level.INFO, "the head (n0) is here")
+    assert rank.link_up(0, CONTROL, 0.0) == [here, Send(0, CONTROL, HELLO)]
     rank.link_down(0, CONTROL, "gone", 0.0)
     rank.engine_lost("died", 0.0)
-    assert rank.link_up(0, CONTROL, 0.0) == []
+    assert rank.link_up(0, CONTROL, 0.0) == [here]
     assert rank.engine_message(info(), 0.0) == [Send(0, CONTROL, HELLO)]
 
 

@@ -73,6 +73,8 @@ def test_a_witness_does_its_part_while_it_is_linked_to_the_head():
     witness = cluster.hosts["host2"].node
     assert (witness.serving, witness.obstacles(cluster.now)) == (True, [])
     assert witness.standing().state == "witness"
+    told = [text for _, host, text in cluster.notes if host == "host2"]
+    assert "the head (node0) is here" in told
     assert witness.ring == (0, 1)
     cluster.kill_engine(cluster.hosts["host2"], back_after=1000)
     cluster.run_for(20.0)

@@ -439,7 +439,8 @@ class Follower:
         """The link with *purpose* to *rank* is established."""
         if purpose is Purpose.CONTROL and rank == 0:
             self._move(FollowerEvent.HEAD_UP, now)
-            return self._present()
+            note = Note(Level.INFO, f"the head ({self._config.names[rank]}) is here")
+            return [note, *self._present()]
         if purpose is Purpose.STEP and rank == self._next:
             self._next_link.came()
             return self._try_ready(now)
