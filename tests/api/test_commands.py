@@ -93,7 +93,7 @@ def test_beyond_loopback_a_head_needs_keys(config: Path) -> None:
         done = sealring("up", with_api(config, address))
         assert done.code == 2
         assert "there are no API keys" in done.err
-        assert "sealring apikey new" in done.err
+        assert "The head needs one of its own: sealring apikey new" in done.err
         config.write_text(config.read_text().replace(address, "off"))
 
 

@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,6 +117,21 @@ async def test_a_witness_becomes_a_rank_that_lacks_a_model_and_then_has_one(conf
         await runtime.install(witness.encode())
         await switch.leave.wait()
     assert following(switch).is_witness
+
+
+async def test_what_a_rank_would_lack_as_the_head_is_no_warning(
+    config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    witness = prepare(load_config(config))
+    roster = next_roster(witness.roster, config.parent, RANK)
+    setup = attrs.evolve(witness.without_engine("no model"), roster=roster)
+    runtime = build_runtime(setup)
+    runtime.head_fault = lambda: "there are no API keys"
+    async with running(setup, runtime):
+        pass
+    (said,) = [each for each in caplog.records if "there are no API keys" in each.getMessage()]
+    assert said.levelno == logging.INFO
 
 
 def test_nothing_of_a_model_is_read_for_a_witness(config: Path) -> None:

@@ -90,7 +90,7 @@ def check_api(config: Config) -> None:
         raise UserError(
             f"{config.path}: the API listens beyond loopback, at "
             f"{format_address(*config.api)}, and there are no API keys",
-            f"Make one first: sealring apikey new NAME --config {config.path}",
+            f"The head needs one of its own: sealring apikey new NAME --config {config.path}",
         )
 
 
@@ -237,7 +237,8 @@ class NodeApi:
                 self._app()
         except UserError as error:
             what = "is the head now, and serves no API" if leads else "serves no API"
-            log.warning("this node %s: %s. %s Then start it again", what, error.what, error.advice)
+            mend = "Mend that, and start it again"
+            log.warning("this node %s: %s. %s. %s", what, error.what, mend, error.advice)
 
     async def _listen(self, nursery: trio.Nursery, address: tuple[str, int]) -> None:
         """Listen at *address*. Raises `UserError` or `OperationError`."""

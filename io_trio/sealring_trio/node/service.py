@@ -481,7 +481,7 @@ def _log_place(runtime: Runtime, config: NodeFile) -> None:
         head = roster.members[0]
         log.info("waiting for the head, %s, at %s", head.name, " or ".join(head.addresses))
         if rank in roster.heads and (fault := runtime.head_fault()):
-            log.warning("if a roster made this rank the head, it could not serve: %s", fault)
+            log.info("if a roster made this rank the head, it could not serve: %s", fault)
 
 
 DISTRIBUTION: Final = "sealring-trio"
