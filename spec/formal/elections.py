@@ -93,6 +93,7 @@ def copied(election: Election) -> Election:
     machine = Machine(election._machine._table, election.state)
     now["_machine"], now["_linked"] = machine, set(election._linked)
     now["_favours"] = deque(election._favours, election._favours.maxlen)
+    now["_heard_at"] = dict(election._heard_at)
     if election._proposal is not None:
         proposal = attrs.evolve(election._proposal)
         proposal.votes = dict(proposal.votes)
@@ -113,9 +114,10 @@ def portrait(election: Election) -> tuple[object, ...]:
         asks = (*asks, proposal.chosen)  # type: ignore[assignment]
     fresh = frozenset(lease.fresh.items())
     leads = (lease.due, lease.count, tuple(lease.sent), fresh, lease.given_up)
-    times = (e._contact, e._ask_at, e._confirm_at, e._heard, e._renewed)
+    times = (e._contact, e._ask_at, e._confirm_at, e._renewed)
+    hears = (e._heard, frozenset(e._heard_at.items()), e._split, e._rival)
     casts = (e._casting, e._signed, frozenset(e._linked), tuple(e._favours))
-    return (e.mandate, e.ballot, e.state, *times, *casts, asks, *leads)
+    return (e.mandate, e.ballot, e.state, *times, *hears, *casts, asks, *leads)
 
 
 class World:
@@ -133,7 +135,6 @@ class World:
         self._portraits: list[tuple[object, ...] | None] = [None] * case.members
         self._disks = [(Mandate(), Ballot()) for _ in every]
         self._before = [Ballot() for _ in every]  # the vote before the last
-        self._votes: dict[int, tuple[tuple[int, bytes], ...]] = {}
         self.up: set[Way] = set()
         self._dead: set[Way] = set()
         self._held: set[Way] = set()  # a member's way to itself is its disk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from random import Random
 
 import attrs
@@ -36,7 +37,15 @@ from sealring_protocol.control.election import (
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.mandate import Mandate
 
-from spec.formal.elections import ELECTION_PROPERTIES, Case, World, search, walk
+from spec.formal.elections import (
+    ELECTION_PROPERTIES,
+    Case,
+    World,
+    copied,
+    portrait,
+    search,
+    walk,
+)
 from spec.formal.weak_elections import ALONE, ELECTION_WEAK, HEADLESS, election_broken
 
 SIGNED = bytes(64)
@@ -465,6 +474,29 @@ def test_no_order_of_a_few_faults_makes_two_heads(case):
     seen = search(case)
     assert seen.broken is None, seen.trace
     assert seen.states > 100
+
+
+def parts(election: Election) -> list[tuple[object, dict[str, object]]]:
+    """The election itself and what of it has attributes of its own, each with those."""
+    own = {name: value for name, value in vars(election).items() if name not in FIXED}
+    inner = (election._proposal, election._lease)
+    return [(election, own), *((each, attrs.asdict(each, recurse=False)) for each in inner)]
+
+
+FIXED = {"_members", "_own", "_heads", "_machine", "_proposal", "_lease"}
+OTHER: dict[type, object] = {dict: {9: 9.0}, set: {9}, deque: deque([(9, 9.0)])}
+
+
+def test_the_search_copies_and_tells_apart_all_that_changes_in_a_member():
+    head = leading()
+    head.move(1, 0.0)
+    for at, (_, facts) in enumerate(parts(head)):
+        for name, value in facts.items():
+            other = copied(head)
+            part, same = parts(other)[at]
+            assert type(value) not in OTHER or same[name] is not value, name
+            setattr(part, name, OTHER.get(type(value), "other"))
+            assert portrait(other) != portrait(head), name
 
 
 @settings(max_examples=25, deadline=None)
