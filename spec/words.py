@@ -38,7 +38,8 @@ CLOSE: Final = {
     "place (5.5)",
     CloseCode.INTERNAL_ERROR: "the sender's own fault",
     CloseCode.NOT_READY: "not now; try again",
-    CloseCode.REFUSED: "to who asks to join: not with this invitation, or not this machine (14.5)",
+    CloseCode.REFUSED: "to who asks to join: not with this invitation, or not this machine (14.5); "
+    "to who brings up an API link: there is none between these two (11.14)",
     CloseCode.VERSION_MISMATCH: "the two programs have no step version in common (8.5)",
 }
 

@@ -64,7 +64,7 @@ class Holder:
             for event in drive(self.node, signer(self.index), 1.0):
                 moved = True
                 self.told.append(event)
-                if isinstance(event, events.Hangup):
+                if isinstance(event, events.Hangup) and event.link in self.links:
                     self._feed(self.links[event.link], event.last)
             for number in self.node.links_to_flush():
                 moved = True

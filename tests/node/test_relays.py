@@ -6,7 +6,7 @@ import attrs
 import pytest
 from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.errors import CloseCode
-from sealring_protocol.events import RelayDown, RelayEventCame, RelayUp
+from sealring_protocol.events import Dial, RelayDown, RelayEventCame, RelayUp
 from sealring_protocol.limits import MAX_STREAMS, STREAM_WINDOW
 from sealring_protocol.link import LinkClosed
 from sealring_protocol.node import Node, NodeConfig
@@ -22,6 +22,7 @@ from sealring_protocol.relay import (
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, Rights, Roster, sign_roster
 
+from tests.driver import drive
 from tests.node.test_giving import Holder, closed, send
 from tests.sim.cluster import Cluster
 from tests.sim.hosts import Host
@@ -373,6 +374,18 @@ def test_only_the_head_is_asked_and_it_asks_nobody(index):
     head.link._may_send |= {Ask}
     send(holder, head, ASK)
     assert closed(head) == CloseCode.ROLE_VIOLATION
+
+
+@pytest.mark.parametrize(("purpose", "again"), [(Purpose.API, 0), (Purpose.CONTROL, 1)])
+def test_who_is_refused_gives_an_api_link_up_and_no_other(purpose, again):
+    holder = Holder.of(2, index=1, relays=True)
+    holder.node.start(1.0)
+    heads = {each: holder.asked_by(0, purpose=each) for each in (Purpose.CONTROL, Purpose.API)}
+    heads[purpose].link.close(CloseCode.REFUSED, "not you")
+    holder.run()
+    holder.node.handle_timeout(9.0)
+    dialed = [each for each in drive(holder.node, signer(1), 9.0) if isinstance(each, Dial)]
+    assert len(dialed) == again
 
 
 def test_room_grows_with_credit_and_an_owner_that_takes_by_halves_gives_it():

@@ -903,10 +903,11 @@ class LinkManager:
                 self.send(rank, Purpose.CONTROL, message, now)
 
     def _closed(self, connection: Connection, code: int, reason: str, now: float) -> None:
-        if code == CloseCode.DUPLICATE_LINK and connection.dialed and connection.key is not None:
-            self._dialer.satisfied(connection.key)
-        if code == CloseCode.REFUSED and connection.key is not None:  # as long as it runs
-            self._dialer.forget_all({connection.key[1]}, connection.key[0])
+        key = connection.key
+        if code == CloseCode.DUPLICATE_LINK and connection.dialed and key is not None:
+            self._dialer.satisfied(key)
+        if code == CloseCode.REFUSED and key is not None and key[1] is Purpose.API:
+            self._dialer.forget_all({Purpose.API}, key[0])  # until a control link comes up
         self._down(connection, PeerClosed(code, reason), now, code)
 
     def _adopted(self, before: Roster, now: float) -> None:
