@@ -19,8 +19,12 @@ from sealring.joining.door import Door
 from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring.service.head_api import NodeApi, prepare
 from sealring.service.model_switch import ModelSwitch
+from sealring_protocol.codec.encoding import decode, encode
+from sealring_protocol.codec.messages import CannotServe
 from sealring_protocol.diagnosis import Cause
+from sealring_protocol.limits import MAX_REASON
 from sealring_protocol.security.roster import Rights, SignedRoster
+from sealring_trio.engine.supervisor import NoEngine
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import read_key
 from sealring_trio.files.models import TINY, find_model
@@ -167,3 +171,18 @@ def test_a_witness_runs_where_there_is_no_mlx(config: Path) -> None:
     assert (status["witness"], status["state"]) == (True, "waiting for the head")
     assert "none: a witness needs none" in shown
     assert "model " not in shown
+
+
+async def test_what_an_engine_lacks_is_said_in_plain_words_that_a_peer_takes() -> None:
+    class Owner:
+        told: list[CannotServe] = []  # noqa: RUF012
+
+        def engine_message(self, message: CannotServe) -> None:
+            self.told.append(message)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(NoEngine("a\nb" + "é" * MAX_REASON, Owner())._one_life)  # type: ignore[arg-type]
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    (said,) = Owner.told
+    assert decode(b"".join(encode(said))) == said

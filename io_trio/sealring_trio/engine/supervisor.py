@@ -40,6 +40,7 @@ from sealring_protocol.codec.messages import (
     Step,
     StepDone,
 )
+from sealring_protocol.codec.wire import clip
 from sealring_protocol.control.deadlines import AnswerDeadline, Backoff, Starvation, ThreadUse
 from sealring_protocol.errors import RemoteProtocolError
 from sealring_protocol.limits import MAX_REASON, MAX_SEALED_BODY, MAX_WEIGHT_WAITING
@@ -604,7 +605,7 @@ class NoEngine(Supervisor):
 
     async def _one_life(self) -> str:
         if self._lacking:  # which is said as by an engine that cannot read its model
-            reason = self._lacking.encode()[:MAX_REASON].decode(errors="ignore")
+            reason = clip(self._lacking, MAX_REASON)
             self._owner.engine_message(CannotServe(NO_EPOCH, FailureKind.UNSERVABLE, reason))
         await trio.sleep_forever()
 
