@@ -157,11 +157,15 @@ class NodeSetup(Generic[AnyFile]):
     identity: OwnIdentity
     roster: SignedRoster
     store: RosterStore
-    model: Path
+    model: Path = attrs.field()
     layers: int = 0  # of the model
     unpinned: bytes = b""  # as `NodeConfig` has it
     draft: DraftModel | None = None  # on a head that has one
     lacking: str = ""
+
+    @model.default
+    def _no_model(self) -> Path:
+        return self.config.state / NO_MODEL
 
     @property
     def has_engine(self) -> bool:
@@ -175,14 +179,7 @@ class NodeSetup(Generic[AnyFile]):
 
     def without_engine(self, lacking: str = "") -> NodeSetup[AnyFile]:
         """The same node as a witness, or as a rank with nothing but what is *lacking*."""
-        return NodeSetup(
-            self.config,
-            self.identity,
-            self.roster,
-            self.store,
-            self.config.state / NO_MODEL,
-            lacking=lacking,
-        )
+        return NodeSetup(self.config, self.identity, self.roster, self.store, lacking=lacking)
 
 
 def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyFile]:
@@ -204,7 +201,7 @@ def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyF
     suites = tuple(SUITES[name] for name in config.suites)
     identity = OwnIdentity(signer, coordinator, secrets.randbits(63) | 1, suites)
     if needs_no_engine(roster.roster, own):
-        return NodeSetup(config, identity, roster, store, config.state / NO_MODEL)
+        return NodeSetup(config, identity, roster, store)
     model, roster = find_for(config, identity, store, roster, pause)
     info = describe_model(model, config.adapter)
     check_model(config, roster.roster, info)
