@@ -91,7 +91,7 @@ def follower_config(config: NodeConfig, roster: Roster, rank: int) -> FollowerCo
     return FollowerConfig(rank, names, *policies, config.build, rights)
 
 
-def why_no_tensor(roster: Roster, ring: tuple[int, ...]) -> str:
+def tensor_forbidden(roster: Roster, ring: tuple[int, ...]) -> str:
     """Why *roster* forbids that the ranks of *ring* take tensor parallelism; empty if it does
     not."""
     if not roster.tensor_parallelism:
@@ -113,7 +113,7 @@ def head_config(
     """The settings of the head of *ring* (ranks, place by place) under *roster*. Request uids go on
     from *first_uid*, epochs from *last_epoch*. *against* is that of `PlanRequest`."""
     members = [roster.members[rank] for rank in ring]
-    forbidden = why_no_tensor(roster, ring)
+    forbidden = tensor_forbidden(roster, ring)
     plan = PlanRequest(config.strategy, config.layers, config.collectives, against, forbidden)
     return HeadConfig(
         config.instance,

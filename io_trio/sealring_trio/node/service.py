@@ -41,7 +41,7 @@ from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_WORLD
 from sealring_protocol.node import Node, NodeConfig
-from sealring_protocol.role import why_no_tensor
+from sealring_protocol.role import tensor_forbidden
 from sealring_protocol.security.identity import Signer, node_id
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import Member, Roster, SignedRoster
@@ -281,7 +281,7 @@ def check_model(config: NodeFile, roster: Roster, info: ModelInfo) -> None:
             f"model of {len(info.layers)} layers",
             "Give one number for each rank; they add up to the model's. See: sealring plan --help",
         )
-    forbidden = why_no_tensor(roster, roster.workers)
+    forbidden = tensor_forbidden(roster, roster.workers)
     if config.strategy == "tp" and world > 1 and forbidden:
         raise UserError(
             f"{config.path}: strategy = 'tp', which is tensor parallelism: {forbidden}",
