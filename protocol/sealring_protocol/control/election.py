@@ -1,8 +1,9 @@
 """Who is head: how a majority of the members makes another one, and how long a head may go on.
 
-Every member has an `Election`. It takes the state of the node's CONTROL links, what members say of
-elections, and time; it gives `ElectionEffect`s. It reads no clock, stores nothing and signs
-nothing. Members are named by their index in the roster's own order, which no election changes.
+Every member has an `Election`, once nodes have elections: until then a roster's first member is
+head. It takes the state of the node's CONTROL links, what members say of elections, and time; it
+gives `ElectionEffect`s. It reads no clock, stores nothing and signs nothing. Members are named by
+their index in the roster's own order, which no election changes.
 
 **A mandate** says who is head: a term and a member (`security.mandate`). Term 0 is the roster's
 own first member. A majority of all members makes a mandate of a later term by votes. A member
@@ -338,8 +339,14 @@ class Election:
         """True if this node is head, and no other can be: it may answer."""
         if self.mandate.head != self._own or self._lease.given_up:
             return False
-        sole = self._heads == (self._own,)
-        return sole or self.mandate.taken or self._members - self._proven(now) < self.majority
+        if not self._needs_lease or self.mandate.taken:
+            return True
+        return self._members - self._proven(now) < self.majority
+
+    @property
+    def _needs_lease(self) -> bool:
+        """True if this node is head, and another may be."""
+        return self.mandate.head == self._own and self._heads != (self._own,)
 
     def followed(self, now: float) -> bool:
         """True if this node is head, and a majority of the members, itself included, has renewed
@@ -426,7 +433,7 @@ class Election:
             case Vote(term, head, signature):
                 return self._voted(peer, Ballot(term, head), signature)
             case NoVote(term, head, latest, reason):
-                if reason is NoVoteReason.VOTED and self._proposes(Ballot(term, head)):
+                if reason is NoVoteReason.VOTED and self._proposal_of(Ballot(term, head)):
                     self._split = term
                 if reason in (NoVoteReason.VOTED, NoVoteReason.STALE):
                     self._hear(peer, latest, now)
@@ -451,8 +458,8 @@ class Election:
         if voter != self._own:
             vote = Vote(ballot.term, ballot.head, signature)
             return [Tell(voter, vote)] if voter in self._linked else []
-        proposal = self._proposal
-        if proposal is None or proposal.ballot != ballot:
+        proposal = self._proposal_of(ballot)
+        if proposal is None:
             return []  # it has been given up meanwhile
         proposal.votes[self._own] = signature
         return self._count(proposal)
@@ -480,14 +487,13 @@ class Election:
         """When to call `handle_timeout`; None: not at all."""
         asking = None if self._proposal is None else min(self._proposal.ends, self._proposal.ask_at)
         asks = self.state is ElectionState.LOST and self._own in self._heads
-        leads = self.mandate.head == self._own and self._heads != (self._own,)
-        return earliest(asking, self._ask_at if asks else None, self._lease.due if leads else None)
+        lease = self._lease.due if self._needs_lease else None
+        return earliest(asking, self._ask_at if asks else None, lease)
 
     def handle_timeout(self, now: float) -> list[ElectionEffect]:
         """Act on the deadlines that have passed."""
         found: list[ElectionEffect] = []
-        leads = self.mandate.head == self._own and self._heads != (self._own,)
-        if leads and is_due(self._lease.due, now):
+        if self._needs_lease and is_due(self._lease.due, now):
             found += self._ask_for_lease(now)
             if max(self._promised, self._rival) > self.mandate.term:
                 found += self.confirm(now)
@@ -653,14 +659,16 @@ class Election:
         return Candidacy(proposal.ballot.term, proposal.ballot.head)
 
     def _voted(self, peer: int, ballot: Ballot, signature: bytes) -> list[ElectionEffect]:
-        proposal = self._proposal
-        if proposal is None or not self._proposes(ballot):
-            return []  # of a proposal that was given up
+        proposal = self._proposal_of(ballot)
+        if proposal is None:
+            return []  # it was given up
         proposal.votes[peer] = signature
         return self._count(proposal)
 
-    def _proposes(self, ballot: Ballot) -> bool:
-        return self._proposal is not None and self._proposal.ballot == ballot
+    def _proposal_of(self, ballot: Ballot) -> _Proposal | None:
+        """The proposal of *ballot*, unless there is none, or another."""
+        proposal = self._proposal
+        return proposal if proposal is not None and proposal.ballot == ballot else None
 
     def _count(self, proposal: _Proposal) -> list[ElectionEffect]:
         """Give the own vote once it decides, or say who is chosen."""
@@ -689,7 +697,7 @@ class Election:
         return []
 
     def _ask_for_lease(self, now: float) -> list[ElectionEffect]:
-        if self._heads == (self._own,):
+        if not self._needs_lease:
             return []
         question = Renew(self.mandate.term, self._lease.ask(now))
         return [Tell(peer, question) for peer in sorted(self._linked)]

@@ -3,7 +3,7 @@
 A roster names the head as its first member. An election makes another one head, in a later *term*,
 without the coordinator's key: a **certificate** has the signatures of the members that voted for
 it. It belongs to one roster: a newer one begins again with its first member. `control.election` has
-how members vote, and why no two are head at once.
+how members vote, and why no two are head at once. Nothing brings a node certificates yet.
 
 A certificate: ``term u64 · head u16 · count u16`` and for each vote ``voter u16 · signature 64``,
 with members by their index in the roster. A vote is the signature of the member's node key over
