@@ -324,9 +324,7 @@ class Relay:
         return AskCame(stream, question)
 
     def _arrived(self, stream: int, size: int) -> None:
-        found = self._streams.get(stream)
-        if found is None:
-            raise RemoteProtocolError(f"BODY of stream {stream}, which is over or never began")
+        found = self._found(stream)
         if size > found.expected:
             raise LimitExceeded(f"{size} bytes of a body, with credit for {found.expected}")
         found.expected -= size
@@ -334,9 +332,7 @@ class Relay:
 
     def _came(self, stream: int, move: StreamMove, event: RelayEvent) -> list[RelayEvent]:
         """The peer made *move*; *event* says so to an owner that still listens."""
-        found = self._streams.get(stream)
-        if found is None:
-            raise RemoteProtocolError(f"stream {stream} is over, or never began")
+        found = self._found(stream)
         live = found.machine.state in LIVE
         try:
             self._fire(stream, found, move)
@@ -362,6 +358,12 @@ class Relay:
         return self._came(stream, StreamMove.LEAVE, DropCame(stream, reason))
 
     # ------------------------------------------------------------ internals
+
+    def _found(self, stream: int) -> _Stream:
+        found = self._streams.get(stream)
+        if found is None:
+            raise RemoteProtocolError(f"stream {stream} is over, or never began")
+        return found
 
     def _has_been(self, stream: int) -> None:
         if not 0 < stream <= self._last:

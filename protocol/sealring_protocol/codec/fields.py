@@ -389,15 +389,8 @@ class HeaderFields(Varying):
         super().__init__("u16", "name string, value string", most, "header fields")
         self.size = size
 
-    def counted(self, value: Any) -> tuple[int, list[Buffer]]:
-        """Raises `LocalProtocolError` if they are too many, or too long together."""
-        count, parts = super().counted(value)
-        if (size := sum(map(len, parts))) > self.size:
-            raise LocalProtocolError(f"{size} bytes of {self.what}; the limit is {self.size}")
-        return count, parts
-
     def write(self, value: Any) -> tuple[int, list[Buffer]]:
-        """All in one part."""
+        """All in one part. Their value has refused what is too long."""
         texts = (part for pair in value for part in pair)
         return len(value), [b"".join(struct.pack(">H", len(each)) + each for each in texts)]
 

@@ -27,7 +27,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 """Header fields of HTTP, each with its name in lower case and its value, in their order."""
 
 _TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-_METHOD: Final = _TOKEN - frozenset(range(ord("a"), ord("z") + 1)) | frozenset(range(0x41, 0x5B))
+_METHOD: Final = frozenset(bytes(_TOKEN).upper())
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
 _BREAKS: Final = frozenset(b"\0\r\n")
 

@@ -117,7 +117,6 @@ class RelayLinks:
                 except RemoteProtocolError as error:
                     self._links.fail(rank, purpose, error, now)
                     return []
-                self.flush(rank, now)
                 return [RelayEventCame(rank, event) for event in events]
         return []
 
