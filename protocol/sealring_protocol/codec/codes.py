@@ -1,4 +1,4 @@
-"""The codes of messages, and the rule that their fields keep their rules."""
+"""The codes of messages, and what holds their fields to rules."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.admission import network_of
 
+__all__ = ["RefusedSource"]
+
 AT_ONCE: Final = 20
 """Lines of a kind that may be logged at once."""
 
@@ -68,8 +70,6 @@ class Notes:
         more = f" ({left_out} more lines like this were left out)" if left_out else ""
         return Note(note.level, note.text + more)
 
-
-__all__ = ["RefusedSource"]
 
 TELL_SECONDS: Final = 60.0
 
