@@ -47,7 +47,7 @@ from sealring_protocol.control.effects import (
     Want,
 )
 from sealring_protocol.control.epoch.follower import Follower
-from sealring_protocol.control.head.attendance import GRACE_SECONDS
+from sealring_protocol.control.head.attendance import GRACE_SECONDS, Attendance
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.requests import (
@@ -742,35 +742,46 @@ class Node:
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
         place = rank if self._places is None else self._role.place(rank)
-        attendance, effects = self._role.attendance, list[Effect]()
-        unreadable = isinstance(message, CannotServe) and message.epoch == NO_EPOCH
         if place is None:
-            if not isinstance(message, Hello) and not unreadable:
-                return []  # it has not heard yet that the ring goes on without it
-            bucket = TokenBucket(PRESENTATIONS_PER_SECOND, now)
-            if not self._presentations.setdefault(rank, bucket).take(now):
-                raise LimitExceeded("it presents itself too often")
-            if self._links.member(rank).is_witness:
-                return []  # it takes no part, whatever its engine has
-            if isinstance(message, Hello):
-                effects = self._role.outsider(rank, message, self.engine_info)
-                self._carry_out(effects, now, in_ranks=True)
-                if any(isinstance(effect, Shut) for effect in effects):
-                    return []
-                effects = [Note(Level.INFO, f"{self._links.member(rank).name} is here")]
-        else:
-            effects = self._brain.message(place, purpose, message, now)
-        if attendance is not None and isinstance(message, Hello):
-            refused = any(isinstance(effect, Shut) for effect in effects)
-            if not refused:
-                attendance.came(rank, message, now)
-                self._ring_due = now  # once these effects are carried out
-        elif attendance is not None and isinstance(message, CannotServe) and unreadable:
-            news = attendance.unreadable(rank, message.reason)
-            if news and place is None:  # or else the brain has said it
-                text = f"{self._links.member(rank).name} cannot read its model: {message.reason}"
-                effects = [Note(Level.ERROR, text)]
+            return self._outsider(rank, message, now)
+        effects = self._brain.message(place, purpose, message, now)
+        attendance = self._role.attendance
+        if attendance is None:
+            return effects
+        if isinstance(message, Hello):
+            if not any(isinstance(effect, Shut) for effect in effects):
+                self._came(attendance, rank, message, now)
+        elif isinstance(message, CannotServe) and message.epoch == NO_EPOCH:
+            attendance.unreadable(rank, message.reason)  # which the brain has said
         return effects
+
+    def _outsider(self, rank: int, message: Message, now: float) -> list[Effect]:
+        """*rank*, which the ring is without, sent *message*."""
+        of_epoch = isinstance(message, CannotServe) and message.epoch != NO_EPOCH
+        if not isinstance(message, Hello | CannotServe) or of_epoch:
+            return []  # it has not heard yet that the ring goes on without it
+        bucket = TokenBucket(PRESENTATIONS_PER_SECOND, now)
+        if not self._presentations.setdefault(rank, bucket).take(now):
+            raise LimitExceeded("it presents itself too often")
+        attendance, member = self._role.attendance, self._links.member(rank)
+        if member.is_witness:
+            return []  # it takes no part, whatever its engine has
+        if isinstance(message, Hello):
+            effects = self._role.outsider(rank, message, self.engine_info)
+            self._carry_out(effects, now, in_ranks=True)
+            if any(isinstance(effect, Shut) for effect in effects):
+                return []
+            if attendance is not None:
+                self._came(attendance, rank, message, now)
+            return [Note(Level.INFO, f"{member.name} is here")]
+        if attendance is not None and attendance.unreadable(rank, message.reason):
+            text = f"{member.name} cannot read its model: {message.reason}"
+            return [Note(Level.ERROR, text)]
+        return []
+
+    def _came(self, attendance: Attendance, rank: int, said: Hello, now: float) -> None:
+        attendance.came(rank, said, now)
+        self._ring_due = now  # once the effects of its HELLO are carried out
 
     def _link_down(
         self, rank: int, purpose: Purpose, reason: str, level: Level, now: float
