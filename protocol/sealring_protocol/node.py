@@ -289,8 +289,9 @@ class Node:
     def __init__(self, config: NodeConfig, now: float) -> None:
         """Raises `LocalProtocolError` if the key is not in the roster, and `AuthenticationFailed`
         if the roster is not signed by the coordinator."""
-        self._links = LinkManager(handshake_config(config), now, config.patience, config.listens)
-        self._links.relays = config.relays
+        self._links = LinkManager(
+            handshake_config(config), now, config.patience, config.listens, relays=config.relays
+        )
         self._relays = RelayLinks(self._links)
         self._events: deque[NodeEvent] = self._links.events
         self._build = config.build

@@ -286,14 +286,14 @@ class LinkManager:
         now: float,
         patience: float = PING_TIMEOUT,
         listens: tuple[str, int] | None = None,
+        *,
+        relays: bool = False,
     ) -> None:
         """*patience* is the least number of seconds that a peer may be silent. This node *listens*
-        at a host and a port, and tells its peers so."""
+        at a host and a port, and tells its peers so; *relays* as `NodeConfig` has it."""
         self.current_roster = CurrentRoster(config)
         self.accept_steps = False
         """True while step links may come in: an engine is up to receive their keys."""
-        self.relays = False
-        """`NodeConfig.relays`."""
         self.closed = False
         """True once the node is stopping: it dials and accepts no more."""
         self.events: deque[NodeEvent] = deque()
@@ -313,7 +313,7 @@ class LinkManager:
         self._due: float | None = None  # lower bound of the next timeout
         self._due_is_known = False
         self._progress = Progress()
-        self._least_patience = patience
+        self._least_patience, self._relays = patience, relays
         self._patience: dict[bytes, Patience] = {}
         self._silent: dict[bytes, tuple[int, float]] = {}  # lost instance, and when last heard
         self._expect_members()
@@ -339,7 +339,7 @@ class LinkManager:
         own = self.rank
         if min(own, rank) != 0:
             return "only the head answers requests of other members"
-        if not self.relays:
+        if not self._relays:
             return "this node passes no requests on, and answers none that others pass on"
         member = self.member(max(own, rank))
         return "" if member.sees_texts else f"the roster lets {member.name} see no texts"
