@@ -138,6 +138,12 @@ def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError
     return ApiError(503, message, code, kind="service_unavailable", headers=headers)
 
 
+def failed() -> ApiError:
+    """The error for a fault of this server."""
+    message = "The server failed; its log says how."
+    return ApiError(500, message, "internal_error", kind="server_error")
+
+
 def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
     """The error for a request that the scheduler refused, whose prompt came in the field *param*;
     *retry* is a guess, in seconds, at when it would be accepted."""

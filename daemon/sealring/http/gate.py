@@ -41,7 +41,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sealring.dialects.errors import ApiError, is_anthropic, unavailable
+from sealring.dialects.errors import ApiError, failed, is_anthropic, unavailable
 from sealring.http.connections import MAX_CONNECTIONS, OWNER
 from sealring.http.head import ApiHead
 from sealring.http.http1 import PROBES
@@ -82,10 +82,6 @@ _AGAIN: Final = (408, 429, 500, 503, 504)
 _SHOWN: Final = 200
 _DIGITS: Final = 8  # digits of a key's hash, in logs
 _KNOWN: Final = "known "  # how the owner of a known key begins; its digest follows
-
-_BUG: Final = ApiError(
-    500, "The server failed; its log says how.", "internal_error", kind="server_error"
-)
 
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
@@ -245,7 +241,7 @@ class Gate:
             await error_response(error, path)(scope, receive, answer)
         except Exception:
             if not begun:
-                await error_response(_BUG, path)(scope, receive, answer)
+                await error_response(failed(), path)(scope, receive, answer)
             raise
         finally:
             self._head.metrics.answered(path, status)

@@ -48,7 +48,7 @@ from sealring_protocol.codec.wire import clip
 from sealring_trio.net.h11_patterns import bound_h11
 from starlette.types import ASGIApp, Message, Scope
 
-from sealring.dialects.errors import INVALID, ApiError
+from sealring.dialects.errors import INVALID, ApiError, failed
 from sealring.http.connections import Place
 from sealring.http.tls import TlsSocket
 
@@ -196,8 +196,7 @@ class HttpConnection:
             hasty = "The client closed its side of the connection before it had its answer."
             await self._refuse(ApiError(499, hasty, "client_closed"))
         else:
-            failed = "The server failed; its log says how."
-            await self._refuse(ApiError(500, failed, "internal_error", kind="server_error"))
+            await self._refuse(failed())
 
     async def _refuse(self, error: ApiError) -> None:
         if self._http.refusable:

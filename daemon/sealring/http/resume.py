@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sealring.dialects.errors import ApiError, invalid
+from sealring.dialects.errors import ApiError, failed, invalid
 from sealring.dialects.replies import KEEPALIVE, broken_off
 from sealring.http.bodies import (
     KEEPALIVE_SECONDS,
@@ -74,10 +74,6 @@ _KEY: Final = re.compile(rf"[!-~]{{1,{MAX_KEY}}}")
 _EVENT_ID: Final = re.compile(r"([A-Za-z0-9_-]{1,64}):([0-9]{1,12})")
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
 _OUTGROWN: Final = b": this answer is kept no longer, and cannot be resumed from here on\n\n"
-
-_FAILED: Final = ApiError(
-    500, "The server failed; its log says how.", "internal_error", kind="server_error"
-)
 
 
 @attrs.frozen
@@ -495,7 +491,7 @@ async def _made(answer: KeptAnswer, make: Callable[[], Awaitable[None]]) -> None
         log.exception("an answer failed")
     finally:
         if not answer.over:
-            answer.finish(error=_FAILED)
+            answer.finish(error=failed())
 
 
 def left(seconds: float) -> ApiError:
