@@ -12,6 +12,7 @@ Markdown.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from functools import partial
@@ -34,6 +35,7 @@ from sealring.dialects.replies import event
 from sealring.generation.trace import Trace
 from sealring.http import state
 from sealring.http.bodies import ClientGone, EventStream, attended
+from sealring.http.connections import counted
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
 from sealring.http.metrics import Sample, columns
@@ -159,15 +161,8 @@ class Events:
             raise unavailable(text, "overloaded")
         if self._listeners.total() >= MAX_LISTENERS:
             raise unavailable(f"{MAX_LISTENERS} pages are being fed already.", "overloaded")
-        self._listeners[account] += 1
-        try:
+        with counted(self._listeners, account), contextlib.suppress(ClientGone):
             await attended(receive, partial(self._feed, head, caller, stream))
-        except ClientGone:
-            pass
-        finally:
-            self._listeners[account] -= 1
-            if not self._listeners[account]:
-                del self._listeners[account]
 
     async def _feed(self, head: ApiHead, caller: Caller, stream: EventStream) -> None:
         """Feed *stream* until *head* stops, or *caller* may not stay."""

@@ -377,6 +377,18 @@ class Connections:
         )
 
 
+@contextmanager
+def counted(counts: Counter[str], name: str) -> Iterator[None]:
+    """Count one more of *name* until the block ends. Names that have none are not kept."""
+    counts[name] += 1
+    try:
+        yield
+    finally:
+        counts[name] -= 1
+        if not counts[name]:
+            del counts[name]
+
+
 def source_of(host: str) -> str:
     """The source that the address *host* belongs to."""
     try:

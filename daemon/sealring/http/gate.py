@@ -29,7 +29,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 import attrs
@@ -42,7 +42,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sealring.dialects.errors import ApiError, failed, is_anthropic, unavailable
-from sealring.http.connections import MAX_CONNECTIONS, OWNER
+from sealring.http.connections import MAX_CONNECTIONS, OWNER, counted
 from sealring.http.head import ApiHead
 from sealring.http.http1 import PROBES
 from sealring.http.keys import digest
@@ -271,21 +271,14 @@ class Gate:
             await send(start)
             await send(message)
 
-    @contextmanager
-    def _counted(self, caller: Caller) -> Iterator[None]:
-        """Count one more request of its owner until the block ends. Raises `ApiError` if its known
-        key has too many; requests without a key are bounded by their connections."""
+    def _counted(self, caller: Caller) -> AbstractContextManager[None]:
+        """Counts one more request of its owner. Raises `ApiError` if its known key has too many;
+        requests without a key are bounded by their connections."""
         owner = caller.owner
         if caller.keyed and self._of_owner[owner] >= self._most:
             text = "Too many requests with this key are being answered at once."
             raise unavailable(text, "overloaded")
-        self._of_owner[owner] += 1
-        try:
-            yield
-        finally:
-            self._of_owner[owner] -= 1
-            if not self._of_owner[owner]:
-                del self._of_owner[owner]
+        return counted(self._of_owner, owner)
 
     def _keys_needed(self, scope: Scope) -> bool:
         if _owner_of(scope):

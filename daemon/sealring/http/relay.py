@@ -51,7 +51,7 @@ from sealring.dialects.errors import INVALID, ApiError, unavailable
 from sealring.dialects.replies import broken_off
 from sealring.files.config import Config
 from sealring.http.bodies import beside
-from sealring.http.connections import PART_OF_SOURCE, source_of
+from sealring.http.connections import PART_OF_SOURCE, counted, source_of
 from sealring.http.gate import PREFIXES, error_response
 from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, PROBES, STUCK_SECONDS
 from sealring.http.names import (
@@ -392,21 +392,14 @@ class RelayApp:
         except LocalProtocolError as fault:
             raise unavailable(f"No request can be passed on: {fault}.", "overloaded") from None
 
-    @contextlib.contextmanager
-    def _counted(self, scope: Scope) -> Iterator[None]:
-        """Count one more request of its client's address until the block ends. Raises `ApiError` if
-        that has its part of the streams, which answers that nobody takes may have for long."""
+    def _counted(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
+        """Counts one more request of its client's address. Raises `ApiError` if that has its part
+        of the streams, which answers that nobody takes may have for long."""
         source = "" if scope["state"]["owner"] else source_of(scope["client"][0])
         if self._of_source[source] >= MAX_STREAMS * PART_OF_SOURCE:
             text = "Too many requests from this address are passed on at once."
             raise unavailable(text, "overloaded")
-        self._of_source[source] += 1
-        try:
-            yield
-        finally:
-            self._of_source[source] -= 1
-            if not self._of_source[source]:
-                del self._of_source[source]
+        return counted(self._of_source, source)
 
     def _question(self, scope: Scope) -> Question:
         """What the head is asked. Raises `ApiError`."""
