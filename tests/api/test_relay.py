@@ -710,6 +710,17 @@ async def test_under_another_name_a_follower_says_only_whether_it_is_ready(
     await asked.ask(joined.door)
     assert asked.status == 503
     assert json.loads(asked.body)["reasons"] == (["rank 2 is away"] if told else [])
+    assert ("x-sealring-head" in asked.answered) is told
+
+
+async def test_under_another_name_health_does_not_say_why_there_is_no_head() -> None:
+    joined = Joined(echo)
+    joined.cut()
+    for host, told in (("evil.example", False), ("localhost", True)):
+        client = Client(path="/health", method="GET", parts=(b"",), headers={"host": host})
+        await client.ask(joined.door)
+        assert (client.status, client.code) == (503, "no_head")
+        assert (b"There is no head." in client.body) is told
 
 
 PAGE = "https://chat.example"
@@ -742,6 +753,7 @@ async def test_names_and_pages_are_the_followers_to_check(name: str) -> None:
         assert (client.status, client.code) == (403, code)
     else:
         assert (client.status, client.body) == (200, b"{}")
+    assert ("x-sealring-head" in client.answered) is (code != "wrong_host")
     let_in = client.answered.get("access-control-allow-origin")
     assert let_in == (PAGE if config.get("allowed_origins") else None)
     assert client.answered["vary"] == "Origin"

@@ -96,6 +96,9 @@ _OWN: Final = ("/livez", "/readyz")
 _WATCHING: Final = "/v1/cluster/events"
 """What the page watches, as long as it is open."""
 
+_BRIEF: Final = "No request can be answered here now."
+"""Why, to whoever names another server: a message may name machines and their addresses."""
+
 _EVENTS: Final = b"text/event-stream"
 _ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
 _NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
@@ -318,28 +321,36 @@ class RelayApp:
         headers = datastructures.Headers(scope=scope)
         config = self.config()
         shared = shared_with(headers, config.origins)
+        named = self._is_named(scope, headers)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # The head's name goes into a header, which has no letters beyond ASCII.
                 sent = datastructures.MutableHeaders(scope=message)
-                sent["x-sealring-head"] = quote(self.head(), safe=" ")
+                if named:  # or a page that calls loopback by a name of its own would read it
+                    # A header has no letters beyond ASCII.
+                    sent["x-sealring-head"] = quote(self.head(), safe=" ")
                 share(sent, shared)
             await send(message)
 
         try:
             if path in _OWN and scope["method"] in ("GET", "HEAD"):
-                brief = not self._is_named(scope, headers)
-                await self._own(path, brief=brief)(scope, receive, answer)
+                await self._own(path, brief=not named)(scope, receive, answer)
                 return
-            self._check(scope, path, headers, shared)
+            if not (scope["state"]["owner"] or is_page(path)):
+                if not (named or path in PROBES):
+                    check_host(config, headers.get("host", ""))
+                if not shared:
+                    check_page(headers, secure=scope["scheme"] == "https")
             if shared and is_preflight(scope["method"], headers):
                 await preflight(headers)(scope, receive, answer)
                 return
             await self._pass_on(scope, path, receive, answer)
         except ApiError as error:
-            named = {"x-request-id": f"req-{secrets.token_hex(12)}"}
-            error.headers = {"x-content-type-options": "nosniff", **named, **error.headers}
+            if not named and error.status == 503:
+                error.message = _BRIEF
+            name = f"req-{secrets.token_hex(12)}"
+            own = {"x-content-type-options": "nosniff", "x-request-id": name}
+            error.headers = own | error.headers
             await error_response(error, path)(scope, receive, answer)
 
     def _own(self, path: str, *, brief: bool) -> JSONResponse:
@@ -362,15 +373,6 @@ class RelayApp:
         if scope["state"]["owner"] or config.api is None or not is_loopback(config.api[0]):
             return True
         return is_named(config, headers.get("host", ""))
-
-    def _check(self, scope: Scope, path: str, headers: datastructures.Headers, shared: str) -> None:
-        """Raise `ApiError` for a host or a page that may not ask."""
-        if scope["state"]["owner"] or is_page(path):
-            return
-        if path not in PROBES and not self._is_named(scope, headers):
-            check_host(self.config(), headers.get("host", ""))
-        if not shared:
-            check_page(headers, secure=scope["scheme"] == "https")
 
     async def _pass_on(self, scope: Scope, path: str, receive: Receive, answer: Send) -> None:
         """Have the head answer. Raises `ApiError`."""
