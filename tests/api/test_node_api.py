@@ -68,7 +68,9 @@ async def test_a_node_whose_rank_changes_keeps_its_port(
         await trio.testing.wait_all_tasks_blocked()
         answer = await http.get("/v1/models")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_head")
-        assert "The head, node1, cannot be asked from here: " in answer.json()["error"]["message"]
+        said = answer.json()["error"]["message"]
+        assert said.startswith("No request can be passed on: the ")
+        assert said.count("the head (node1)") == 1
         assert answer.headers["x-sealring-head"] == "node1"
         assert (await http.get("/livez")).status_code == 200
         assert (await http.get("/readyz")).status_code == 503
@@ -88,6 +90,8 @@ async def test_a_member_that_sees_no_texts_says_whom_to_ask(tmp_path: Path) -> N
         answer = await http.post("/v1/chat/completions", json={})
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_texts")
         assert "Ask the head, node1." in answer.json()["error"]["message"]
+        assert "retry-after" not in answer.headers
+        assert answer.headers["x-should-retry"] == "false"
 
 
 async def test_a_follower_whose_port_is_taken_does_its_part_without(

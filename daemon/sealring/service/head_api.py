@@ -105,7 +105,7 @@ def why_not_head(config: Config, model: Path) -> str:
     return ""
 
 
-_NO_LINK: Final = "the link for requests is coming up, unless the head's config says api = 'off'"
+_NO_LINK: Final = "the link to the head (%s) is coming up, unless its config says api = 'off'"
 
 _DRAIN_LOOK: Final = 0.05  # seconds between looks at what is still under way
 _LAST_SECONDS: Final = 1.0  # for clients to take why their answers end
@@ -327,7 +327,9 @@ class NodeApi:
         node, name = runtime.node, self._name_of(0)
         if not node.roster.roster.members[node.rank].sees_texts:
             text = f"The roster does not let this machine see texts. Ask the head, {name}."
-            return unavailable(text, "no_texts")
+            error = unavailable(text, "no_texts")
+            error.headers = {"x-should-retry": "false"}  # a roster says so, and lasts
+            return error
         if self._streams.up:
             return None
         found = [
@@ -339,9 +341,9 @@ class NodeApi:
             for each in describe_trouble(runtime.facts(), 0, now)
             if each["link"] == Purpose.API.name.lower()
         ]
-        why = "; ".join(text for text, _ in found) or _NO_LINK
+        why = "; ".join(text for text, _ in found) or _NO_LINK % name
         advice = " ".join(dict.fromkeys(advice for _, advice in found if advice))
-        text = f"The head, {name}, cannot be asked from here: {why}. {advice}"
+        text = f"No request can be passed on: {why}. {advice}"
         return unavailable(text.rstrip(), "no_head")
 
     def _not_ready(self) -> list[str]:
