@@ -398,6 +398,19 @@ BREAKS: dict[str, tuple[str, bytes, dict[str, Any] | None]] = {
             "resumable": False,
         },
     ),
+    "a response in the background, which needs no key": (
+        "/v1/responses",
+        b": keep-alive\n\nid: resp_%s:41\n%s" % (b"0" * 24, NUMBERED),
+        {
+            "type": "error",
+            "sequence_number": 42,
+            "code": "head_lost",
+            "message": LOST,
+            "param": None,
+            "response_id": f"resp_{'0' * 24}",
+            "resumable": True,
+        },
+    ),
     "messages, come back to": (
         f"/v1/streams/msg_{'0' * 24}",
         b"data: {}\n\n",

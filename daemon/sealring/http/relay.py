@@ -483,15 +483,16 @@ async def _answer(stream: RelayStream, path: str, head: str, seen: _SeenEvents, 
 class _SeenEvents:
     """What has been seen of a stream of events: the *name* of the answer, the *number* of a
     response's latest event, and the bytes at the *end*. It is *resumable* if its client gave it a
-    key to come back with: it was cut off here, and may go on at the head."""
+    key to come back with, or an event has an id: it was cut off here, and may go on at the head."""
 
     resumable: bool
     name: str = ""
     number: int = -1
-    end: bytes = b""
+    end: bytes = b"\n\n"
 
     def add(self, data: bytes) -> None:
         """The client was sent *data*."""
+        self.resumable = self.resumable or b"\n\nid: " in self.end + data
         self.end = (self.end + data[-2:])[-2:]
         if not self.name and (found := _ID.search(data)) is not None:
             self.name = found[1].decode()
