@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.api import scripted
 from tests.api.conftest import UNDER_WAY
@@ -449,6 +449,40 @@ def test_a_refusal_with_a_time_is_waited_for(stage: Page) -> None:
     expect(again).to_be_enabled()
     again.click()
     expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["head_lost", "taken_over"])
+def test_an_answer_goes_on_where_a_follower_had_lost_the_head(stage: Page, code: str) -> None:
+    """What a follower says of that, given by the browser in its place; and what a head says to whom
+    another page has taken the answer over from, which would take it back for ever."""
+    name = f"chatcmpl-{'0' * 24}"
+
+    def said(number: int, text: str) -> str:
+        event = {"id": name, "choices": [{"delta": {"content": text}, "finish_reason": None}]}
+        return f"id: {name}:{number}\ndata: {json.dumps(event)}\n\n"
+
+    error = {"message": "It is so.", "type": "x", "code": code}
+    end = f"data: {json.dumps({'id': name, 'error': error, 'resumable': True})}\n\n"
+    asked: list[str] = []
+
+    def go_on(route: Route) -> None:
+        asked.append(route.request.headers["last-event-id"])
+        rest = said(1, " banana") + "data: [DONE]\n\n"
+        route.fulfill(content_type="text/event-stream", body=rest)
+
+    begun = {"content_type": "text/event-stream", "body": said(0, "apple") + end}
+    stage.route("**/v1/chat/completions", lambda route: route.fulfill(**begun))
+    stage.route(f"**/v1/streams/{name}", go_on)
+    ask(stage, "fruit")
+    trouble = stage.get_by_role("group", name="Why there is no answer")
+    if code == "head_lost":
+        expect(answers(stage, 1).locator(".text")).to_have_text("apple banana")
+        assert asked == [f"{name}:0"]
+        expect(trouble).to_be_hidden()
+    else:
+        expect(trouble).to_contain_text("It is so.")
+        assert not asked
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ export async function ask(message, body, signal, changed, link) {
         : await call("/v1/chat/completions", { ...settings, method: "POST", body, headers });
       changed();
       for await (const event of events(response, true, (id) => (last = id))) {
-        over = 0; // it goes on
         take(message, event, began);
+        over = 0; // it goes on
         changed();
       }
     } finally {
@@ -74,7 +74,11 @@ export async function ask(message, body, signal, changed, link) {
 /** Add what an event says to the message. */
 function take(message, event, began) {
   message.id ||= event.id ?? "";
-  if (event.error) throw new ApiError(0, event.error.message, event.error.code ?? "");
+  if (event.error) {
+    const { message: why, code = "" } = event.error;
+    if (event.resumable && code !== "taken_over") throw new Lost(why); // at a follower, which has lost the head
+    throw new ApiError(0, why, code);
+  }
   for (const { delta, finish_reason: end } of event.choices) {
     if (delta.reasoning_content || delta.content || delta.tool_calls) {
       message.stats ??= { first_ms: performance.now() - began };
