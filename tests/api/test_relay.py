@@ -33,6 +33,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from tests.attacks.doorway import door, get, hello
+
 FOLLOWER = 1
 
 
@@ -541,6 +543,46 @@ async def test_a_stream_of_small_pieces_whose_head_is_lost_still_ends_with_an_ev
     assert client.whole
     said = json.loads(client.body.removeprefix(EVENT)[6:])
     assert (said["error"]["code"], said["resumable"]) == ("head_lost", True)
+
+
+ODD: dict[str, tuple[dict[str, str], bytes]] = {
+    "a length that is no number": ({"content-length": "abc"}, b"HTTP/1.1 500 "),
+    "a length of 5,000 digits": ({"content-length": "9" * 5000}, b"HTTP/1.1 500 "),
+    "a length above its body's": ({"content-length": "6"}, b""),
+    "a length below its body's": ({"content-length": "4"}, b""),
+    "a length, and chunks": (
+        {"content-length": "5", "transfer-encoding": "chunked"},
+        b"HTTP/1.1 200 ",
+    ),
+    "a value within spaces": ({"x-a": " a "}, b"HTTP/1.1 500 "),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_a_head_whose_answer_contradicts_itself_ends_that_request_alone(name: str) -> None:
+    headers, begin = ODD[name]
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/health":
+            await hello(scope, receive, send)
+            return
+        given = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": given})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    joined = Joined(app)
+
+    async def work() -> None:
+        async with door(joined.door) as served:
+            asked = get("/v1/models", "Connection: close").replace(b"Host: x", b"Host: localhost")
+            got = await served.answer(asked)
+            assert got.startswith(begin)
+            assert bool(got) is bool(begin)
+            assert got.endswith(b"\r\n\r\nhello") is begin.endswith(b"200 ")
+            assert joined.streams == (0, 0)
+            await served.works()
+
+    await serving(joined, work)
 
 
 async def test_an_answer_in_one_piece_whose_head_is_lost_is_cut() -> None:
