@@ -251,12 +251,12 @@ class ResumableStream:
             elif line.startswith(_ID):
                 name = line.removeprefix(_ID)
             elif line.startswith(_DATA):
+                event: dict[str, Any] = event_of(line) or {}
+                if event.get("resumable") is True and "taken_over" not in line:
+                    return
                 self._begun = True
                 if line == _DATA + _DONE:
                     self._over = True
-                    return
-                event: dict[str, Any] = event_of(line) or {}
-                if event.get("resumable") is True and "taken_over" not in line:
                     return
                 self._last = name
                 kind = event.get("type", "error" if "error" in event else "")

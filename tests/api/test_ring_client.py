@@ -7,6 +7,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import attrs
@@ -110,6 +111,32 @@ def test_a_connection_that_breaks_before_the_first_event(team: Served) -> None:
         with pytest.raises(httpx2.TransportError):
             list(ring.stream(CHAT, asking(team, CHAT)))
         assert cutter.connections == 1
+
+
+def test_a_follower_that_loses_the_head_before_the_first_event() -> None:
+    """It says so by an event, which is none of the answer: that goes on at the head."""
+    lost = b': keep-alive\n\ndata: {"id": "", "error": {"code": "x"}, "resumable": true}\n\n'
+    rest = b'id: chatcmpl-1:0\ndata: {"choices": [{"text": "la"}]}\n\ndata: [DONE]\n\n'
+    given, keys = [lost, rest], []
+
+    class Follower(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            keys.append(self.headers["idempotency-key"])
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(given.pop(0))
+
+        def log_message(self, *_: object) -> None:
+            """Not here."""
+
+    with HTTPServer(("127.0.0.1", 0), Follower) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with RingClient(f"http://127.0.0.1:{server.server_port}") as ring:
+            assert text_of(ring.stream(TEXT, {})) == "la"
+        server.shutdown()
+    assert len(keys) == 2
+    assert keys[0] == keys[1]
 
 
 def test_the_rest_is_asked_for_where_the_answer_is(team: Served) -> None:
