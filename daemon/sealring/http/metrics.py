@@ -1,10 +1,9 @@
 """What is counted as requests go on: metrics for Prometheus, and the last minutes for the page.
 
 The traces feed counters and histograms (`Metrics`, `GenAi`), of which `History` takes a sample each
-second. Gauges,
-and counters that the node keeps itself, are read when Prometheus asks: what every node knows by
-`NodeCollector`, what the head alone knows by `_RingCollector`. Names follow Prometheus' rules: base
-units, and ``_total`` for counters.
+second. Gauges, and counters that the node keeps itself, are read when Prometheus asks: what every
+node knows by `NodeCollector`, what the head alone knows by `_RingCollector`. Names follow
+Prometheus' rules: base units, and ``_total`` for counters.
 """
 
 from __future__ import annotations
