@@ -54,7 +54,8 @@ def test_an_answer_is_the_heads(ring: Served, door: Served) -> None:
 def test_who_leaves_a_follower_ends_the_request_at_the_head(ring: Served, door: Served) -> None:
     body = door.chat("Tell me a story.", max_tokens=1500, ignore_eos=True, stream=True)
     with door.http.stream("POST", "/v1/chat/completions", json=body) as answer:
-        first = next(line for line in answer.iter_lines() if line.startswith("data: "))
+        lines = answer.iter_lines()  # which ends the connection once nobody has it
+        first = next(line for line in lines if line.startswith("data: "))
         name = json.loads(first[6:])["id"]
         assert ring.http.get(f"/v1/requests/{name}/trace").json()["state"] in UNDER_WAY
     assert ring.trace(name)["state"] == "client_gone"
