@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -59,10 +60,8 @@ class Joined:
             lambda: "désk",
             lambda: self.refusal,
             lambda: None if self._ends else unavailable("There is no head.", "no_head"),
-            lambda: ["rank 2 is away"] if self.away else [],
             Starlette(routes=files()),
         )
-        self.away = False
         self.connect()
 
     def connect(self) -> None:
@@ -723,7 +722,12 @@ async def test_a_follower_without_a_head_still_gives_the_page() -> None:
 
 
 async def test_a_follower_says_itself_whether_it_is_alive_and_ready() -> None:
-    joined = Joined(echo)
+    head: list[Response] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await head.pop()(scope, receive, send)
+
+    joined = Joined(app)
     joined.cut()
     for path, reasons in (("/livez", None), ("/readyz", ["There is no head."])):
         client = Client(path=path, method="GET", parts=(b"",))
@@ -731,12 +735,16 @@ async def test_a_follower_says_itself_whether_it_is_alive_and_ready() -> None:
         assert client.status == (503 if reasons else 200)
         assert json.loads(client.body).get("reasons") == reasons
     joined.connect()
-    for away, reasons in ((True, ["rank 2 is away"]), (False, [])):
-        joined.away = away
+    for away, reasons in ((True, ["The tokenizer is loaded."]), (False, [])):
+        head.append(JSONResponse({"reasons": reasons}, 503 if away else 200))
         client = Client(path="//readyz", method="GET", parts=(b"",))
-        await client.ask(joined.door)
+        await serving(joined, partial(client.ask, joined.door))
         assert client.status == (503 if away else 200)
         assert json.loads(client.body)["reasons"] == reasons
+        assert not head
+    joined.refusal = "this node is shutting down"
+    await client.ask(joined.door)
+    assert json.loads(client.got[-1]["body"])["reasons"] == ["this node is shutting down"]
 
 
 async def test_what_is_no_look_at_a_follower_is_for_the_head() -> None:
@@ -760,11 +768,11 @@ async def test_under_another_name_a_follower_says_only_whether_it_is_ready(
     client: Client, config: dict[str, Any], told: bool
 ) -> None:
     joined = Joined(echo, **config)
-    joined.away = True
+    joined.cut()
     asked = attrs.evolve(client, path="/readyz", method="GET", parts=(b"",))
     await asked.ask(joined.door)
     assert asked.status == 503
-    assert json.loads(asked.body)["reasons"] == (["rank 2 is away"] if told else [])
+    assert json.loads(asked.body)["reasons"] == (["There is no head."] if told else [])
     assert ("x-sealring-head" in asked.answered) is told
 
 
@@ -1066,7 +1074,10 @@ async def test_connections_of_a_member_that_started_again_are_others(tmp_path: P
     assert first != second
 
 
-async def test_health_is_brief_under_another_name_at_a_follower_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/health", "/readyz"])
+async def test_health_is_brief_under_another_name_at_a_follower_too(
+    tmp_path: Path, path: str
+) -> None:
     head = MagicMock(keys_needed=False, keys=ApiKeys(tmp_path / KEY_FILE))
     head.config = Config.model_construct(prefix_sharing="off", allowed_hosts=())
     head.generator.draining = False
@@ -1076,7 +1087,7 @@ async def test_health_is_brief_under_another_name_at_a_follower_too(tmp_path: Pa
 
     joined = Joined(gate.Gate(app, head))
     clients = [
-        Client(path="/health", method="GET", headers={"host": host}, parts=(b"",))
+        Client(path=path, method="GET", headers={"host": host}, parts=(b"",))
         for host in ("localhost", "evil.example")
     ]
 

@@ -90,9 +90,6 @@ _FOR_ONE_HOP: Final = frozenset(
 )
 """Headers that concern a connection, or are read where it is (RFC 9110, 7.6.1)."""
 
-_OWN: Final = ("/livez", "/readyz")
-"""What a follower answers itself: they are about this machine."""
-
 _WATCHING: Final = "/v1/cluster/events"
 """What the page watches, as long as it is open."""
 
@@ -302,16 +299,15 @@ class RelayStreams:
 @attrs.define(eq=False)
 class RelayApp:
     """The ASGI app of a follower with these *streams*. *config* gives its config, *head* the
-    head's name, *refusal* why it takes no more requests, if it does not, *why_not* the error where
-    none can be passed on, and *not_ready* what else keeps them from being answered. *page* gives
-    the files of the page where the head cannot: the page says why, and goes on by itself."""
+    head's name, *refusal* why it takes no more requests, if it does not, and *why_not* the error
+    where none can be passed on. *page* gives the files of the page where the head cannot: the page
+    says why, and goes on by itself."""
 
     streams: RelayStreams
     config: Callable[[], Config]
     head: Callable[[], str]
     refusal: Callable[[], str]
     why_not: Callable[[], ApiError | None]
-    not_ready: Callable[[], Sequence[str]]
     page: ASGIApp
     _of_source: Counter[str] = attrs.field(factory=Counter)
 
@@ -333,8 +329,9 @@ class RelayApp:
             await send(message)
 
         try:
-            if path in _OWN and scope["method"] in ("GET", "HEAD"):
-                await self._own(path, brief=not named)(scope, receive, answer)
+            own = self._own(path, brief=not named) if scope["method"] in ("GET", "HEAD") else None
+            if own is not None:
+                await own(scope, receive, answer)
                 return
             if not (scope["state"]["owner"] or is_page(path)):
                 if not (named or path in PROBES):
@@ -349,20 +346,19 @@ class RelayApp:
             if not named and error.status == 503:
                 error.message = _BRIEF
             name = f"req-{secrets.token_hex(12)}"
-            own = {"x-content-type-options": "nosniff", "x-request-id": name}
-            error.headers = own | error.headers
+            always = {"x-content-type-options": "nosniff", "x-request-id": name}
+            error.headers = always | error.headers
             await error_response(error, path)(scope, receive, answer)
 
-    def _own(self, path: str, *, brief: bool) -> JSONResponse:
-        """Whether this process is alive, or requests should be sent to it; why not, unless it is
-        *brief*."""
+    def _own(self, path: str, *, brief: bool) -> JSONResponse | None:
+        """Whether this process is alive; or that no requests should be sent to it, and why not,
+        unless it is *brief*. None for what the head answers, as whether it is ready itself."""
         if path == "/livez":
             return JSONResponse({"status": "alive"})
         error = self.why_not()
-        whys = (self.refusal(), "" if error is None else error.message, *self.not_ready())
-        found = [why for why in whys if why]
-        if not found:
-            return JSONResponse({"status": "ready", "reasons": []})
+        found = [why for why in (self.refusal(), "" if error is None else error.message) if why]
+        if path != "/readyz" or not found:
+            return None
         body = {"status": "unavailable", "reasons": [] if brief else found}
         return JSONResponse(body, 503, {"Retry-After": "1"})
 

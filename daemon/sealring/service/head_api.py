@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 from sealring_model.text.tokens import has_chat_template
-from sealring_protocol.diagnosis import Cause
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.members import Pause
@@ -139,7 +138,6 @@ class NodeApi:
             lambda: self._name_of(0),
             lambda: generator.refusal,
             self._why_not,
-            self._not_ready,
             self._page,
         )
 
@@ -345,15 +343,6 @@ class NodeApi:
         advice = " ".join(dict.fromkeys(advice for _, advice in found if advice))
         text = f"No request can be passed on: {why}. {advice}"
         return unavailable(text.rstrip(), "no_head")
-
-    def _not_ready(self) -> list[str]:
-        """Why the head does not answer, as this node knows from it."""
-        now = trio.current_time()
-        return [
-            each.text(now)
-            for each in self._generator.obstacles()
-            if each.from_head and each.cause is not Cause.OUTSIDE
-        ]
 
     async def _sample(self) -> None:
         while True:
