@@ -535,6 +535,22 @@ async def test_a_stream_that_its_follower_ends(*, begun: bool) -> None:
     assert joined.streams == (0, 0)
 
 
+async def test_requests_that_a_follower_ends_together_have_ids_of_their_own() -> None:
+    joined = Joined(begins(b""))
+    clients = [Client(), Client()]
+
+    async def work() -> None:
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(client.ask, joined.door)
+            await wait_all_tasks_blocked()
+            joined.asks.end_all(unavailable("The end.", "shutting_down"))
+
+    await serving(joined, work)
+    assert [client.code for client in clients] == ["shutting_down"] * 2
+    assert len({client.answered["x-request-id"] for client in clients}) == 2
+
+
 async def test_a_stream_of_small_pieces_whose_head_is_lost_still_ends_with_an_event() -> None:
     joined = Joined(begins(EVENT))
     client = Client(headers={"idempotency-key": "1"})

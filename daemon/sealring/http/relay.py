@@ -343,21 +343,24 @@ class RelayApp:
                 return
             await self._pass_on(scope, path, receive, answer)
         except ApiError as error:
+            fields = error.fields()  # others may have the same error
             if not named and error.status == 503:
-                error.message = _BRIEF
+                fields["message"] = _BRIEF
             name = f"req-{secrets.token_hex(12)}"
             always = {"x-content-type-options": "nosniff", "x-request-id": name}
-            error.headers = always | error.headers
-            await error_response(error, path)(scope, receive, answer)
+            fields["headers"] = always | error.headers
+            await error_response(ApiError(**fields), path)(scope, receive, answer)
 
     def _own(self, path: str, *, brief: bool) -> JSONResponse | None:
         """Whether this process is alive; or that no requests should be sent to it, and why not,
         unless it is *brief*. None for what the head answers, as whether it is ready itself."""
         if path == "/livez":
             return JSONResponse({"status": "alive"})
+        if path != "/readyz":
+            return None
         error = self.why_not()
         found = [why for why in (self.refusal(), "" if error is None else error.message) if why]
-        if path != "/readyz" or not found:
+        if not found:
             return None
         body = {"status": "unavailable", "reasons": [] if brief else found}
         return JSONResponse(body, 503, {"Retry-After": "1"})
