@@ -3,6 +3,7 @@ right."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,14 +16,24 @@ from typing import Any
 
 import httpx2
 import pytest
-from sealring.local.ring import LocalApi, LocalNode, local_api, local_ring
+from sealring.local.ring import (
+    LocalApi,
+    LocalNode,
+    local_ring,
+    running_node,
+    wait_until_up,
+    write_cluster,
+)
 from sealring_model import tiny
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import UserError
 from sealring_trio.node import drafts
 from sealring_trio.node.drafts import LIVES
 
 from tests.io_trio.helpers import sealring
 from tests.rows import rows
+from tests.verify.faults import VARIABLE
+from tests.verify.rings import ROOT
 
 PATIENCE = 90.0
 """Seconds after which what should have happened has not."""
@@ -44,9 +55,23 @@ def plain() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[LocalApi]:
-    with local_api(2, tiny.path(), options={"draft": str(tiny.path())}) as running:
-        yield running
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalApi]:
+    """A ring with a draft model. It takes its time, as one whose model is larger would: a draft
+    model that gives way to all others is late in a ring that has no more to compute than itself."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    options = {"draft": str(tiny.path())}
+    configs = write_cluster(
+        tmp_path_factory.mktemp("ring"), 2, tiny.path(), api=address, options=options
+    )
+    slow = {VARIABLE: "slowness", "PYTHONPATH": str(ROOT)}
+    with contextlib.ExitStack() as stack:
+        nodes = [
+            stack.enter_context(running_node(config, (), slow, "tests.verify.faulty_node"))
+            for config in configs
+        ]
+        for node in nodes:
+            wait_until_up(node)
+        yield LocalApi(nodes, f"http://{address}", "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +103,14 @@ def test_the_tokens_are_the_same_and_most_guesses_right(
 ) -> None:
     """A sampled text, which nothing but the same draw could guess."""
     until(head, is_guessing)
-    before = head.status()["guesses"]
 
     def asked_again(status: dict[str, Any]) -> bool:
-        """Whether it guessed rightly; how often it is in time depends on the machine's other
-        work, and on a busy one it is seldom."""
+        """Whether most tokens of one answer were guessed: from the text itself few are. How often
+        the draft model is in time depends on the machine's other work."""
         assert ask(head)["token_ids"] == plain
-        made = {name: head.status()["guesses"][name] - before[name] for name in before}
-        return made["accepted"] >= 5 and made["accepted"] > made["rejected"]
+        now = head.status()["guesses"]
+        right, wrong = (now[name] - status["guesses"][name] for name in ("accepted", "rejected"))
+        return right > len(plain) / 2 and right > 4 * wrong
 
     until(head, asked_again)
     for told in (("--config", head.config), ("--url", api.url)):

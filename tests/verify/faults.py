@@ -7,11 +7,13 @@ environment variable `FAULT`, and is an engine like any other.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
 from sealring_model.engine import main as engine
+from sealring_model.engine.executor import Executor
 from sealring_model.engine.fingerprints import Fingerprints
 from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import HiddenIO
@@ -162,6 +164,16 @@ def guesses_that_stay() -> None:
     original, Undo.take_back = Undo.take_back, take_back
 
 
+def slowness() -> None:
+    """Each step takes 40 ms longer."""
+
+    def finish(executor: Executor, in_flight: Any) -> Any:
+        time.sleep(0.04)
+        return original(executor, in_flight)
+
+    original, Executor.finish = Executor.finish, finish
+
+
 def silence() -> None:
     """It tells no fingerprints."""
     Fingerprints.messages = lambda _: ()
@@ -199,6 +211,7 @@ FAULTS: Final = {
         wrong_far_on,
         cut_too_late,
         guesses_that_stay,
+        slowness,
         silence,
         emptiness,
     )
