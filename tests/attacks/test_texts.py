@@ -46,7 +46,6 @@ from sealring_model.text.tokens import Tokenizer
 from sealring_trio.errors import OperationError
 
 from tests.attacks.taken_text_worker import WORDS
-from tests.rows import rows
 
 SPARE = 1.0
 """Seconds of this thread's processor that one attack may cost; a peer is lost after 1.5."""
@@ -184,10 +183,11 @@ CALLS = {
     "kimi_k3": "<|open|>call" * 20_000,
 }
 """Texts over which mlx-lm's parsers take minutes; function_gemma's takes seconds. Other formats
-have readers of linear time. Either parser is ended in the same way, so one stands for both."""
+have readers of linear time."""
 
 
-@pytest.mark.parametrize("parser", rows([*CALLS], ci=["gemma4"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("parser", CALLS)
 async def test_a_hostile_tool_call_costs_its_worker_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

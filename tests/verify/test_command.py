@@ -42,7 +42,7 @@ def test_a_running_ring_is_right(nodes: list[LocalNode]) -> None:
 
 @pytest.mark.slow
 def test_a_ring_that_it_starts_is_right(tmp_path: Path) -> None:
-    outcome = sealring("verify", "--model", family(tmp_path, "qwen3_5", context=640), "--json")
+    outcome = sealring("verify", "--model", family(tmp_path, "qwen3_5"), "--json")
     assert outcome.code == 0, outcome.err
     told = outcome.json()
     assert told["passed"]
