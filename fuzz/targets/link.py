@@ -12,6 +12,7 @@ from typing import Final
 from sealring_protocol.codec.messages import Ping, Pong, Progress
 from sealring_protocol.conformance.result import End, whole
 from sealring_protocol.errors import RemoteProtocolError
+from sealring_protocol.security.roles import Purpose
 
 from fuzz.people import begun, bitten
 from fuzz.source import Source
@@ -39,7 +40,7 @@ def seeds() -> Iterator[bytes]:
 
     Which message may be sent in which place is a table, which the vectors go through.
     """
-    places = [bytes(place) for place in itertools.product(range(2), range(4))]
+    places = [bytes(place) for place in itertools.product(range(2), range(len(Purpose)))]
     for at, place in zip(range(len(PLAINTEXTS)), itertools.cycle(places), strict=False):
         yield place + bytes([5, 0, 0, at, 0, 0])
     for place in places:
@@ -52,7 +53,7 @@ def seeds() -> Iterator[bytes]:
 def check(data: bytes) -> None:
     """The same comes of it however it is cut, and what comes out was sealed, in order."""
     source = Source(data)
-    dialer, purpose = source.pick((ADA, CAT)), 1 + source.below(4)
+    dialer, purpose = source.pick((ADA, CAT)), 1 + source.below(len(Purpose))
     size, end = 1 + source.below(60), source.flag()
     talk = begun(dialer=dialer)
     talk.purpose = purpose
