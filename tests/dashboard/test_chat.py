@@ -525,3 +525,28 @@ def test_a_head_that_hangs_takes_nothing_along(stage: Page, played: OneRank) -> 
     expect(stage.locator("#chat-text")).to_have_value("What I was about to say")
     expect(stage.get_by_role("button", name="Send")).to_be_enabled()
     expect(stage.locator("#chat-hint")).to_contain_text("Enter sends")
+
+
+@pytest.mark.slow
+def test_what_had_come_stays_where_the_head_has_the_rest_no_longer(
+    stage: Page, played: OneRank
+) -> None:
+    """The answer of a head that has let the stream go, given by the browser in its place."""
+    error = {"message": "There is no such stream.", "type": "x", "code": "stream_not_found"}
+    body = json.dumps({"error": error})
+    stage.route("**/v1/streams/*", lambda route: route.fulfill(status=404, body=body))
+    ask(stage, "endless")
+    expect(stage.locator(".assistant .text")).to_contain_text("lala")
+    with played.hanging():
+        expect(stage.locator("#state")).to_have_text("out of reach")
+        trouble = stage.get_by_role("group", name="Why there is no answer")
+        expect(trouble).to_contain_text("The head has the rest no longer.")
+        expect(trouble).to_contain_text("What had come stays here")
+        assert "lala" in stage.locator(".assistant .text").inner_text()
+        expect(stage.get_by_role("button", name="Send")).to_be_disabled()
+        trouble.get_by_role("button", name="Ask again").click()
+        expect(stage.locator("#chat-hint")).to_have_text("The ring does not serve just now.")
+    expect(stage.locator("#state")).to_have_text("serving")
+    newest = httpx2.get(f"{played.url}/v1/requests").json()["data"][0]["id"]
+    httpx2.delete(f"{played.url}/v1/requests/{newest}")
+    assert ended(played.url) == "request_cancelled"
