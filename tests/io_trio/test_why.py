@@ -218,20 +218,10 @@ ROWS: dict[str, tuple[Callable[[Pair], None], str, str, str, str]] = {
 }
 
 
-BY_HAND = (
-    "an expired roster",  # is waited for, a quarter of a minute
-    "another model",  # as an adapter or other weights make one
-    # What two cores say of these in virtual time (`tests/node/test_why.py`), real nodes do; what
-    # they look at in a model's folder is as in the other rows.
-    "a wrong address",
-    "another key",
-    "a manifest of the rank's",
-)
-"""Rows that CI does without."""
-
-
 def in_ci(row: str) -> pytest.MarkDecorator:
-    return pytest.mark.long if row in BY_HAND else pytest.mark.slow
+    """Where *row* is tried: a roster that expires is waited for, a quarter of a minute; an adapter
+    or other weights make another model as well."""
+    return pytest.mark.long if row in ("an expired roster", "another model") else pytest.mark.slow
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=in_ci(row)) for row in ROWS])
