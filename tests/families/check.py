@@ -157,11 +157,7 @@ def _cuts(info: ModelInfo, structure: Structure, expected: Sequence[mx.array]) -
     for bounds in splits:
         if (result := _compared(_chain(info, structure, bounds), expected)) != SAME:
             return f"split {bounds}: {result}"
-    return SAME if splits else _held_whole(structure)
-
-
-def _held_whole(structure: Structure) -> str:
-    return f"(held whole: {structure.reason})"
+    return SAME if splits else f"(held whole: {structure.reason})"
 
 
 def _middle(info: ModelInfo, joined: Sequence[int]) -> tuple[int, ...]:
@@ -242,18 +238,14 @@ def _two_turns(ring: Ring) -> dict[int, list[int]]:
 
 
 def _quantized(folder: Path, family: str) -> str:
-    """4 bits, in ranks as small as can be: every cut at once."""
+    """4 bits, every split."""
     try:
         model = write(folder / "q4", family, bits=4)
         expected = reference(model)
     except Exception as error:  # noqa: BLE001 - whatever mlx-lm raises
         return f"(mlx-lm itself: {_words(error)})"
     info = describe(model)
-    structure = structure_of(info)
-    splits = _splits(len(info.layers), structure.joined)
-    if not splits:
-        return _held_whole(structure)
-    return _compared(_chain(info, structure, splits[-1]), expected)
+    return _cuts(info, structure_of(info), expected)
 
 
 FAMILIES = tuple(CONFIGS)
