@@ -123,7 +123,7 @@ def serve(sock: socket.socket, mode: str) -> None:
                 while True:
                     eaten.append(b"x" * (1 << 22))
             if mode == "computes":
-                compute(0.5)
+                compute(2.0)
             if mode == "hang":
                 while True:
                     time.sleep(3600)  # with the stream open, and deaf

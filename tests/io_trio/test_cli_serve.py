@@ -106,6 +106,17 @@ def kept_log(told: str) -> str:
 
 
 @pytest.mark.slow
+def test_a_head_that_is_killed_ends_it_with_the_reason() -> None:
+    with serving("--ranks", "1") as running:
+        pid = running.about["ranks"][0]["pid"]
+        os.kill(pid, signal.SIGKILL)
+        told = how_it_ended(running)
+    assert f"rank0 (pid {pid}) has ended: SIGKILL killed it; its log ends with:" in told
+    assert "Traceback" not in told
+    assert "the API is at" in kept_log(told)
+
+
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_it_and_clients_are_told_which() -> None:
     """In the middle of their answers, one of which is a stream."""
     body = {
