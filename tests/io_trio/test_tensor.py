@@ -88,7 +88,7 @@ def test_each_member_holds_an_answer_to_its_form(api: LocalApi) -> None:
         "model": "tiny",
         "messages": [{"role": "user", "content": "Tell me of a thing."}],
         "max_tokens": 300,
-        "n": 2,
+        "n": 3,
         "seed": 7,
         # Without white space it is over sooner, and each member masks as much for each token.
         **FORMS["tight"][0],
