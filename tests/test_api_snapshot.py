@@ -53,6 +53,7 @@ PUBLIC = [
     "security.identity",
     "security.initiator",
     "security.keys",
+    "security.mandate",
     "security.responder",
     "security.roles",
     "security.roster",

@@ -57,7 +57,7 @@ from spec.vectors.world import (
 
 HELD: Final = tuple(SignedRoster.decode(each).roster for each in (HOME, HOME_SPARED, HOME_CHANGED))
 """Without a spare, with one, and after a change."""
-ELECTING: Final = Roster.decode(FOUR.encode())
+ELECTING: Final = FOUR.digest, [each.public for each in PEOPLE], range(4)
 _PEOPLE: Final = {each.public: each for each in (COORDINATOR, NEXT, SPARE, EVE)}
 _NO_SIGNATURE: Final = bytes(SIGNATURE)
 
@@ -142,13 +142,13 @@ def _certificate(data: bytes) -> None:
         for voter, old in given.votes
     )
     certificate = attrs.evolve(given, votes=signed)
-    error = raised(lambda: certificate.verify(ELECTING))
+    error = raised(lambda: certificate.verify(*ELECTING))
     voters = [voter for voter, _ in signed]
     fits = voters == [each for each in range(4) if each in voters] and len(voters) in (1, 3, 4)
     own = len(voters) > 1 or voters == [given.head]
     assert (error is None) == (fits and own and given.term > 0 and given.head < 4)
     if error is None and signed != given.votes:
-        assert isinstance(raised(lambda: given.verify(ELECTING)), AuthenticationFailed)
+        assert isinstance(raised(lambda: given.verify(*ELECTING)), AuthenticationFailed)
 
 
 def _replaces(roster: Roster) -> None:

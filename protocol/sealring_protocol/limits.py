@@ -31,6 +31,14 @@ copy."""
 MAX_MEMBERS: Final = 64
 """Members of a roster."""
 
+MAX_CERTIFICATE: Final = 12 + 66 * MAX_MEMBERS
+"""Bytes of an encoded certificate of an election, in which every member has voted. Memory: 5 KiB
+per copy of a roster."""
+
+MAX_ELECTED: Final = 1 + MAX_CERTIFICATE + MAX_ROSTER
+"""Bytes of a signed roster as it is stored and sent: with a version and a certificate before it,
+where the members have elected a head. Memory: 53 KiB per copy."""
+
 MAX_WORLD: Final = 16
 """Ranks of one ring."""
 

@@ -14,6 +14,7 @@ from sealring_protocol.errors import (
 )
 from sealring_protocol.limits import MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER
 from sealring_protocol.security.identity import node_id
+from sealring_protocol.security.mandate import UNELECTED, Mandate
 from sealring_protocol.security.roster import (
     Member,
     Rights,
@@ -424,11 +425,11 @@ def test_the_signature_comes_before_the_contents():
 
 
 def test_newer_by_serial_and_conflict_by_digest():
-    assert is_newer(ROSTER, 6, bytes(32))
-    assert not is_newer(ROSTER, 4, bytes(32))
-    assert not is_newer(ROSTER, 5, ROSTER.digest)
+    assert is_newer(ROSTER, 6, bytes(32), UNELECTED)
+    assert not is_newer(ROSTER, 4, bytes(32), Mandate(9, 1))
+    assert not is_newer(ROSTER, 5, ROSTER.digest, UNELECTED)
     with pytest.raises(RosterConflict):
-        is_newer(ROSTER, 5, bytes(32))
+        is_newer(ROSTER, 5, bytes(32), Mandate(9, 1))
 
 
 def test_signing_again_makes_no_other_roster():

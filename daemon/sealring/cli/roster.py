@@ -11,6 +11,7 @@ import attrs
 import cyclopts
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.identity import Signer, node_id
+from sealring_protocol.security.mandate import UNELECTED
 from sealring_protocol.security.roster import Appointment, Roster, SignedRoster, sign_roster
 from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import is_there, read_key, read_public_key, replace_file
@@ -406,7 +407,9 @@ def renew(
     before = read_roster(roster)
     serial = _serial_after(roster, before, signer)
     issued, expires = _validity(days)
-    fresh = attrs.evolve(before.roster, serial=serial, issued_ms=issued, expires_ms=expires)
+    fresh = attrs.evolve(
+        before.roster, serial=serial, issued_ms=issued, expires_ms=expires, mandate=UNELECTED
+    )
     path = out if out is not None else roster
     _write(path, fresh, signer, json=json)
     if not json:

@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from sealring_protocol.errors import SealringError
 from sealring_protocol.limits import MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME
 from sealring_protocol.security.identity import Signer, SoftwareSigner
+from sealring_protocol.security.mandate import UNELECTED
 from sealring_protocol.security.roster import (
     Appointment,
     Member,
@@ -344,6 +345,7 @@ def changed_roster(
             expires_ms=issued_ms + before.expires_ms - before.issued_ms,
             members=tuple(members),
             appointment=before.appointment if appointment is None else appointment,
+            mandate=UNELECTED,  # whom its members have elected, it has as its first member
         )
     except SealringError as error:
         raise UserError(

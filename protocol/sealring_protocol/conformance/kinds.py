@@ -312,7 +312,8 @@ def _certificate(given: Given, result: Result) -> None:
     data = raw(given["certificate"])
     certificate = Certificate.decode(data)
     must(certificate.encode() == data, "encoding it gives other bytes")
-    mandate = certificate.verify(roster)
+    keys = [member.public_key for member in roster.members]
+    mandate = certificate.verify(roster.digest, keys, roster.head_indices)
     result.output = {
         "term": str(mandate.term),
         "head": mandate.head,

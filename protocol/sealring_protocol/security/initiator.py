@@ -49,6 +49,7 @@ from sealring_protocol.security.handshake import (
     signed_payload,
 )
 from sealring_protocol.security.keys import SignContext
+from sealring_protocol.security.mandate import UNELECTED
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
@@ -119,7 +120,7 @@ class WaitResp:
         """The claims of FIN (cI), with the roster if it is newer than the peer's."""
         config = self.dial.config
         own = config.roster.roster
-        peer_is_newer = is_newer(own, theirs.serial, theirs.digest)
+        peer_is_newer = is_newer(own, theirs.serial, theirs.digest, UNELECTED)
         if own.expired(self.dial.wall_ms) and not peer_is_newer:
             raise RosterExpired(f"roster {own.serial} has expired, and the peer has none newer")
         return encode_fin_claims(

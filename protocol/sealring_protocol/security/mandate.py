@@ -3,7 +3,8 @@
 A roster names the head as its first member. An election makes another one head, in a later *term*,
 without the coordinator's key: a **certificate** has the signatures of the members that voted for
 it. It belongs to one roster: a newer one begins again with its first member. `control.election` has
-how members vote, and why no two are head at once. Nothing brings a node certificates yet.
+how members vote, and why no two are head at once. `security.roster` puts a certificate before the
+roster that it is of.
 
 A certificate: ``term u64 · head u16 · count u16`` and for each vote ``voter u16 · signature 64``,
 with members by their index in the roster. A vote is the signature of the member's node key over
@@ -15,6 +16,7 @@ has made it head by hand (`Mandate.taken`).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import attrs
@@ -24,7 +26,6 @@ from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import MAX_MEMBERS
 from sealring_protocol.security.identity import SIGNATURE, verify
 from sealring_protocol.security.keys import PROTOCOL, SignContext, sha256
-from sealring_protocol.security.roster import Roster
 
 _CERTIFICATE: Final = layout("CERTIFICATE", but=1)
 _VOTE: Final = layout("CERTIFICATE.vote")
@@ -48,6 +49,10 @@ class Mandate:
     @property
     def _order(self) -> tuple[int, bool, int]:
         return self.term, not self.taken, -self.head
+
+
+UNELECTED: Final = Mandate()
+"""What a roster itself says: its first member is head."""
 
 
 def vote_payload(digest: bytes, term: int, head: int) -> bytes:
@@ -82,29 +87,45 @@ class Certificate:
 
         Raises `RemoteProtocolError` or `LimitExceeded` for anything else.
         """
+        certificate, rest = cls.split(data)
+        if rest:
+            raise RemoteProtocolError(f"{len(rest)} bytes after a certificate")
+        return certificate
+
+    @classmethod
+    def split(cls, data: bytes) -> tuple[Certificate, bytes]:
+        """The certificate that *data* begins with, and what is after it. Raises as `decode`."""
         reader = Reader(data)
         term, head = reader.unpack(_CERTIFICATE)
         count = reader.count(MAX_MEMBERS)
         votes = tuple(reader.unpack(_VOTE) for _ in range(count))
-        reader.end()
-        return cls(term, head, votes)
+        return cls(term, head, votes), bytes(reader.rest())
 
-    def verify(self, roster: Roster) -> Mandate:
-        """What the votes make of *roster*, which the caller has verified.
+    def mandate(self, members: int, heads: Collection[int]) -> Mandate:
+        """What the votes make of a roster with so many *members*, of whom those with the indices
+        *heads* may be head. No signature is checked.
 
-        Raises `RemoteProtocolError` if they are out of order, too few, or for who may not be head,
-        and `AuthenticationFailed` for one that is not the voter's.
+        Raises `RemoteProtocolError` if the votes are out of order, too few, or for who may not be
+        head.
         """
-        world = len(roster.members)
         voters = [voter for voter, _ in self.votes]
-        if self.term < 1 or self.head not in roster.heads:
+        if self.term < 1 or self.head not in heads:
             raise RemoteProtocolError("an election of who may not be head, or of no term")
-        if sorted(set(voters)) != voters or any(voter >= world for voter in voters):
+        if sorted(set(voters)) != voters or any(voter >= members for voter in voters):
             raise RemoteProtocolError("votes of no members, or not in order")
-        taken = 2 * len(voters) <= world
+        taken = 2 * len(voters) <= members
         if taken and voters != [self.head]:
-            raise RemoteProtocolError(f"{len(voters)} votes of {world} make no head")
-        payload = vote_payload(roster.digest, self.term, self.head)
-        for voter, signature in self.votes:
-            verify(roster.members[voter].public_key, signature, payload)
+            raise RemoteProtocolError(f"{len(voters)} votes of {members} make no head")
         return Mandate(self.term, self.head, taken)
+
+    def verify(self, digest: bytes, keys: Sequence[bytes], heads: Collection[int]) -> Mandate:
+        """What the votes make of the roster with *digest*, whose members have the public *keys*, in
+        the roster's own order, and of whom those with the indices *heads* may be head.
+
+        Raises as `mandate`, and `AuthenticationFailed` for a vote that is not the voter's.
+        """
+        mandate = self.mandate(len(keys), heads)
+        payload = vote_payload(digest, self.term, self.head)
+        for voter, signature in self.votes:
+            verify(keys[voter], signature, payload)
+        return mandate

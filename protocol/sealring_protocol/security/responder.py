@@ -64,6 +64,7 @@ from sealring_protocol.security.handshake import (
 )
 from sealring_protocol.security.identity import verify
 from sealring_protocol.security.keys import SECRET, SignContext, Suite, mac
+from sealring_protocol.security.mandate import UNELECTED
 from sealring_protocol.security.roster import SignedRoster, is_newer, newer
 from sealring_protocol.table import Table
 from sealring_protocol.words import lasting
@@ -250,7 +251,7 @@ class WaitFin:
     def check_terms(self, fin: VerifiedFin) -> None:
         """Raise `RosterConflict` or `RosterExpired` if the verified peer must be refused."""
         own, peer = self.config.roster.roster, fin.secrets.peer
-        peer_is_newer = is_newer(own, peer.serial, peer.digest)
+        peer_is_newer = is_newer(own, peer.serial, peer.digest, UNELECTED)
         if own.expired(self.wall_ms) and not peer_is_newer:
             raise RosterExpired(f"roster {own.serial} has expired, and the peer has none newer")
 

@@ -2,16 +2,23 @@
 
 A roster names every member with its key, in rank order, and holds the policies that all share. It
 is the only source of authority: a node talks to the members in its roster and to nobody else. Only
-a roster with a greater serial replaces another. Two rosters with the same serial mean that the
-coordinator signed it twice, which no node can resolve by itself. Each node's owner pins the
-coordinator's key, which is no member's key. Where that key has named a spare, the roster says which
-key has taken its place (`Appointment`).
+a roster with a greater serial replaces another, or the same one with a later election. Two rosters
+with the same serial mean that the coordinator signed it twice, which no node can resolve by itself.
+Each node's owner pins the coordinator's key, which is no member's key. Where that key has named a
+spare, the roster says which key has taken its place (`Appointment`).
 
 A roster: ``version u8 · cluster 32 · name · serial u64 · issued_ms u64 · expires_ms u64 · policy u8
 · count u16`` and for each member ``public key 65 · trust u8 · attestation 32 · name · count u16 ·
 addresses``, with texts as u16 and UTF-8. Where it names a spare coordinator, it has version 2, and
 the appointment before the name. After it, 64 bytes of signature. The digest excludes the signature,
 so signing the same roster again does not change it.
+
+**Elections.** Its members can make another one head (`security.mandate`). The roster in force is
+then the signed one and the election's certificate: ``3 u8 · certificate · signed roster``. In such
+a roster the elected member has rank 0, and the others follow in the roster's own order. The rank is
+what the rest of the product goes by. A member's **index** is its place in the roster's own order,
+which no election changes, nor the digest. Of two rosters with one digest, the one whose mandate
+beats the other's is newer.
 
 How a member keeps its key is `Evidence`: a statement signed by an attester, that this public key is
 kept in this way, with claims in the attester's own format (such as a quote of a security chip),
@@ -34,7 +41,7 @@ The chain has this length after any number of changes, and needs no memory: a no
 during all of them verifies the newest roster by the key that its owner pinned once. That key stays
 pinned, and after the naming it counts for nothing else.
 
-Which roster is newer is for the serial alone to say, as ever: the serials of the coordinator
+Which signed roster is newer is for the serial alone to say, as ever: the serials of the coordinator
 number n are those from n * `SERIALS` on. So a change is newer than everything that the coordinators
 before it have signed, or can sign later, and every node comes to the same end.
 
@@ -68,6 +75,7 @@ from sealring_protocol.errors import (
 from sealring_protocol.limits import (
     MAX_ADDRESS,
     MAX_ADDRESSES,
+    MAX_ELECTED,
     MAX_MEMBERS,
     MAX_NAME,
     MAX_ROSTER,
@@ -82,6 +90,7 @@ from sealring_protocol.security.identity import (
     verify,
 )
 from sealring_protocol.security.keys import PROTOCOL, SignContext, sha256
+from sealring_protocol.security.mandate import UNELECTED, Certificate, Mandate
 
 SERIALS: Final = 10**9
 """Serials of one coordinator. People read them: 2,000,000,007 is the seventh after two changes."""
@@ -203,6 +212,7 @@ NO_EVIDENCE: Final = bytes(32)
 
 _VERSION: Final = 1  # of rosters, and of statements
 _WITH_SPARE: Final = 2  # of rosters that name a spare coordinator
+_ELECTED: Final = 3  # of signed rosters with a certificate before them
 _STATEMENT: Final = layout("EVIDENCE", but=1)
 
 
@@ -381,7 +391,8 @@ _MEMBER_WITH_RIGHTS: Final = layout("ROSTER.member_with_rights")
 _INNER_SEAL: Final = 1 << 0
 _NO_TENSOR: Final = 1 << 1
 _RIGHTS: Final = 1 << 2
-_POLICIES: Final = _INNER_SEAL | _NO_TENSOR | _RIGHTS
+_FIXED_HEAD: Final = 1 << 3
+_POLICIES: Final = _INNER_SEAL | _NO_TENSOR | _RIGHTS | _FIXED_HEAD
 _TRUST: Final = {int(level): level for level in TrustLevel}
 _USUAL_RIGHTS: Final = Rights.TEXT
 _ALL_RIGHTS: Final = int(Rights.TEXT | Rights.WITNESS)
@@ -484,7 +495,11 @@ class Roster:
 
     With *inner_seal*, activations are sealed again between the engine processes. In tensor
     parallelism the nodes at both ends see the sums in the clear even so; a cluster can forbid it by
-    *tensor_parallelism*. Raises `LocalProtocolError` if a field is invalid.
+    *tensor_parallelism*. With *fixed_head*, nobody but the member with index 0 may be head.
+
+    *mandate* says whom the members have elected, who has rank 0; by default nobody, and the ranks
+    are the indices. It is no part of the encoding (`elected`). Raises `LocalProtocolError` if a
+    field is invalid.
     """
 
     cluster: bytes
@@ -496,6 +511,8 @@ class Roster:
     members: tuple[Member, ...]
     tensor_parallelism: bool = True
     appointment: Appointment | None = None
+    fixed_head: bool = False
+    mandate: Mandate = UNELECTED
 
     def __attrs_post_init__(self) -> None:
         if len(self.cluster) != _CLUSTER:
@@ -518,6 +535,9 @@ class Roster:
                 f"{self.members[0].name} is the first member, which is the head: a head may see "
                 "texts and is no witness"
             )
+        head = self.mandate.head
+        if head >= len(self.members) or (head and (self.fixed_head or not self.mandate.term)):
+            raise LocalProtocolError("nobody can elect this member")
         if len(self.encoded) + SIGNATURE > MAX_ROSTER:
             raise LocalProtocolError(f"a signed roster has at most {MAX_ROSTER} bytes")
 
@@ -533,9 +553,44 @@ class Roster:
 
     @functools.cached_property
     def heads(self) -> tuple[int, ...]:
-        """The ranks that may be the head, in rank order: they may see texts, and are no
-        witnesses."""
-        return tuple(rank for rank in self.workers if self.members[rank].sees_texts)
+        """The ranks that may be the head, in rank order: they may see texts, and are no witnesses.
+        Where the head is fixed, it is the first member alone."""
+        heads = tuple(rank for rank in self.workers if self.members[rank].sees_texts)
+        return heads[:1] if self.fixed_head else heads
+
+    @functools.cached_property
+    def head_indices(self) -> tuple[int, ...]:
+        """The indices of those who may be the head, ascending."""
+        return tuple(sorted(map(self.index, self.heads)))
+
+    @functools.cached_property
+    def in_own_order(self) -> tuple[Member, ...]:
+        """The members by their index: as they were signed."""
+        head = self.mandate.head
+        return (*self.members[1 : head + 1], self.members[0], *self.members[head + 1 :])
+
+    def index(self, rank: int) -> int:
+        """The index of the member with *rank*."""
+        head = self.mandate.head
+        if rank == 0:
+            return head
+        return rank - 1 if rank <= head else rank
+
+    def rank_at(self, index: int) -> int:
+        """The rank of the member with *index*."""
+        head = self.mandate.head
+        if index == head:
+            return 0
+        return index + 1 if index < head else index
+
+    def elected(self, mandate: Mandate) -> Roster:
+        """This roster where *mandate* is in force. Raises `LocalProtocolError` if that member may
+        not be head."""
+        members = self.in_own_order
+        if mandate.head not in self.head_indices:
+            raise LocalProtocolError("nobody can elect this member")
+        others = (member for index, member in enumerate(members) if index != mandate.head)
+        return attrs.evolve(self, members=(members[mandate.head], *others), mandate=mandate)
 
     @functools.cached_property
     def workers(self) -> tuple[int, ...]:
@@ -554,11 +609,12 @@ class Roster:
             self.inner_seal * _INNER_SEAL
             | (not self.tensor_parallelism) * _NO_TENSOR
             | self._says_rights * _RIGHTS
+            | self.fixed_head * _FIXED_HEAD
         )
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """The canonical encoding, without a signature."""
+        """The canonical encoding, without a signature: the members in the roster's own order."""
         appointment, with_rights = self.appointment, self._says_rights
         return (
             bytes([_VERSION if appointment is None else _WITH_SPARE])
@@ -573,11 +629,11 @@ class Roster:
                 self._policy,
                 len(self.members),
             )
-            + b"".join(member.encode(with_rights=with_rights) for member in self.members)
+            + b"".join(member.encode(with_rights=with_rights) for member in self.in_own_order)
         )
 
     def encode(self) -> bytes:
-        """The canonical encoding, without a signature."""
+        """`encoded`."""
         return self.encoded
 
     @functools.cached_property
@@ -635,8 +691,11 @@ class Roster:
             members = tuple(Member._read(reader, with_rights=with_rights) for _ in range(count))
             reader.end()
             inner_seal, tensor = bool(policy & _INNER_SEAL), not policy & _NO_TENSOR
+            fixed_head = bool(policy & _FIXED_HEAD)
             times = serial, issued_ms, expires_ms
-            roster = cls(cluster, name, *times, inner_seal, members, tensor, appointment)
+            roster = cls(
+                cluster, name, *times, inner_seal, members, tensor, appointment, fixed_head
+            )
         except LocalProtocolError as error:
             raise RemoteProtocolError(str(error)) from None
         if roster._says_rights != with_rights:
@@ -646,39 +705,65 @@ class Roster:
 
 @attrs.frozen
 class SignedRoster:
-    """A roster and its coordinator's 64-byte signature, which only `verify` checks."""
+    """A roster and its coordinator's 64-byte signature, with the *certificate* of its mandate if
+    the members have elected a head. Only `verify` checks them.
+
+    Raises `LocalProtocolError` if the certificate is of another term or member.
+    """
 
     roster: Roster
     signature: bytes
+    certificate: Certificate | None = None
+
+    def __attrs_post_init__(self) -> None:
+        mandate, made = self.roster.mandate, self.certificate
+        if (mandate.term, mandate.head) != ((0, 0) if made is None else (made.term, made.head)):
+            raise LocalProtocolError("the certificate is not that of the roster's mandate")
 
     @functools.cached_property
     def encoded(self) -> bytes:
-        """The roster's encoding, and the signature."""
-        return self.roster.encoded + self.signature
+        """The roster's encoding, and the signature; before them the certificate, if any."""
+        made = self.certificate
+        before = b"" if made is None else bytes([_ELECTED]) + made.encode()
+        return before + self.roster.encoded + self.signature
 
     def encode(self) -> bytes:
-        """The roster's encoding, and the signature."""
+        """`encoded`."""
         return self.encoded
+
+    def elected(self, certificate: Certificate | None) -> SignedRoster:
+        """This roster as *certificate* makes it; without one, as it was signed.
+
+        Raises `RemoteProtocolError` if its votes make no head. No signature is checked.
+        """
+        roster = self.roster
+        mandate = UNELECTED
+        if certificate is not None:
+            mandate = certificate.mandate(len(roster.members), roster.head_indices)
+        return SignedRoster(roster.elected(mandate), self.signature, certificate)
 
     @classmethod
     def decode(cls, data: bytes) -> SignedRoster:
-        """Read what `encode` gives; the signature is not checked.
+        """Read what `encode` gives; no signature is checked.
 
         Raises `RemoteProtocolError` or `LimitExceeded` for anything else.
         """
-        body, signature = _split(data)
-        return cls(Roster.decode(body), signature)
+        certificate, body, signature = _split(data)
+        return cls(Roster.decode(body), signature).elected(certificate)
 
     def verify(self, pinned: bytes) -> None:
-        """Check the signatures from the key *pinned* on; the keys of coordinators may not be
-        members'.
+        """Check the signatures from the key *pinned* on, and the certificate's votes; the keys of
+        coordinators may not be members'.
 
-        Raises `AuthenticationFailed`.
+        Raises `AuthenticationFailed`, and `RemoteProtocolError` if the votes make no head.
         """
         roster = self.roster
         _verify(pinned, roster.cluster, roster.appointment, roster.digest, self.signature)
         if _has_coordinator(roster, pinned):
             raise AuthenticationFailed("the coordinator's key is a member's key")
+        if self.certificate is not None:
+            keys = [member.public_key for member in roster.in_own_order]
+            self.certificate.verify(roster.digest, keys, roster.head_indices)
 
     def verify_signer(self, signer: bytes) -> None:
         """Check that the key *signer* signed it: enough for whoever has the private half, and knows
@@ -691,8 +776,11 @@ class SignedRoster:
 def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
     """*roster*, signed by the coordinator's *signer*.
 
-    Raises `LocalProtocolError` if that key is a member's, or another one is appointed.
+    Raises `LocalProtocolError` if that key is a member's, another one is appointed, or the roster
+    has a mandate: the next one is signed in the order of ranks, and without (`Roster.mandate`).
     """
+    if roster.mandate != UNELECTED:
+        raise LocalProtocolError("a roster is signed without a mandate")
     if roster.coordinator(signer.public_key) != signer.public_key:
         raise LocalProtocolError("the roster says that another key signs it")
     if _has_coordinator(roster, signer.public_key):
@@ -704,11 +792,12 @@ def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
 
 def open_roster(pinned: bytes, data: bytes) -> SignedRoster:
     """The roster in *data*. The signatures from the key *pinned* on are checked before anything is
-    parsed but what names the keys, which lies at fixed places.
+    parsed but what names the keys, which lies at fixed places after a certificate. That one's votes
+    are checked last.
 
     Raises `AuthenticationFailed`, `RemoteProtocolError` or `LimitExceeded`.
     """
-    body, signature = _split(data)
+    certificate, body, signature = _split(data)
     cluster, appointment = body[1 : 1 + _CLUSTER], None
     if body[:1] == bytes([_WITH_SPARE]):
         try:
@@ -716,10 +805,13 @@ def open_roster(pinned: bytes, data: bytes) -> SignedRoster:
         except RemoteProtocolError:
             raise AuthenticationFailed("the roster ends before it says who signs it") from None
     _verify(pinned, cluster, appointment, sha256(body), signature)
-    signed = SignedRoster(Roster.decode(body), signature)
-    if _has_coordinator(signed.roster, pinned):
+    roster = Roster.decode(body)
+    if _has_coordinator(roster, pinned):
         raise AuthenticationFailed("the coordinator's key is a member's key")
-    return signed
+    if certificate is not None:
+        keys = [member.public_key for member in roster.members]
+        certificate.verify(roster.digest, keys, roster.head_indices)
+    return SignedRoster(roster, signature).elected(certificate)
 
 
 def _verify(
@@ -746,7 +838,7 @@ def newer(
     1970).
 
     It must be signed by the coordinator, as follows from the key *pinned*, belong to the same
-    cluster, have a greater serial, name the spare coordinator that *current* names, be unexpired,
+    cluster, be newer (`is_newer`), name the spare coordinator that *current* names, be unexpired,
     and have every node id in *ends* (both ends of the link that it came over). Raises
     `AuthenticationFailed`, `RosterConflict` (same serial, other contents; or two coordinators with
     one number), `RosterExpired`, `LimitExceeded`, or `RemoteProtocolError` if it is malformed or
@@ -756,8 +848,8 @@ def newer(
     roster = signed.roster
     if roster.cluster != current.cluster:
         raise AuthenticationFailed("a roster of another cluster")
-    if not is_newer(current, roster.serial, roster.digest):
-        raise RemoteProtocolError(f"roster {roster.serial} is not newer than {current.serial}")
+    if not is_newer(current, roster.serial, roster.digest, roster.mandate):
+        raise RemoteProtocolError(f"{_called(roster)} is not newer than {_called(current)}")
     check_succession(current.appointment, roster.appointment)
     if roster.expired(wall_ms):
         raise RosterExpired(f"roster {roster.serial}, which the peer brought, has expired")
@@ -766,20 +858,34 @@ def newer(
     return signed
 
 
-def is_newer(current: Roster, serial: int, digest: bytes) -> bool:
-    """True if a roster of *serial* and *digest* is newer than *current*.
+def is_newer(current: Roster, serial: int, digest: bytes, mandate: Mandate) -> bool:
+    """True if a roster of *serial* and *digest*, with *mandate*, is newer than *current*: it has a
+    greater serial, or is the same one with a mandate that beats the other.
 
     Raises `RosterConflict` if it is another roster with the same serial.
     """
     if serial == current.serial and digest != current.digest:
         raise RosterConflict(f"the peer holds another roster with the same serial {serial}")
-    return serial > current.serial
+    same = serial == current.serial
+    return serial > current.serial or (same and mandate.beats(current.mandate))
 
 
-def _split(data: bytes) -> tuple[bytes, bytes]:
+def _called(roster: Roster) -> str:
+    """What an error calls *roster*."""
+    term = roster.mandate.term
+    return f"roster {roster.serial}" + (f" with the election of term {term}" if term else "")
+
+
+def _split(data: bytes) -> tuple[Certificate | None, bytes, bytes]:
+    """The certificate, the roster's encoding and its signature."""
+    certificate = None
+    if data[:1] == bytes([_ELECTED]):
+        if len(data) > MAX_ELECTED:
+            raise LimitExceeded(f"a roster of {len(data)} bytes; the limit is {MAX_ELECTED}")
+        certificate, data = Certificate.split(data[1:])
     if len(data) > MAX_ROSTER:
         raise LimitExceeded(f"a roster of {len(data)} bytes; the limit is {MAX_ROSTER}")
-    return data[:-SIGNATURE], data[-SIGNATURE:]
+    return certificate, data[:-SIGNATURE], data[-SIGNATURE:]
 
 
 def _payload(digest: bytes) -> bytes:
