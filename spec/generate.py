@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from sealring_protocol import limits
 from sealring_protocol.codec.codes import MessageCode
+from sealring_protocol.codec.election_messages import NoVoteReason
 from sealring_protocol.codec.encoding import DECODERS, LOCAL_DECODERS
 from sealring_protocol.codec.frame import FrameKind
 from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
@@ -163,6 +164,7 @@ SECTIONS: Final[dict[str, Callable[[], str]]] = {
     "backends": lambda: _codes(Backend, words.BACKENDS),
     "failures": lambda: _codes(FailureKind, words.FAILURES, "kind"),
     "hindrances": lambda: _codes(Hindrance, words.HINDRANCES),
+    "no-votes": lambda: _codes(NoVoteReason, words.NO_VOTES),
     "dtypes": _dtypes,
     "roles": _roles,
     "close-codes": _close_codes,

@@ -16,6 +16,7 @@ from typing import Any, Final
 from sealring_protocol import limits
 from sealring_protocol.codec import wire
 from sealring_protocol.codec.codes import MessageCode
+from sealring_protocol.codec.election_messages import NoVoteReason
 from sealring_protocol.codec.encoding import CODECS, DECODERS, LAYOUTS, LOCAL_DECODERS
 from sealring_protocol.codec.fields import Varying
 from sealring_protocol.codec.frame import FrameKind
@@ -186,6 +187,7 @@ def tables() -> Json:
         "backends": _codes(Backend, words.BACKENDS),
         "failures": _codes(FailureKind, words.FAILURES),
         "hindrances": _codes(Hindrance, words.HINDRANCES),
+        "no_votes": _codes(NoVoteReason, words.NO_VOTES),
         "dtypes": [{"code": int(t), "name": t.name, "width": t.width} for t in DType],
         "tunnel_events": {event.name: int(event) for event in TunnelEvent},
         "trust": _codes(TrustLevel, words.docs_of_members(TrustLevel)),

@@ -14,6 +14,7 @@ from enum import Enum
 from types import ModuleType
 from typing import Final, TypeVar
 
+from sealring_protocol.codec.election_messages import NoVoteReason
 from sealring_protocol.codec.messages import Backend, FailureKind, Hindrance
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import CloseCode
@@ -74,6 +75,16 @@ HINDRANCES: Final = {
     Hindrance.LINK: "a link of that rank that an epoch needs did not come up, or broke",
     Hindrance.UNSERVABLE: "that rank, or no rank, can serve this model as it is asked for",
     Hindrance.OUTSIDE: "the ring goes on without that rank",
+}
+
+NO_VOTES: Final = {
+    NoVoteReason.HEAD_SEEN: "it is head, or sees its head, or did a moment ago",
+    NoVoteReason.VOTED: "it has voted otherwise in this term, or in a later one",
+    NoVoteReason.STALE: "the term is over, or too far ahead",
+    NoVoteReason.NO_HEAD: "that member may not be head, or the sender may not propose it",
+    NoVoteReason.ASKING: "it asks for votes itself, and comes before the other",
+    NoVoteReason.BUSY: "it stores another vote",
+    NoVoteReason.TOO_OFTEN: "it has voted for this candidate again and again",
 }
 
 DTYPES: Final = {

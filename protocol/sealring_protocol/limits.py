@@ -191,6 +191,11 @@ ADDRESSES_PER_SECOND: Final = 128
 """ADDRESSES that a peer may send per second (token bucket, burst of the same size). A head
 introduces all other members at once, and perhaps twice."""
 
+ELECTION_MESSAGES_PER_SECOND: Final = 64
+"""CANDIDACY, VOTE, NO_VOTE, RENEW and RENEWED that a peer may send per second, together (token
+bucket, burst of the same size). Each end has four a second to send, and a member that stood still
+for a while has what waited for it at once. A VOTE costs its receiver a signature's check."""
+
 FIRST_KEY_UPDATE: Final = 64
 """Frames sealed under a direction's first key. It is small, so that every session exercises the
 update."""

@@ -16,17 +16,19 @@ from collections.abc import Iterator
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.election_messages import (
+    ElectionMessage,
+    Vote,
+)
 from sealring_protocol.control.election import (
     Ballot,
     Cast,
     Chosen,
     Election,
     ElectionEffect,
-    ElectionMessage,
     ElectionState,
     MeetMembers,
     Tell,
-    Vote,
 )
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.mandate import Mandate

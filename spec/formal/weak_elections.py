@@ -10,12 +10,14 @@ import math
 from typing import Any, Final
 
 import attrs
+from sealring_protocol.codec.election_messages import (
+    ElectionMessage,
+    Renewed,
+)
 from sealring_protocol.control.election import (
     Ballot,
     Election,
     ElectionEffect,
-    ElectionMessage,
-    Renewed,
 )
 from sealring_protocol.security.mandate import Mandate
 

@@ -6,6 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    NoVoteReason,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.encoding import to_fields
 from sealring_protocol.codec.messages import (
     Accept,
@@ -340,6 +348,19 @@ def _relayed() -> Iterator[Case]:
     yield "credit-cut", "CV-01", "CREDIT without its last byte", credit[:-1]
     yield "drop-escape", "MS-02", "DROP for a reason with ESC", put(drop, -1, b"\x1b")
     yield "drop-cut", "CV-01", "DROP without its last byte", drop[:-1]
+    yield from _elections()
+
+
+def _elections() -> Iterator[Case]:
+    """Messages of elections that are none."""
+    no_vote = flat(NoVote(1, 2, 3, NoVoteReason.VOTED))
+    for message in (Candidacy(1, 2), Vote(1, 2, bytes(64)), Renew(1, 1), Renewed(4, 1, 5)):
+        name = message.CODE.name
+        about = f"{name} without its last byte"
+        yield f"{name.lower()}-cut", "CV-01", about, flat(message)[:-1]
+    yield "no-vote-cut", "CV-01", "NO_VOTE without its last byte", no_vote[:-1]
+    yield "no-vote-0", "MS-27 CV-01", "NO_VOTE for reason 0", put(no_vote, -1, b"\0")
+    yield "no-vote-8", "MS-27 CV-01", "NO_VOTE for reason 8", put(no_vote, -1, b"\x08")
 
 
 def _long_relayed() -> Iterator[Case]:

@@ -12,8 +12,12 @@ from spec.vectors.model import Json, Vector, refused, valid
 GIVEN: Final[Mapping[str, bytes]] = {}
 CONTROL, STEP, TUNNEL, WEIGHTS, API = 1, 2, 3, 4, 5
 ALIVE: Final = ("PING", "PONG", "CLOSE")
-FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES")
-TO_HEAD: Final = ("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE", "CHECKED", "ADDRESSES")
+ELECTS: Final = ("CANDIDACY", "VOTE", "NO_VOTE")
+FROM_HEAD: Final = ("BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES", *ELECTS, "RENEW")
+TO_HEAD: Final = (
+    *("HELLO", "PREPARED", "READY", "STEP_DONE", "CANNOT_SERVE", "CHECKED", "ADDRESSES"),
+    *(*ELECTS, "RENEWED"),
+)
 ONLY_HEAD: Final = tuple(message for message in FROM_HEAD if message not in TO_HEAD)
 OF_STREAMS: Final = ("BODY", "CREDIT", "DROP")
 ALL: Final = (
@@ -23,7 +27,8 @@ ALL: Final = (
 PLACES: Final = (
     ("head-to-rank", CONTROL, 0, 2, 4, FROM_HEAD),
     ("rank-to-head", CONTROL, 3, 0, 4, TO_HEAD),
-    ("rank-to-rank", CONTROL, 1, 2, 4, ()),
+    ("rank-to-rank", CONTROL, 1, 2, 4, ELECTS),
+    ("control-beyond", CONTROL, 1, 4, 4, ()),
     ("to-next", STEP, 1, 2, 4, ("STEP",)),
     ("head-to-next", STEP, 0, 1, 2, ("STEP",)),
     ("back", STEP, 2, 1, 4, ()),

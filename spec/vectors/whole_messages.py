@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import attrs
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    NoVoteReason,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -380,6 +388,20 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "credit-most": ("the greatest credit", Credit(2**64 - 1, 131072)),
     "drop": ("a stream is given up, for a reason of 256 bytes", Drop(1, "é" * 128)),
     "drop-bare": ("without a reason", Drop(2**64 - 1)),
+    "candidacy": ("a member asks for a vote", Candidacy(1, 2)),
+    "candidacy-last": ("the last term, and the last member", Candidacy(2**64 - 1, 2**16 - 1)),
+    "vote": ("a vote", Vote(1, 2, bytes(range(64)))),
+    **{
+        f"no-vote-{reason.name.lower().replace('_', '-')}": (
+            f"no vote: {reason.name}",
+            NoVote(3, 1, 2**64 - reason, reason),
+        )
+        for reason in NoVoteReason
+    },
+    "renew": ("the first head asks for its lease", Renew(0, 1)),
+    "renew-last": ("the last term, and the last count", Renew(2**64 - 1, 2**64 - 1)),
+    "renewed": ("a lease is renewed", Renewed(0, 1)),
+    "renewed-not": ("a lease is not renewed: for a later term", Renewed(4, 7, 5)),
     "tunnel-open": ("a connection of a collective begins", Tunnel(EPOCH, 0, TunnelEvent.OPEN)),
     "tunnel-data": ("bytes of it", DATA),
     "tunnel-close": ("it ends", Tunnel(EPOCH, 255, TunnelEvent.CLOSE)),

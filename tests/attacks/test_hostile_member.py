@@ -13,6 +13,14 @@ from typing import Any
 import attrs
 import pytest
 from sealring_protocol.codec import messages as wire
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    NoVoteReason,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.messages import Epoch, Hindrance, Message, Reason, Waiting
 from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
@@ -94,6 +102,13 @@ class Liar:
             Reply: lambda: Reply(self._stream(), self._pick(200, 599), self._fields()),
             BodyPart: lambda: BodyPart(self._stream(), *self._pick((b"x" * 65536,), (b"", True))),
             Credit: lambda: Credit(self._stream(), self._pick(1, 65536, 131072)),
+            Candidacy: lambda: Candidacy(self._term(), self._pick(0, 1, 2, U16)),
+            Vote: lambda: Vote(self._term(), self._pick(0, 1, 2, U16), bytes(64)),
+            NoVote: lambda: NoVote(
+                self._term(), self._bad, self._term(), self._pick(*NoVoteReason)
+            ),
+            Renew: lambda: Renew(self._any(), self._any(1)),
+            Renewed: lambda: Renewed(self._any(), self._any(1), self._any(1)),
             Drop: lambda: Drop(self._stream(), self._pick("", "x" * 256, "[/red]: <b>")),
         }
         if kind in (wire.Pong, wire.Close) and self._dice.random() > 0.1:
@@ -122,6 +137,9 @@ class Liar:
         other = self._pick(wire.NO_EPOCH, after, Epoch(now.instance, U64), Epoch(U64, U64))
         epoch: Epoch = self._pick(now, now, now, before, before, before, other)
         return epoch
+
+    def _term(self) -> int:
+        return self._pick(1, 1, 2, 3, 1 << 24, U64)  # type: ignore[no-any-return]
 
     def _address(self) -> tuple[bytes, int]:
         mapped = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, self._pick(0, 1, 255)])

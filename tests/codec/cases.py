@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    NoVoteReason,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
     Group,
@@ -186,6 +194,12 @@ MESSAGES: dict[str, Message] = {
     "credit": Credit(3, 1 << 17),
     "drop": Drop(3, "the client has gone — naïve"),
     "drop-bare": Drop(3),
+    "candidacy": Candidacy(3, 2),
+    "vote": Vote(2**64 - 1, 0, bytes(range(64))),
+    "no-vote": NoVote(3, 2, 4, NoVoteReason.TOO_OFTEN),
+    "renew": Renew(0, 1),
+    "renewed": Renewed(3, 2**64 - 1),
+    "renewed-not": Renewed(3, 8, 4),
     "admit": Admit(b"a roster", '{"model": "naïve"}'),
     "admit-bare": Admit(b"", ""),
     "joined": Joined(),

@@ -9,6 +9,14 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    NoVoteReason,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.control.election import (
     AGAIN_SECONDS,
     ASK_SECONDS,
@@ -20,19 +28,13 @@ from sealring_protocol.control.election import (
     RENEW_SECONDS,
     TURN_SECONDS,
     Ballot,
-    Candidacy,
     Cast,
     Chosen,
     Election,
     ElectionEffect,
     ElectionState,
     MeetMembers,
-    NoVote,
-    NoVoteReason,
-    Renew,
-    Renewed,
     Tell,
-    Vote,
 )
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.mandate import Mandate

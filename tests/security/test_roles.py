@@ -13,16 +13,20 @@ from sealring_protocol.security.roles import (
 )
 
 ALIVE = {"Ping", "Pong", "Close"}
-FROM_HEAD = {"Bootstrap", "Row", "Step", "Waiting", "Addresses"}
-TO_HEAD = {"Hello", "Prepared", "Ready", "StepDone", "CannotServe", "Checked", "Addresses"}
+ELECTS = {"Candidacy", "Vote", "NoVote"}
+FROM_HEAD = {"Bootstrap", "Row", "Step", "Waiting", "Addresses", "Renew"} | ELECTS
+TO_HEAD = {
+    *("Hello", "Prepared", "Ready", "StepDone", "CannotServe", "Checked", "Addresses", "Renewed"),
+    *ELECTS,
+}
 
 CASES = [
     (Purpose.CONTROL, 0, 1, 3, FROM_HEAD),
     (Purpose.CONTROL, 0, 2, 3, FROM_HEAD),
     (Purpose.CONTROL, 1, 0, 3, TO_HEAD),
     (Purpose.CONTROL, 2, 0, 3, TO_HEAD),
-    (Purpose.CONTROL, 1, 2, 3, set()),
-    (Purpose.CONTROL, 2, 1, 3, set()),
+    (Purpose.CONTROL, 1, 2, 3, ELECTS),
+    (Purpose.CONTROL, 2, 1, 3, ELECTS),
     (Purpose.CONTROL, 3, 0, 3, set()),
     (Purpose.CONTROL, 0, 3, 3, set()),
     (Purpose.CONTROL, 0, 0, 1, set()),

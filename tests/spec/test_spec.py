@@ -112,7 +112,7 @@ def as_bytes(value: Any, size: int) -> bytes:
             return len(value).to_bytes(size, "big")
         case str() if value.isdecimal() and size == 8:
             return int(value).to_bytes(size, "big")
-        case str() if size in (16, 32):
+        case str() if size in (16, 32, 64):
             return bytes.fromhex(value)
     raise AssertionError(value)
 

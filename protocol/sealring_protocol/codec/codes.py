@@ -48,6 +48,11 @@ class MessageCode(enum.IntEnum):
     BODY = 0x1D
     CREDIT = 0x1E
     DROP = 0x1F
+    CANDIDACY = 0x20
+    VOTE = 0x21
+    NO_VOTE = 0x22
+    RENEW = 0x23
+    RENEWED = 0x24
     ENGINE_INFO = 0x81
     HOP_KEY = 0x82
     LOADED = 0x84

@@ -26,6 +26,14 @@ from typing import Any, Final, get_args
 import attrs
 
 from sealring_protocol.codec.codes import MessageCode
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    NoVoteReason,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.fields import (
     DTYPE,
     F64,
@@ -412,6 +420,11 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
     ),
     Credit: (("stream", U64), ("size", Bounded("u32", STREAM_WINDOW, "bytes of credit"))),
     Drop: (("stream", U64), ("reason", _REASON)),
+    Candidacy: (("term", U64), ("head", U16)),
+    Vote: (("term", U64), ("head", U16), ("signature", Bytes(64))),
+    NoVote: (("term", U64), ("head", U16), ("latest", U64), ("why", Code(NoVoteReason), "reason")),
+    Renew: (("term", U64), ("count", U64)),
+    Renewed: (("term", U64), ("count", U64), ("promised", U64)),
     EngineInfo: (
         ("model", _HASH),
         ("dtype", DTYPE),

@@ -1,8 +1,9 @@
 """Every message in a sealed frame, as a frozen value.
 
 The bytes of each are in `codec.encoding`. INIT, RESP and FIN, which travel in handshake frames,
-are in `security.handshake`. The messages of relayed requests are in `codec.relay_messages`, and
-those between a node and its engine in `codec.local_messages`.
+are in `security.handshake`. The messages of relayed requests are in `codec.relay_messages`, those
+of elections in `codec.election_messages`, and those between a node and its engine in
+`codec.local_messages`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,13 @@ from typing import ClassVar, Final
 import attrs
 
 from sealring_protocol.codec.codes import MessageCode, rule
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Reply
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.codec.wire import Buffer, is_plain
@@ -863,6 +871,11 @@ Message = (
     | BodyPart
     | Credit
     | Drop
+    | Candidacy
+    | Vote
+    | NoVote
+    | Renew
+    | Renewed
     | Admit
     | Joined
 )

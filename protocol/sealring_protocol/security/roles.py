@@ -11,6 +11,13 @@ from __future__ import annotations
 import enum
 from typing import Any, Final
 
+from sealring_protocol.codec.election_messages import (
+    Candidacy,
+    NoVote,
+    Renew,
+    Renewed,
+    Vote,
+)
 from sealring_protocol.codec.messages import (
     Addresses,
     Bootstrap,
@@ -37,7 +44,7 @@ class Purpose(enum.IntEnum):
     """The purpose of a link, as FIN carries it (u8)."""
 
     CONTROL = 1
-    """The star: the head and each other rank."""
+    """The star: the head and each other rank; and any two while one of them asks for votes."""
     STEP = 2
     """The chain: each rank of the ring and the next, and the last and the head."""
     TUNNEL = 3
@@ -54,6 +61,7 @@ class Role(enum.Enum):
 
     HEAD_TO_RANK = "the head, to a rank"
     RANK_TO_HEAD = "a rank, to the head"
+    RANK_TO_RANK = "a rank, to another, and neither is the head"
     TO_NEXT = "a rank, to the next of a ring"
     LAST_TO_HEAD = "the last rank of a ring, to the head"
     NEIGHBOUR = "a rank, to one before or after it in a ring"
@@ -61,12 +69,15 @@ class Role(enum.Enum):
 
 
 _ALIVE: Final[frozenset[type[Any]]] = frozenset({Ping, Pong, Close})
+_ELECTS: Final[frozenset[type[Any]]] = _ALIVE | {Candidacy, Vote, NoVote}
 _OF_STREAMS: Final[frozenset[type[Any]]] = _ALIVE | {BodyPart, Credit, Drop}
 
 ALLOWED: Final[dict[tuple[Purpose, Role], frozenset[type[Any]]]] = {
-    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ALIVE | {Bootstrap, Row, Step, Waiting, Addresses},
-    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ALIVE
-    | {Hello, Prepared, Ready, CannotServe, StepDone, Checked, Addresses},
+    (Purpose.CONTROL, Role.HEAD_TO_RANK): _ELECTS
+    | {Bootstrap, Row, Step, Waiting, Addresses, Renew},
+    (Purpose.CONTROL, Role.RANK_TO_HEAD): _ELECTS
+    | {Hello, Prepared, Ready, CannotServe, StepDone, Checked, Addresses, Renewed},
+    (Purpose.CONTROL, Role.RANK_TO_RANK): _ELECTS,
     (Purpose.CONTROL, Role.PEER): _ALIVE,
     (Purpose.STEP, Role.TO_NEXT): _ALIVE | {Step},
     (Purpose.STEP, Role.LAST_TO_HEAD): _ALIVE | {StepDone},
@@ -92,6 +103,8 @@ def role(purpose: Purpose, sender: int, receiver: int, world: int) -> Role:
             return Role.HEAD_TO_RANK
         case Purpose.CONTROL | Purpose.API if receiver == 0:
             return Role.RANK_TO_HEAD
+        case Purpose.CONTROL:
+            return Role.RANK_TO_RANK
         case Purpose.STEP if sender < receiver:
             return Role.TO_NEXT
         case Purpose.STEP if receiver == 0:

@@ -37,6 +37,7 @@ export const MAX_PIECE = 1_048_576;
 export const MAX_GETS = 8;
 export const MAX_LEARNT_ADDRESSES = 4;
 export const ADDRESSES_PER_SECOND = 128;
+export const ELECTION_MESSAGES_PER_SECOND = 64;
 export const MAX_STREAMS = 256;
 export const STREAM_WINDOW = 131_072;
 export const MAX_BODY = 65_536;

@@ -374,6 +374,12 @@ const creditSize = where(u32, (size) => size <= STREAM_WINDOW, "more than a wind
 const credit = struct({ stream: u64, size: where(creditSize, (size) => size > 0, "no credit") });
 const drop = struct({ stream: u64, reason: plainText(MAX_REASON) });
 
+const candidacy = struct({ term: u64, head: u16 });
+const vote = struct({ term: u64, head: u16, signature: bytes(64) });
+const noVote = struct({ term: u64, head: u16, latest: u64, why: oneOf(1, 7) });
+const renew = struct({ term: u64, count: u64 });
+const renewed = struct({ term: u64, count: u64, promised: u64 });
+
 const admit = struct({ roster: wire.blob(MAX_ROSTER), settings: wire.text(MAX_SETTINGS) });
 
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
@@ -417,6 +423,11 @@ export const NETWORK = Object.freeze({
   0x1d: ["BODY", body],
   0x1e: ["CREDIT", credit],
   0x1f: ["DROP", drop],
+  0x20: ["CANDIDACY", candidacy],
+  0x21: ["VOTE", vote],
+  0x22: ["NO_VOTE", noVote],
+  0x23: ["RENEW", renew],
+  0x24: ["RENEWED", renewed],
 });
 
 /** @type {Table} */

@@ -3,11 +3,13 @@
 export const PURPOSE = Object.freeze({ CONTROL: 1, STEP: 2, TUNNEL: 3, WEIGHTS: 4, API: 5 });
 
 const ANYONE = ["PING", "PONG", "CLOSE"];
+const MEMBERS = [...ANYONE, "CANDIDACY", "VOTE", "NO_VOTE"];
 
 /** @type {Readonly<Record<string, readonly string[]>>} */
 const MAY_SEND = Object.freeze({
-  HEAD_TO_RANK: [...ANYONE, "BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES"],
-  RANK_TO_HEAD: [...ANYONE, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE", "CHECKED", "ADDRESSES"],
+  HEAD_TO_RANK: [...MEMBERS, "BOOTSTRAP", "STEP", "ROW", "WAITING", "ADDRESSES", "RENEW"],
+  RANK_TO_HEAD: [...MEMBERS, "HELLO", "PREPARED", "READY", "CANNOT_SERVE", "STEP_DONE", "CHECKED", "ADDRESSES", "RENEWED"],
+  RANK_TO_RANK: MEMBERS,
   TO_NEXT: [...ANYONE, "STEP"],
   LAST_TO_HEAD: [...ANYONE, "STEP_DONE"],
   NEIGHBOUR: [...ANYONE, "TUNNEL"],
@@ -29,6 +31,7 @@ function role(purpose, sender, receiver, world) {
   if (purpose === PURPOSE.CONTROL && sender === 0 && receiver > 0) return "HEAD_TO_RANK";
   if (purpose === PURPOSE.CONTROL && receiver === 0 && sender > 0) return "RANK_TO_HEAD";
   const areTwo = sender !== receiver && Math.max(sender, receiver) < world;
+  if (purpose === PURPOSE.CONTROL && areTwo) return "RANK_TO_RANK";
   if (purpose === PURPOSE.API && areTwo && sender === 0) return "API_OF_HEAD";
   if (purpose === PURPOSE.API && areTwo && receiver === 0) return "API_OF_RANK";
   if (purpose === PURPOSE.STEP && areTwo && receiver > sender) return "TO_NEXT";
