@@ -15,6 +15,7 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
+from sealring_protocol.control.election import Ballot
 from sealring_protocol.control.requests import (
     RequestDone,
     RowOpened,
@@ -67,6 +68,17 @@ class StoreRoster:
 
     link: int
     data: bytes
+
+
+@attrs.frozen
+class CastVote:
+    """Store *ballot*, of the roster with *digest*, durably; then sign *payload* with the node's
+    key. Answer by `Node.vote_cast` or `Node.vote_not_cast`. At most one is pending. A vote that is
+    not on disk before it leaves can make two heads."""
+
+    digest: bytes
+    ballot: Ballot
+    payload: bytes
 
 
 @attrs.frozen
@@ -137,6 +149,7 @@ NodeEvent = (
     | Hangup
     | Requested
     | StoreRoster
+    | CastVote
     | RosterInForce
     | ToEngine
     | RestartEngine

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 import attrs
 
+from sealring_protocol.codec.election_messages import ElectionMessage
 from sealring_protocol.codec.local_messages import EngineInfo, Loaded, LocalMessage
 from sealring_protocol.codec.messages import (
     NO_EPOCH,
@@ -94,6 +95,7 @@ from sealring_protocol.role import NodeConfig, NodeRole, handshake_config
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
+from sealring_protocol.voting import OF_ELECTIONS, Leadership, Voting
 from sealring_protocol.words import RING_CHANGED
 
 _PING_SECONDS: Final = 1.0
@@ -294,6 +296,7 @@ class Node:
         )
         self._relays = RelayLinks(self._links)
         self._events: deque[NodeEvent] = self._links.events
+        self._voting = Voting(self._links, config.ballot, now)
         self._build = config.build
         self._ring_due: float | None = None  # when to look at who is in the ring
         self._needs_all = ""  # why it waits for all, as it was last logged
@@ -346,6 +349,14 @@ class Node:
             return True
         changes = self._role.attendance is not None and not self._role.needs_all
         return changes and self._served is not None and now - self._served < GRACE_SECONDS
+
+    def leads(self, now: float) -> bool:
+        """True if this node is head, and no other can be: it may answer clients."""
+        return self._voting.leads(now)
+
+    def election(self, now: float) -> Leadership:
+        """Who is head, since when, and how sure of it this node is."""
+        return self._voting.leadership(now)
 
     @property
     def engine_info(self) -> EngineInfo | None:
@@ -402,7 +413,8 @@ class Node:
         """When to call `handle_timeout`; None: not at all."""
         links, brain = self._links.next_timeout(), self._brain.next_timeout()
         report = self._report
-        return earliest(links, brain, report.ping_due, report.obstacle_log.due, self._ring_due)
+        log, voting = report.obstacle_log.due, self._voting.due
+        return earliest(links, brain, report.ping_due, log, self._ring_due, voting)
 
     def handle_timeout(self, now: float) -> None:
         """Act on the deadlines that have passed."""
@@ -412,6 +424,8 @@ class Node:
             # The node slept: answers may have come, but were not read.
             for rank in range(self.world):
                 self._role.starved(rank, now - asked, now)
+        if is_due(self._voting.due, now):
+            self._voting.handle_timeout(now)
         if is_due(self._brain.next_timeout(), now):  # starvation heard now may put it off
             self._say(self._report.hear_starvation(self._role, now), now)
         if is_due(self._brain.next_timeout(), now):
@@ -435,8 +449,8 @@ class Node:
     def plan_steps(self, now: float) -> bool:
         """Plan steps if there may be room for some. True if it did. Call it each time that
         `next_event` has given None, until it gives False: a step that came back then reaches the
-        engine before the head plans."""
-        if not isinstance(self._brain, Head) or not self._brain.may_plan:
+        engine before the head plans. A head that does not lead plans none."""
+        if not isinstance(self._brain, Head) or not self._brain.may_plan or not self.leads(now):
             return False
         self._act(self._brain.plan_steps(now), now)
         return True
@@ -641,6 +655,38 @@ class Node:
         self._links.roster_not_stored(link, now)
         self._deliver_news(now)
 
+    # ------------------------------------------------------------- elections
+
+    def vote_cast(self, signature: bytes, now: float) -> None:
+        """The successful answer to `CastVote`: the vote is stored, and *signature* (64 bytes) is
+        that of its payload."""
+        self._voting.vote_cast(signature, now)
+        self._deliver_news(now)
+
+    def vote_not_cast(self, now: float) -> None:
+        """The failed answer to `CastVote`: the vote is not cast."""
+        self._voting.vote_not_cast(now)
+        self._deliver_news(now)
+
+    def take(self, now: float) -> None:
+        """The owner makes this node head, by its own vote alone: no other head answers. It is head
+        once its vote and its roster are stored.
+
+        Raises `LocalProtocolError` with the reason if it may not be head, or sees one.
+        """
+        self._voting.take(now)
+        self._deliver_news(now)
+
+    def move(self, rank: int, now: float) -> None:
+        """This node, the head, has *rank* elected in its place, and takes no steps meanwhile. If
+        that fails, it has itself elected once more.
+
+        Raises `LocalProtocolError` with the reason if it does not lead, or *rank* may not be head
+        or is not there.
+        """
+        self._voting.move(rank, now)
+        self._deliver_news(now)
+
     # ------------------------------------------------------------- internals
 
     def _say(self, notes: Iterable[Note], now: float) -> None:
@@ -674,6 +720,10 @@ class Node:
                     self._links.fail(rank, purpose, error, now)
                 else:
                     self._carry_out(effects, now)
+            case CameUp(rank, Purpose.CONTROL) if self.rank and rank:
+                self._voting.link_up(rank, now)
+            case LinkDown(rank, Purpose.CONTROL) if self.rank and rank:
+                self._voting.link_down(rank, now)
             case CameUp(rank, purpose, event):
                 self._report.is_there(rank)
                 roster = self.roster.roster
@@ -683,12 +733,14 @@ class Node:
                 self._events.append(event)
                 if purpose is Purpose.CONTROL:
                     self._relays.control_up(rank, now)
+                    self._voting.link_up(rank, now)
                 if (place := self._role.place(rank)) is not None:
                     self._carry_out(self._brain.link_up(place, purpose, now), now)
                 self._say(self._report.hear_starvation(self._role, now), now)  # its baseline
             case LinkDown(rank, purpose, reason, level):
                 if purpose is Purpose.CONTROL:
                     self._relays.control_down(rank)
+                    self._voting.link_down(rank, now)
                 self._link_down(rank, purpose, reason, level, now)
             case Unreachable(rank, purpose, why):
                 if isinstance(self._brain, Follower):
@@ -700,6 +752,7 @@ class Node:
                     self._begin_anew(now)
                 else:
                     self._role.readdress(self.roster.roster)
+                self._voting.adopted(now)
                 self._events.append(news)
 
     def _awaits(self, rank: int, purpose: Purpose) -> bool:
@@ -742,6 +795,9 @@ class Node:
 
     def _message(self, rank: int, purpose: Purpose, message: Message, now: float) -> list[Effect]:
         """*rank* sent *message*. Raises `RemoteProtocolError` if it may not send it."""
+        if type(message) in OF_ELECTIONS:
+            self._voting.receive(rank, cast(ElectionMessage, message), now)
+            return []
         place = rank if self._places is None else self._role.place(rank)
         if place is None:
             return self._outsider(rank, message, now)

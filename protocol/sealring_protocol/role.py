@@ -16,6 +16,7 @@ import attrs
 from sealring_protocol.codec.local_messages import EngineInfo
 from sealring_protocol.codec.messages import Build, Failure, Hello, Hindrance, Reason, Waiting
 from sealring_protocol.control.effects import Effect, Outside, Preference, Send, Standing
+from sealring_protocol.control.election import Ballot
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
 from sealring_protocol.control.head.attendance import Attendance
 from sealring_protocol.control.head.epochs import compare
@@ -61,6 +62,9 @@ class NodeConfig:
     """Least seconds of silence after which a peer is lost. What exceeds the default is also added
     to the deadlines of tensor parallelism's steps."""
     scheduler: SchedulerConfig = attrs.field(factory=SchedulerConfig)
+    ballot: Ballot = attrs.field(factory=Ballot)
+    """The last vote that this node has stored, of *roster*; none if it has stored none, or of
+    another roster."""
     listens: tuple[str, int] | None = None
     """Host and port at which peers can dial this node, which it tells them."""
     relays: bool = False

@@ -40,6 +40,7 @@ from sealring_protocol.control.requests import (
 )
 from sealring_protocol.errors import SealringError
 from sealring_protocol.events import (
+    CastVote,
     Dial,
     Hangup,
     LinkUp,
@@ -341,6 +342,10 @@ class Cluster:
                 if not host.full:
                     host.stored.append(data)
                 self.after(0.001, lambda: self._stored(host, link))
+            case CastVote(_, ballot, payload):
+                if not host.full:
+                    host.ballot = ballot
+                self.after(0.001, lambda: self._cast(host, payload))
             case ToEngine(message):
                 if host.engine is not None:
                     host.inbox.append(message)
@@ -418,6 +423,16 @@ class Cluster:
             answer = host.node.roster_not_stored if host.full else host.node.roster_stored
             answer(link, self.now)
             self.settle(host)
+
+    def _cast(self, host: Host, payload: bytes) -> None:
+        if not host.alive:
+            return
+        if host.full:
+            host.node.vote_not_cast(self.now)
+        else:
+            index = int(host.name.removeprefix("host"))
+            host.node.vote_cast(signer(index).sign(payload), self.now)
+        self.settle(host)
 
     def _compute(self, host: Host, engine: FakeEngine, spent: Spent | None) -> None:
         if not host.alive or host.engine is not engine or not host.inbox:

@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 import attrs
+from sealring_protocol.control.election import Ballot
 from sealring_protocol.events import NodeEvent
 from sealring_protocol.link import Link
 from sealring_protocol.node import Node
@@ -50,6 +51,7 @@ class Host:
     waiting: deque[tuple[int, bytes]] = attrs.field(factory=deque)  # bytes for it while frozen
     alive: bool = True
     stored: list[bytes] = attrs.field(factory=list)
+    ballot: Ballot = attrs.field(factory=Ballot)  # on the disk
     full: bool = False  # the disk
     collective: Collective | None = None
     answers_at: float = 0.0  # when the last answer of a collective's step is there

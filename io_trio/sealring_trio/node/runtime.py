@@ -56,6 +56,7 @@ from sealring_protocol.control.requests import (
 from sealring_protocol.diagnosis import Facts
 from sealring_protocol.errors import LocalProtocolError, SealringError
 from sealring_protocol.events import (
+    CastVote,
     Dial,
     Hangup,
     LinkUp,
@@ -484,6 +485,8 @@ class Runtime:
                 self.engine.restart(reason, planned=planned)
             case StoreRoster(link, data):
                 self.spawn(self._store_roster, link, data)
+            case CastVote():
+                pass
             case _:
                 self._sockets.carry_out(event)
 

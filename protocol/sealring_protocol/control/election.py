@@ -1,9 +1,9 @@
 """Who is head: how a majority of the members makes another one, and how long a head may go on.
 
-Every member has an `Election`, once nodes have elections: until then a roster's first member is
-head. It takes the state of the node's CONTROL links, what members say of elections, and time; it
-gives `ElectionEffect`s. It reads no clock, stores nothing and signs nothing. Members are named by
-their index in the roster's own order, which no election changes.
+Every member has an `Election`, which `voting` runs. It takes the state of the node's CONTROL links,
+what members say of elections, and time; it gives `ElectionEffect`s. It reads no clock, stores
+nothing and signs nothing. Members are named by their index in the roster's own order, which no
+election changes.
 
 **A mandate** says who is head: a term and a member (`security.mandate`). Term 0 is the roster's
 own first member. A majority of all members makes a mandate of a later term by votes. A member
@@ -299,6 +299,14 @@ class Election:
         """How many members are known not to have made another head: this one, which votes for
         another only if it gives its lease up, and those with a fresh answer."""
         return 1 + sum(now < sent + LEASE_SECONDS for sent in self._lease.fresh.values())
+
+    def absent(self, now: float) -> list[int]:
+        """The other members that do not answer this node: to its questions for a lease if it is
+        head, else those with which it has no CONTROL link."""
+        here = self._linked
+        if self.mandate.head == self._own:
+            here = {peer for peer, sent in self._lease.fresh.items() if now < sent + LEASE_SECONDS}
+        return [peer for peer in range(self._members) if peer not in here and peer != self._own]
 
     @property
     def latest(self) -> int:

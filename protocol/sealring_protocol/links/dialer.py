@@ -130,6 +130,15 @@ class Dialer:
         wish.probing = True
         wish.next_try = min(wish.next_try, now)
 
+    def let_go(self, key: Key) -> None:
+        """Do not keep *key* up any more. If no link is up, one greeting is still due."""
+        wish = self._wishes.get(key)
+        if wish is None or wish.probe_only:
+            return
+        wish.once = True
+        if key in self.up and not wish.greeting:
+            del self._wishes[key]
+
     def forget(self, peer: bytes) -> None:
         """Stop dialing *peer*."""
         for key in [key for key in self._wishes if key[0] == peer]:

@@ -70,6 +70,7 @@ from sealring_protocol.links.peers import (
 )
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
+from sealring_protocol.security.mandate import Certificate
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import (
     Member,
@@ -216,6 +217,16 @@ class CurrentRoster:
             raise LocalProtocolError("another roster is being stored; try again")
         return roster.encode()
 
+    def elected(self, certificate: Certificate) -> bytes | None:
+        """The members have voted as *certificate* says, whose votes are verified. It counts as
+        connection 0. Returns the bytes to store; None if another roster is being stored, or this
+        election is over."""
+        roster, current = self.config.roster.elected(certificate), self.config.roster.roster
+        if self._storing is not None or not roster.roster.mandate.beats(current.mandate):
+            return None
+        self._storing = (0, roster)
+        return roster.encode()
+
     def stored(self, number: int) -> bool:
         """Connection *number*'s roster is stored and takes effect. False if none was being stored
         for it."""
@@ -294,6 +305,8 @@ class LinkManager:
         self.current_roster = CurrentRoster(config)
         self.accept_steps = False
         """True while step links may come in: an engine is up to receive their keys."""
+        self.meeting = False
+        """True while this node, a follower, wants a CONTROL link with every member."""
         self.closed = False
         """True once the node is stopping: it dials and accepts no more."""
         self.events: deque[NodeEvent] = deque()
@@ -604,6 +617,28 @@ class LinkManager:
         peer = None if rank is None else self.member(rank).id
         self._dialer.forget_all(set(purposes), peer)
 
+    def meet(self, now: float) -> None:
+        """This node, a follower, wants a CONTROL link with every member from now on."""
+        self.meeting = True
+        for member in self.config.roster.roster.members:
+            if member.id != self.config.node_id:
+                self._dialer.want((member.id, Purpose.CONTROL), now)
+        self._dial_due(now)
+
+    def part(self, now: float) -> None:
+        """This node wants no CONTROL links but those that go with its rank. Those with other
+        followers that it dialed end; the rest are for their other ends to let go."""
+        self.meeting = False
+        if self.rank == 0:
+            return
+        for member in self.config.roster.roster.members[1:]:
+            self._dialer.let_go((member.id, Purpose.CONTROL))
+        for rank, purpose, _ in self.links():
+            connection = self._find(rank, purpose)
+            greets = purpose is Purpose.CONTROL and rank
+            if greets and connection is not None and connection.dialed:
+                self._shut(connection, CloseCode.SHUTDOWN, "there is a head", now)
+
     def greet(self, now: float) -> None:
         """Exchange rosters with every member once, so that the newer one spreads."""
         for member in self.config.roster.roster.members:
@@ -892,13 +927,12 @@ class LinkManager:
         self._dialer.established(key, LiveLink(connection.number, event.instance, now))
         self._release(key, now)
         self._dialer.satisfied(key)
-        if greets:
-            if connection.dialed:
-                self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
+        if greets and connection.dialed and not self.meeting:
+            self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
         up = LinkUp(rank, key[1], connection.number, link)
         self.news.append(CameUp(rank, key[1], up, event.hop))
-        if key[1] is Purpose.CONTROL:
+        if key[1] is Purpose.CONTROL and not greets:
             for message in self._addresses.introduction(rank):
                 self.send(rank, Purpose.CONTROL, message, now)
 
