@@ -14,6 +14,7 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.roster import SignedRoster
 
 from fuzz.source import Source
+from spec.vectors.elections import HOME_ELECTED, HOME_LATER
 from spec.vectors.talk import Talk
 from spec.vectors.world import (
     ADA,
@@ -41,6 +42,8 @@ ROSTERS: Final = (
     signed(attrs.evolve(TERMS, serial=6, expires_ms=NOW)),
     signed(attrs.evolve(TERMS, serial=6, cluster=OTHER_CLUSTER)),
     signed(attrs.evolve(TERMS, serial=6), EVE),
+    HOME_ELECTED,
+    HOME_LATER,
 )
 PEOPLE: Final = (ADA, BEN, CAT, EVE)
 Say = dict[str, Any]
@@ -110,6 +113,9 @@ def one_of(*choices: Any) -> Field:
     """One of *choices*."""
     return lambda source: source.pick(choices)
 
+
+MANDATES: Final[Field] = one_of((0, 0, 0), (1, 1, 0), (2, 0, 0), (1, 0, 1), (0, 0, 1), (1, 1, 2))
+"""Term, head and taken, as RESP and FIN have them: of `HOME_ELECTED`, `HOME_LATER` and others."""
 
 CLAIMS: Final[dict[str, Field]] = {
     "id": one_of(*(who.id for who in PEOPLE), bytes(32)),

@@ -25,6 +25,7 @@ from sealring_protocol.security.roles import Purpose
 from fuzz.expect import raised
 from fuzz.people import (
     CLAIMS,
+    MANDATES,
     ROSTERS,
     Field,
     Say,
@@ -38,8 +39,8 @@ from fuzz.people import (
 )
 from fuzz.source import Source
 from fuzz.vectors import vectors
-from spec.vectors.plain import sha256
-from spec.vectors.talk import CT, DIALING, Talk, flipped, serial_of
+from spec.vectors.elections import HOME_ELECTED, HOME_LATER
+from spec.vectors.talk import CT, DIALING, Talk, digest_of, flipped, mandate_of, serial_of
 from spec.vectors.world import ADA, BEN, HOME, HOME_6, NOW
 
 RESP: Final[dict[str, Field]] = {
@@ -48,7 +49,14 @@ RESP: Final[dict[str, Field]] = {
     "x": of_size(32),
     "ct": lambda source: flipped(CT, source.number(2)),
     "kem_secret": of_size(32),
+    "mandate": MANDATES,
 }
+BROUGHT: Final = {
+    roster: (serial_of(roster), digest_of(roster), mandate_of(roster))
+    for roster in (HOME_6, HOME_ELECTED, HOME_LATER)
+}
+"""What RESP has to say of a roster that ACCEPT may bring."""
+
 ACCEPT: Final[dict[str, Field]] = {
     "transcript": of_size(32),
     "serial": one_of(0, 5, 6, 2**64 - 1),
@@ -148,8 +156,10 @@ def _proves(dialer: Dialer, talk: Talk, say: Say) -> None:
     assert say.get("id", BEN.id) == BEN.id
     assert say.get("context", b"RESP") == b"RESP"
     assert say.get("suite", 1) == 1
-    announced = say.get("serial", serial_of(talk.theirs))
-    fin = talk.fin(roster=HOME if announced < 5 else b"")
+    serial, digest, mandate = _announced(talk, say)
+    assert mandate[2] < 2
+    own_beats = digest == digest_of(HOME) and mandate == (0, 0, 1)
+    fin = talk.fin(roster=HOME if serial < 5 or own_beats else b"")
     assert dialer.sent == fin
     secrets = dialer.verified
     assert secrets is not None
@@ -160,19 +170,24 @@ def _proves(dialer: Dialer, talk: Talk, say: Say) -> None:
             assert getattr(secrets, f"{way}_{label}") == expected
 
 
+def _announced(talk: Talk, say: Say) -> tuple[int, bytes, tuple[int, int, int]]:
+    """Serial, digest and mandate, as RESP named them."""
+    serial = say.get("serial", serial_of(talk.theirs))
+    digest = say.get("digest", digest_of(talk.theirs))
+    return serial, digest, say.get("mandate", mandate_of(talk.theirs))
+
+
 def _accepting(source: Source, dialer: Dialer, talk: Talk, resp: Say) -> None:
     """ACCEPT is taken exactly when it says what RESP announced."""
-    announced = resp.get("serial", serial_of(talk.theirs))
-    digest = resp.get("digest", sha256(talk.theirs[:-64]))
+    announced, digest, mandate = _announced(talk, resp)
+    behind = announced > 5 or (digest == digest_of(HOME) and mandate[0] > 0)
+    due = [roster for roster, said in BROUGHT.items() if said == (announced, digest, mandate)]
     say = lies(source, ACCEPT)
     transcript = say.get("transcript", talk.t4)
     serial = say.get("serial", max(5, announced))
-    roster = say.get("roster", HOME_6 if announced > 5 else b"")
+    roster = say.get("roster", (due or [HOME_6])[0] if behind else b"")
     lives = dialer.accept(Accept(transcript, serial, roster))
     good = transcript == talk.t4 and serial == max(5, announced)
-    if announced > 5:
-        good = good and roster == HOME_6 and announced == 6 and digest == sha256(HOME_6[:-64])
-    else:
-        good = good and not roster
+    good = good and (roster in due if behind else not roster)
     assert lives == good == (dialer.established is not None)
     assert not dialer.receive(talk.resp_frame), "RESP was taken twice"

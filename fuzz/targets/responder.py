@@ -28,6 +28,7 @@ from sealring_protocol.security.roster import SignedRoster
 from fuzz.expect import raised
 from fuzz.people import (
     CLAIMS,
+    MANDATES,
     ROSTERS,
     Field,
     Say,
@@ -42,6 +43,7 @@ from fuzz.people import (
 )
 from fuzz.source import Source
 from fuzz.vectors import vectors
+from spec.vectors.elections import HOME_ELECTED
 from spec.vectors.talk import ANSWERING, CT, SS, Talk
 from spec.vectors.world import ADA, BEN, CAT, EVE, HOME, HOME_6, NOW
 
@@ -61,11 +63,19 @@ FIN: Final[dict[str, Field]] = {
     "roster": one_of(*ROSTERS),
     "roster_length": number(4),
     "cut": lambda source: source.below(250),
+    "mandate": MANDATES,
 }
 LONGEST: Final = 1900
 """Bytes of a frame that is an input: a FIN with a roster at its limit is the vectors' own."""
 
-DIALERS: Final = ((ADA, HOME), (CAT, HOME), (EVE, HOME), (ADA, HOME_6), (EVE, ROSTERS[4]))
+DIALERS: Final = (
+    (ADA, HOME),
+    (CAT, HOME),
+    (EVE, HOME),
+    (ADA, HOME_6),
+    (EVE, ROSTERS[4]),
+    (ADA, HOME_ELECTED),
+)
 
 
 def seeds() -> Iterator[bytes]:
@@ -209,5 +219,7 @@ def _proves(answerer: Answerer, talk: Talk, say: Say) -> None:
         assert secrets.peer.id in roster
         assert BEN.id in roster
         assert roster.serial == max(5, secrets.peer.serial)
+        behind = secrets.peer.mandate if roster.serial == secrets.peer.serial else roster.mandate
+        assert not behind.beats(roster.mandate)
     else:
         assert answerer.refused is not None

@@ -73,6 +73,9 @@ def seeds() -> Iterator[bytes]:
     for data in field("evidence", "input", "evidence"):
         if len(data) < 2000:
             yield b"\2" + data
+    for data in field("elections", "input", "roster"):
+        if len(data) < 2000 and data[:1] == b"\3":
+            yield b"\4" + data[1:]
     for data in field("elections", "input", "certificate"):
         if len(data) < 2000:
             yield b"\3" + data
@@ -90,6 +93,9 @@ def check(data: bytes) -> None:
         return
     if kind == b"\3":
         _certificate(body)
+        return
+    if kind == b"\4":
+        _elected(b"\3" + body)
         return
     try:
         roster = Roster.decode(body)
@@ -149,6 +155,26 @@ def _certificate(data: bytes) -> None:
     assert (error is None) == (fits and own and given.term > 0 and given.head < 4)
     if error is None and signed != given.votes:
         assert isinstance(raised(lambda: given.verify(*ELECTING)), AuthenticationFailed)
+
+
+def _elected(data: bytes) -> None:
+    """The head comes first, and the others keep their order."""
+    try:
+        signed = SignedRoster.decode(data)
+    except RemoteProtocolError:
+        return
+    assert signed.encode() == data
+    roster, bare = signed.roster, Roster.decode(signed.roster.encode())
+    assert roster.members[0] == bare.members[roster.mandate.head]
+    assert roster.in_own_order == bare.members
+    assert (roster.digest, roster.head_indices) == (bare.digest, bare.head_indices)
+    ranks = range(len(roster.members))
+    assert [roster.rank_at(roster.index(rank)) for rank in ranks] == list(ranks)
+    assert [bare.members[roster.index(rank)] for rank in ranks] == list(roster.members)
+    error = raised(partial(open_roster, COORDINATOR.public, data))
+    assert (error is None) == (raised(partial(signed.verify, COORDINATOR.public)) is None)
+    if error is None:
+        assert newer(COORDINATOR.public, bare, data, NOW) == signed
 
 
 def _replaces(roster: Roster) -> None:

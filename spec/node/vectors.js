@@ -11,7 +11,7 @@ import { isDeepStrictEqual } from "node:util";
 
 import { ToldAddresses } from "./sealring/addresses.js";
 import { announceSealed, announceWords, readAnnouncement } from "./sealring/announcement.js";
-import { takeCertificate } from "./sealring/election.js";
+import { certificateCodec, takeCertificate } from "./sealring/election.js";
 import { takeEvidence } from "./sealring/evidence.js";
 import * as exchange from "./sealring/exchange.js";
 import { Failure, must } from "./sealring/failure.js";
@@ -36,6 +36,7 @@ import * as schedule from "./sealring/schedule.js";
 import { Opener, Sealer } from "./sealring/seal.js";
 import { splitLayers } from "./sealring/split.js";
 import { SUITES } from "./sealring/suites.js";
+import { decode } from "./sealring/wire.js";
 
 /**
  * @typedef {object} Outcome
@@ -152,12 +153,12 @@ const roster = formula(({ roster, coordinator }) => {
 
 const newer = formula(({ current, candidate, coordinator, wall_ms, ends }) => {
   const held = readRoster(hex(current), hex(coordinator));
-  const { serial, digest } = readNewerRoster(held, hex(candidate), hex(coordinator), BigInt(wall_ms), ends.map(hex));
-  return { serial, digest };
+  const roster = readNewerRoster(held, hex(candidate), hex(coordinator), BigInt(wall_ms), ends.map(hex));
+  return { serial: roster.serial, digest: roster.digest, mandate: roster.mandate };
 });
 
 const certificate = formula(({ certificate, roster, coordinator }) =>
-  takeCertificate(hex(certificate), readRoster(hex(roster), hex(coordinator))),
+  takeCertificate(decode(certificateCodec, hex(certificate)), readRoster(hex(roster), hex(coordinator))),
 );
 
 const evidence = formula(({ evidence, subject, digest, attesters, wall_ms }) =>

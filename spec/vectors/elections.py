@@ -1,4 +1,4 @@
-"""Certificates of elections: who has been made head, and by whose votes (section 3.4)."""
+"""Elections: who is made head, by whose votes, and what follows for a roster (section 3.4)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,40 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 import attrs
+from sealring_protocol.errors import CloseCode
 
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Json, Vector, refused, u64, valid
 from spec.vectors.plain import Terms, sha256
+from spec.vectors.rosters import change, fields, sized, taken
 from spec.vectors.talk import flipped
-from spec.vectors.world import ADA, BEN, CAT, COORDINATOR, EVE, HOME, TERMS, Node, node, signed
+from spec.vectors.world import (
+    ADA,
+    BEN,
+    CAT,
+    COORDINATOR,
+    EVE,
+    HOME,
+    HOME_6,
+    NOW,
+    TERMS,
+    Node,
+    node,
+    signed,
+    spared,
+)
 
 DAN: Final = node("dan")
 FOUR: Final = attrs.evolve(TERMS, members=(*TERMS.members, DAN.member))
 PEOPLE: Final = (ADA, BEN, CAT, DAN)
-GIVEN: Final[Mapping[str, bytes]] = {"home": HOME, "coordinator": COORDINATOR.public}
+GIVEN: Final[Mapping[str, bytes]] = {
+    "home": HOME,
+    "home_6": HOME_6,
+    "coordinator": COORDINATOR.public,
+    "ada": ADA.public,
+    "ben": BEN.public,
+    "ada_id": ADA.id,
+    "ben_id": BEN.id,
+}
 
 
 def vote(by: Node, digest: bytes, term: int, head: int, context: bytes = b"VOTE") -> bytes:
@@ -38,6 +62,21 @@ def elected(terms: Terms, term: int, head: int, *voters: int) -> bytes:
     """The certificate by which *voters* made *head* the head of *terms*."""
     votes = {voter: vote(PEOPLE[voter], terms.digest, term, head) for voter in voters}
     return certificate(term, head, votes)
+
+
+def in_force(terms: Terms, term: int, head: int, *voters: int) -> bytes:
+    """The signed roster *terms* by which *voters* made *head* the head."""
+    return b"\3" + elected(terms, term, head, *voters) + signed(terms)
+
+
+HOME_ELECTED: Final = in_force(TERMS, 1, 1, 1, 2)
+"""Ben is head, in term 1."""
+HOME_LATER: Final = in_force(TERMS, 2, 0, 0, 2)
+"""Ada is head again, in term 2."""
+
+
+def _mandate(term: int, head: int, *, taken: bool = False) -> Json:
+    return {"term": u64(term), "head": head, "taken": taken}
 
 
 def _input(data: bytes, terms: Terms = TERMS) -> Json:
@@ -83,6 +122,89 @@ def vectors() -> Iterator[Vector]:
     yield refused("election/crowd", "certificate", "EL-01", about, _input(crowd), LIMIT)
     for name, about, data in _forged():
         yield refused(f"election/{name}", "certificate", "EL-03", about, _input(data), FORGED)
+    yield from _in_force()
+    yield from _not_in_force()
+    yield from _later()
+
+
+def _roster(data: bytes) -> Json:
+    return {"roster": data.hex(), "coordinator": COORDINATOR.public.hex()}
+
+
+def _in_force() -> Iterator[Vector]:
+    with_spare = spared(0, 5)
+    for name, about, terms, term, head, voters in [
+        ("second", "the second of three", TERMS, 1, 1, (1, 2)),
+        ("third", "the third of three", TERMS, 9, 2, (0, 1, 2)),
+        ("first", "the first once more", TERMS, 2, 0, (0, 2)),
+        ("last", "the last of four", FOUR, 1, 3, (0, 2, 3)),
+        ("taken", "the second, by its own vote", TERMS, 1, 1, (1,)),
+        ("fixed", "the head is fixed, and confirmed", _fixed(), 1, 0, (0, 1)),
+        ("spare", "a spare is named", with_spare, 1, 2, (1, 2)),
+    ]:
+        told = fields(terms)
+        members = told["members"]
+        told["members"] = [members.pop(head), *members]
+        told["mandate"] = _mandate(term, head, taken=name == "taken")
+        given = _roster(in_force(terms, term, head, *voters))
+        ids = "EL-12 EL-13"
+        yield valid(f"election/roster-{name}", "roster", ids, about, given, told)
+
+
+def _fixed() -> Terms:
+    return attrs.evolve(TERMS, policy=9)
+
+
+def _not_in_force() -> Iterator[Vector]:
+    no_term = b"\3" + elected(TERMS, 0, 1, 1, 2)
+    good = b"\3" + elected(TERMS, 1, 1, 1, 2)
+    crowd = b"\3" + certificate(1, 1, {voter: bytes(64) for voter in range(65)})
+    for name, ids, about, data, why in [
+        ("forged", "EL-12", "a bit of the roster's signature", flipped(HOME_ELECTED, -1), FORGED),
+        ("vote", "EL-12 EL-03", "a bit of a vote", flipped(HOME_ELECTED, 40), FORGED),
+        ("none", "EL-12", "no roster", good, FORGED),
+        ("twice", "EL-12", "a certificate before another", good + HOME_ELECTED, FORGED),
+        ("cut", "EL-12", "within the last vote", good[:-1], MALFORMED),
+        ("term-0", "EL-12 EL-02", "term 0", no_term + HOME, MALFORMED),
+        ("forged-first", "EL-12", "term 0, and forged", flipped(no_term + HOME, -1), FORGED),
+        ("few", "EL-12 EL-04", "one of three", in_force(TERMS, 1, 1, 2), MALFORMED),
+        ("fixed-other", "EL-02", "the head is fixed", in_force(_fixed(), 1, 1, 1, 2), MALFORMED),
+        ("votes", "EL-12 EL-01", "65 votes", crowd + HOME, LIMIT),
+        ("long", "EL-12 RO-07", "49,153 bytes", good + signed(sized(49153)), LIMIT),
+    ]:
+        yield refused(f"election/roster-{name}", "roster", ids, about, _roster(data), why)
+
+
+def _later() -> Iterator[Vector]:
+    three = in_force(TERMS, 2, 2, 1, 2)
+    own = in_force(TERMS, 2, 0, 0)
+    six = attrs.evolve(TERMS, serial=6)
+    for name, about, current, data, terms, mandate in [
+        ("first", "the first election", HOME, HOME_ELECTED, TERMS, _mandate(1, 1)),
+        ("later", "a later term", HOME_ELECTED, HOME_LATER, TERMS, _mandate(2, 0)),
+        ("lesser", "of one term, the lesser index", three, HOME_LATER, TERMS, _mandate(2, 0)),
+        ("voted", "of one term, not taken", own, three, TERMS, _mandate(2, 2)),
+        ("own", "taken, later", HOME_ELECTED, own, TERMS, _mandate(2, 0, taken=True)),
+        ("roster", "the next roster, in term 0", HOME_LATER, HOME_6, six, None),
+    ]:
+        ids, given = "RO-11 EL-05", change(data, NOW, current)
+        yield valid(f"election/newer-{name}", "newer", ids, about, given, taken(terms, mandate))
+    old_4 = in_force(attrs.evolve(TERMS, serial=4), 9, 0, 0, 1)
+    other = in_force(attrs.evolve(TERMS, name="another home"), 9, 0, 0, 1)
+    for name, about, current, data, why in [
+        ("none", "no election", HOME_ELECTED, HOME, MALFORMED),
+        ("same", "the same", HOME_ELECTED, HOME_ELECTED, MALFORMED),
+        ("earlier", "an earlier term", HOME_LATER, HOME_ELECTED, MALFORMED),
+        ("greater", "of one term, the greater index", HOME_LATER, three, MALFORMED),
+        ("taken", "of one term, taken", three, own, MALFORMED),
+        ("serial", "a lesser serial in a later term", HOME, old_4, MALFORMED),
+        ("conflict", "another roster of the serial", HOME, other, CloseCode.ROSTER_CONFLICT),
+    ]:
+        given = change(data, NOW, current)
+        yield refused(f"election/older-{name}", "newer", "RO-11 EL-05", about, given, why)
+    late = change(HOME_ELECTED, TERMS.expires_ms)
+    about, why = "a later election of a roster that has expired", CloseCode.ROSTER_EXPIRED
+    yield refused("election/newer-expired", "newer", "RO-12", about, late, why)
 
 
 def _malformed() -> Iterator[tuple[str, str, str, Json]]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 import attrs
 from sealring_protocol.errors import CloseCode
 
+from spec.vectors.elections import HOME_ELECTED, HOME_LATER
 from spec.vectors.ends import GIVEN as _ENDS
 from spec.vectors.ends import dialer, link_of, said
 from spec.vectors.model import FORGED, LIMIT, MALFORMED, Vector, refused, valid
@@ -103,6 +104,18 @@ def _good() -> Iterator[Vector]:
     about = "brings a change of the coordinator"
     talk = talk_to(ours=HOME_CHANGED, theirs=HOME_SPARED)
     yield _dial("brings-change", "HS-18 RO-17", about, talk)
+    for name, about, ours, theirs in [
+        ("brings-election", "brings an election", HOME_ELECTED, HOME),
+        ("brings-later", "brings a later election", HOME_LATER, HOME_ELECTED),
+        ("same-election", "both hold one election", HOME_LATER, HOME_LATER),
+        ("brings-serial", "brings a newer roster, for an election", HOME_6, HOME_LATER),
+    ]:
+        yield _dial(name, "HS-18 HS-24 EL-05", about, talk_to(ours=ours, theirs=theirs))
+    for name, about, ours, theirs in [
+        ("gets-election", "gets an election", HOME, HOME_ELECTED),
+        ("gets-later", "gets a later election", HOME_ELECTED, HOME_LATER),
+    ]:
+        yield _dial(name, "HS-25 EL-05", about, talk_to(ours=ours, theirs=theirs))
     about = "its own roster has expired, and a newer comes"
     yield _dial("saved", "HS-14 HS-25", about, talk_to(ours=EXPIRED_5, theirs=HOME_6))
     for code, about in ((4, "told that there is such a link"), (13, "told to try later")):
@@ -129,8 +142,8 @@ def _bad_resp() -> Iterator[Vector]:
     talk = talk_to()
     resp = talk.resp()
     # The frame decoder's limit and the exact length.
-    yield _silent("resp-long", "FR-03 HS-08", "a byte too long", talk, header(1, 1315), LIMIT)
-    short = header(1, 1313) + resp[8:-1]
+    yield _silent("resp-long", "FR-03 HS-08", "a byte too long", talk, header(1, 1326), LIMIT)
+    short = header(1, 1324) + resp[8:-1]
     yield _silent("resp-short", "HS-08", "a byte too short", talk, short, MALFORMED)
     empty = header(1, 0)
     yield _silent("resp-empty", "HS-08", "an empty frame", talk, empty, MALFORMED)
@@ -195,6 +208,9 @@ def _bad_resp_claims() -> Iterator[Vector]:
         talk = talk_to()
         yield _silent(f"resp-{name}", ids, about, talk, talk.resp(**say), FORGED)
     talk = talk_to()
+    data = talk.resp(mandate=(1, 1, 2))
+    yield _silent("resp-taken", "HS-36", "taken is 2", talk, data, MALFORMED)
+    talk = talk_to()
     talk.resp()
     data = talk.resp(mac_key=talk.mac_i)
     yield _silent("resp-mac-i", "HS-12", "the MAC under mI", talk, data, FORGED)
@@ -208,6 +224,10 @@ def _terms() -> Iterator[Vector]:
     talk = talk_to(ours=EXPIRED_5, theirs=EXPIRED_5)
     about = "its own roster has expired, and none newer is announced"
     yield _silent("expired", "HS-14", about, talk, talk.resp(), CloseCode.ROSTER_EXPIRED)
+    talk = talk_to(ours=EXPIRED_5, theirs=EXPIRED_5)
+    about = "its own roster has expired, and a later election is announced"
+    data = talk.resp(mandate=(1, 1, 0))
+    yield _silent("expired-elected", "HS-14", about, talk, data, CloseCode.ROSTER_EXPIRED)
     talk = talk_to()
     data = talk.resp() + b"\x01"
     about = "a byte more while it signs"
@@ -271,6 +291,18 @@ def _bad_accept() -> Iterator[Vector]:
     wrong = talk.accept(roster=flipped(HOME_6, -1))
     about = "ACCEPT brings a roster whose signature is wrong"
     yield _told("accept-forged", "HS-25 RO-08", about, talk, wrong, FORGED)
+    for name, about, mandate, data in [
+        ("bare", "none, and RESP announced an election", (1, 1, 0), b""),
+        ("term", "another term than RESP announced", (2, 1, 0), HOME_ELECTED),
+        ("head", "another head than RESP announced", (1, 0, 0), HOME_ELECTED),
+        ("taken", "votes, and RESP announced none", (1, 1, 1), HOME_ELECTED),
+        ("same", "an election, and RESP announced none", (0, 0, 0), HOME_ELECTED),
+    ]:
+        talk = talk_to()
+        talk.resp(mandate=mandate)
+        talk.fin()
+        wrong, why = talk.accept(roster=data), MALFORMED if data else FORGED
+        yield _told(f"accept-election-{name}", "HS-25", f"ACCEPT brings {about}", talk, wrong, why)
     late = met(theirs=signed(attrs.evolve(TERMS, serial=6, expires_ms=NOW - 1)))
     about = "ACCEPT brings a roster that has expired"
     expired = CloseCode.ROSTER_EXPIRED
@@ -294,6 +326,6 @@ def _bad_accept() -> Iterator[Vector]:
     yield _told("accept-second", "SE-01 SE-02", about, talk, second, FORGED)
     about = "RESP again where ACCEPT is due"
     yield _told("resp-twice", "HS-29 FR-02", about, talk, talk.resp_frame, MALFORMED)
-    long = header(2, 1 + 32 + 8 + 4 + 49152 + 16 + 1)
+    long = header(2, 1 + 32 + 8 + 4 + 53389 + 16 + 1)
     about = "a frame longer than any ACCEPT"
     yield _told("accept-long", "FR-03", about, talk, long, LIMIT)

@@ -25,6 +25,7 @@ from spec.vectors.talk import (
     DIALING,
     SS,
     Talk,
+    digest_of,
 )
 from spec.vectors.world import ADA, COORDINATOR, EVE, HOME, NOW, TERMS, Node, entropy, signed
 
@@ -212,7 +213,7 @@ def inviter_met(talk: JoinTalk) -> Json:
         "send": talk.secret(b"traffic", 0).hex(),
         "receive": talk.secret(b"traffic", 1).hex(),
         "inviter": talk.answerer.id.hex(),
-        "roster": sha256(talk.theirs[:-64]).hex(),
+        "roster": digest_of(talk.theirs).hex(),
     }
 
 

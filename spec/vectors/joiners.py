@@ -10,6 +10,7 @@ from sealring_protocol.codec.messages import Close, Hello, Ping, Pong, Progress
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.errors import CloseCode
 
+from spec.vectors.elections import HOME_ELECTED, in_force
 from spec.vectors.ends import Delivery
 from spec.vectors.initiators import SMALL_ORDER, high_s
 from spec.vectors.join_talk import (
@@ -61,9 +62,12 @@ PONG: Final = flat(Pong(1, Progress()))
 HELLO: Final = flat(Hello(bytes(32), 1, DType.F32, 1, 0))
 CLOSED: Final = flat(Close(0, "welcome"))
 LATE: Final = signed(attrs.evolve(TERMS, expires_ms=NOW))
-WITHIN: Final = signed(attrs.evolve(TERMS, members=(*TERMS.members, EVE.member)))
+_WITHIN: Final = attrs.evolve(TERMS, members=(*TERMS.members, EVE.member))
+WITHIN: Final = signed(_WITHIN)
 """A roster that holds the joiner already."""
 
+WITHIN_ELECTED: Final = in_force(_WITHIN, 1, 1, 0, 1, 2)
+"""The same, whose members have made ben the head."""
 
 CHANGED: Final = signed(spared(1, 2, NEXT, members=(*TERMS.members, EVE.member)), NEXT)
 """A roster of the second coordinator, with the joiner."""
@@ -116,6 +120,13 @@ def _good() -> Iterator[Vector]:
     yield _joins("again", "JN-25", about, met(theirs=WITHIN), [admit_of(WITHIN)])
     about = "it is a member already, and gets a newer roster"
     yield _joins("again-newer", "JN-25", about, met(theirs=WITHIN), [admit_of()])
+    about = "the members have elected a head"
+    yield _joins("elected", "JN-12 EL-12", about, met(theirs=HOME_ELECTED), [admit_of()])
+    about = "it is a member already, and gets an election"
+    yield _joins("again-elected", "JN-25", about, met(theirs=WITHIN), [admit_of(WITHIN_ELECTED)])
+    about = "it is a member already, and gets the election that it was shown"
+    talk = met(theirs=WITHIN_ELECTED)
+    yield _joins("again-same-election", "JN-25", about, talk, [admit_of(WITHIN_ELECTED)])
     about = "the cluster has changed its coordinator since the invitation"
     yield _joins("changed", "JN-12 RO-17", about, met(theirs=HOME_CHANGED), [admit_of(CHANGED)])
     about = "it changes the coordinator before it lets in"
@@ -163,7 +174,7 @@ def _talk(**talk: Any) -> JoinTalk:
 def _bad_resp() -> Iterator[Vector]:
     talk = _talk()
     resp = talk.resp()
-    longest = 1335 + 49152
+    longest = 1335 + 53389
     for name, ids, about, data, why in [
         ("resp-long", "FR-03 JN-10", "longer than any", header(1, longest + 1), LIMIT),
         ("resp-short", "JN-09", "without a proof", header(1, 1233) + resp[8:1241], MALFORMED),
@@ -213,7 +224,7 @@ def _wrong_resps() -> Iterator[tuple[str, str, str, dict[str, Any], CloseCode]]:
     yield "trailing", "JN-10", "a byte after the MAC", {"trailing": b"\0"}, MALFORMED
     yield "cut", "JN-10", "the MAC a byte short", {"cut": 1}, MALFORMED
     about = "a roster that is declared longer than may be"
-    yield "roster-declared", "JN-10 CV-02", about, {"roster_length": 49153}, LIMIT
+    yield "roster-declared", "JN-10 CV-02", about, {"roster_length": 53390}, LIMIT
     about = "another coordinator's key"
     theirs = {"coordinator": BEN.public, "roster": _without(BEN, by=BEN)}
     yield "coordinator", "JN-11", about, theirs, FORGED
@@ -303,12 +314,15 @@ def _bad_admit() -> Iterator[Vector]:
         ("admit-without-inviter", "RO-13", "one without the inviter", signed(no_ada), FORGED),
     ]:
         yield _told(name, f"JN-25 {ids}", about, met(), [admit_of(roster)], why)
+    about = "JOIN_RESP's roster, without the election"
+    talk = met(theirs=WITHIN_ELECTED)
+    yield _told("admit-unelected", "JN-25 EL-05", about, talk, [admit_of(WITHIN)], MALFORMED)
     brief = met(theirs=signed(attrs.evolve(TERMS, expires_ms=NOW + 5, members=_with_eve())))
     about = "JOIN_RESP's roster, which holds it and has expired since"
     yield _told("admit-late", "JN-25", about, brief, [admit_of(brief.theirs)], EXPIRED)
     about = "a frame longer than any ADMIT"
     talk = met()
-    given = joiner(talk, talk.resp_frame, header(2, 1 + 4 + 49152 + 2 + 4096 + 16 + 1))
+    given = joiner(talk, talk.resp_frame, header(2, 1 + 4 + 53389 + 2 + 4096 + 16 + 1))
     output = said((talk.init_frame, talk.fin_frame), int(LIMIT), (), inviter_met(talk))
     yield refused("joiner/admit-long", "joiner", "FR-03", about, given, LIMIT, output=output)
 

@@ -510,11 +510,11 @@ def _beyond_limits() -> Iterator[Case]:
     """What is counted is there each time, so that the limit alone refuses it."""
     longer = put(flat(Close(1, "a" * 256)), 3, u16(257)) + b"a"
     yield "close-long", "MS-02 CV-02", "a reason of 257 bytes", longer
-    roster = grown(flat(Accept(bytes(32), 7, b"")), 41, u32(49153), 49153)
-    yield "accept-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", roster
+    roster = grown(flat(Accept(bytes(32), 7, b"")), 41, u32(53390), 53390)
+    yield "accept-roster-long", "RO-07 CV-02", "a roster of 53,390 bytes", roster
     admit = flat(Admit(b"", ""))
-    given = grown(admit, 1, u32(49153), 49153)
-    yield "admit-roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", given
+    given = grown(admit, 1, u32(53390), 53390)
+    yield "admit-roster-long", "RO-07 CV-02", "a roster of 53,390 bytes", given
     given = grown(admit, 5, u16(4097), 4097)
     yield "admit-settings-long", "JN-25 CV-02", "settings of 4,097 bytes", given
     windowless = flat(attrs.evolve(READY, cost=CacheCost(1, 2)))

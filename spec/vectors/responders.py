@@ -9,6 +9,7 @@ import attrs
 from sealring_protocol.codec.messages import Close
 from sealring_protocol.errors import CloseCode
 
+from spec.vectors.elections import HOME_ELECTED, HOME_LATER
 from spec.vectors.ends import answerer, link_of, said
 from spec.vectors.initiators import EXPIRED_5, OTHER_5, SMALL_ORDER, high_s, met, talk_to
 from spec.vectors.initiators import GIVEN as _GIVEN
@@ -24,6 +25,7 @@ from spec.vectors.world import (
     CAT,
     CLUSTER,
     EVE,
+    HOME,
     HOME_6,
     HOME_CHANGED,
     HOME_SPARED,
@@ -91,6 +93,18 @@ def _good() -> Iterator[Vector]:
     about = "the initiator brings a change of the coordinator"
     talk = talk_to(ours=HOME_CHANGED, theirs=HOME_SPARED)
     yield _answer("gets-change", "HS-18 RO-17 RO-19", about, talk)
+    for name, about, ours, theirs in [
+        ("gets-election", "the initiator brings an election", HOME_ELECTED, HOME),
+        ("gets-later", "the initiator brings a later election", HOME_LATER, HOME_ELECTED),
+    ]:
+        yield _answer(name, "HS-18 EL-05", about, talk_to(ours=ours, theirs=theirs))
+    for name, about, ours, theirs in [
+        ("brings-election", "it holds an election itself", HOME, HOME_ELECTED),
+        ("brings-later", "it holds a later election itself", HOME_ELECTED, HOME_LATER),
+        ("same-election", "both hold one election", HOME_LATER, HOME_LATER),
+        ("brings-serial", "it holds a newer roster, for an election", HOME_LATER, HOME_6),
+    ]:
+        yield _answer(name, "HS-25 EL-05", about, talk_to(ours=ours, theirs=theirs))
     about = "a member of the newer roster alone"
     yield _answer("new-member", "HS-18 HS-19", about, talk_to(dialer=EVE, ours=WITH_EVE))
     about = "its own roster has expired, and a newer comes"
@@ -181,7 +195,7 @@ def _bad_fin() -> Iterator[Vector]:
         ("fin-bare", "HS-15", "the code alone", frame(1, b"\x03"), FORGED),
         ("fin-flipped", "HS-15", "a bit of the sealed part flipped", flipped(fin, 50), FORGED),
         ("fin-tag", "HS-15", "a bit of the AEAD tag flipped", flipped(fin, -1), FORGED),
-        ("fin-longer", "HS-15", "a byte more", header(1, 231) + fin[8:] + b"\0", FORGED),
+        ("fin-longer", "HS-15", "a byte more", header(1, 242) + fin[8:] + b"\0", FORGED),
         ("fin-sealed", "HS-29 FR-02", "a sealed frame before FIN", frame(2, fin[8:]), MALFORMED),
         ("resp-reflected", "HS-15", "its own RESP comes back", talk.resp_frame, MALFORMED),
     ]:
@@ -192,7 +206,8 @@ def _bad_fin() -> Iterator[Vector]:
         ("fin-key", "HS-15", "sealed with kR", {"key": met().key_r}, FORGED),
         ("fin-trailing", "HS-16", "a byte after the MAC", {"trailing": b"\0"}, MALFORMED),
         ("fin-cut", "HS-16", "the MAC a byte short", {"cut": 1}, MALFORMED),
-        ("fin-nothing", "HS-16", "nothing under the seal", {"cut": 213}, MALFORMED),
+        ("fin-nothing", "HS-16", "nothing under the seal", {"cut": 224}, MALFORMED),
+        ("fin-taken", "HS-36", "taken is 2", {"mandate": (1, 1, 2)}, MALFORMED),
         ("purpose-0", "HS-16", "purpose 0", {"purpose": 0}, MALFORMED),
         ("purpose-6", "HS-16", "purpose 6", {"purpose": 6}, MALFORMED),
         ("responder", "HS-17", "id_R is another node's", {"responder": CAT.id}, FORGED),
@@ -216,6 +231,11 @@ def _bad_rosters() -> Iterator[Vector]:
         ("roster-none", "HS-18", "none, and serial 6", HOME_6, {"roster": b""}, MALFORMED),
         ("roster-serial", "HS-18", "serial 7, roster 6", HOME_6, {"serial": 7}, MALFORMED),
         ("roster-digest", "HS-18", "another digest", HOME_6, {"digest": bytes(32)}, MALFORMED),
+        ("election-none", "HS-18", "none, and term 1", None, {"mandate": (1, 1, 0)}, MALFORMED),
+        ("election-same", "HS-18", "term 0", HOME_ELECTED, {"mandate": (0, 0, 0)}, MALFORMED),
+        ("election-term", "HS-18", "another term", HOME_ELECTED, {"mandate": (2, 1, 0)}, MALFORMED),
+        ("election-head", "HS-18", "another head", HOME_ELECTED, {"mandate": (1, 0, 0)}, MALFORMED),
+        ("election-taken", "HS-18", "taken", HOME_ELECTED, {"mandate": (1, 1, 1)}, MALFORMED),
         ("roster-long", "RO-07 CV-02", "a roster of 49,153 bytes", LONG_6, {}, LIMIT),
         ("roster-forged", "RO-08", "signed by a member", signed(_terms_6(), ADA), {}, FORGED),
         ("roster-naming", "RO-17", "a spare that the key did not name", unnamed, {}, FORGED),

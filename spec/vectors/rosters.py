@@ -62,6 +62,11 @@ def with_ada(**member: Any) -> bytes:
     return changed(members=(attrs.evolve(ADA.member, **member), BEN.member))
 
 
+def unelected() -> Json:
+    """The mandate of a roster without a certificate."""
+    return {"term": "0", "head": 0, "taken": False}
+
+
 def _input(data: bytes, coordinator: bytes = COORDINATOR.public) -> Json:
     return {"roster": data.hex(), "coordinator": coordinator.hex()}
 
@@ -89,6 +94,8 @@ def fields(terms: Terms) -> Json:
         "expires_ms": u64(terms.expires_ms),
         "inner_seal": bool(terms.policy & 1),
         "tensor_parallelism": not terms.policy & 2,
+        "fixed_head": bool(terms.policy & 8),
+        "mandate": unelected(),
         "trust": min(member.trust for member in terms.members),
         "members": members,
     }
@@ -110,6 +117,7 @@ def vectors() -> Iterator[Vector]:
         ("open", "no inner seal", attrs.evolve(TERMS, policy=0)),
         ("no-tensor", "inner seal, no tensor parallelism", attrs.evolve(TERMS, policy=3)),
         ("no-tensor-open", "neither of them", attrs.evolve(TERMS, policy=2)),
+        ("fixed-head", "no head but the first member", attrs.evolve(TERMS, policy=9)),
         ("trust", "trust levels 1, 3, 0", _trusting(attested)),
         ("first", "serial 1, the first", attrs.evolve(TERMS, serial=1)),
         ("extremes", "the largest numbers", _extreme()),
@@ -126,7 +134,7 @@ def vectors() -> Iterator[Vector]:
         ("witness", "cat is a witness, and sees no texts", _having(1, 1, 2)),
         ("witness-text", "ben is a witness that sees texts", _having(1, 3, 1)),
         ("rights-all", "each of the rights, no inner seal", _having(1, 0, 3, policy=4)),
-        ("rights-policy", "every bit of the policy", _having(1, 0, 2, policy=7)),
+        ("rights-policy", "every bit of the policy", _having(1, 0, 2, policy=15)),
         ("rights-longest", "49,152 bytes", _longest_having()),
     ]:
         given = _input(signed(terms))
@@ -191,10 +199,10 @@ def _crowd(count: int) -> tuple[Member, ...]:
 def _malformed() -> Iterator[tuple[str, str, str, Json]]:
     for name, ids, about, data in [
         ("version-0", "RO-01", "version 0", changed(version=0)),
-        ("version-3", "RO-01", "version 3", changed(version=3)),
+        ("version-4", "RO-01", "version 4", changed(version=4)),
         ("number-low", "RO-18", "the number before the serial's", _numbered(0, 10**9)),
         ("number-high", "RO-18", "the number after the serial's", _numbered(1, 10**9 - 1)),
-        ("policy-8", "RO-01", "an unknown policy bit", changed(policy=8)),
+        ("policy-16", "RO-01", "an unknown policy bit", changed(policy=16)),
         ("policy-80", "RO-01", "an unknown policy bit beside bit 0", changed(policy=0x81)),
         ("rights-usual", "RO-22", "rights are said, and usual", signed(_having(1, 1, 1))),
         ("rights-4", "RO-22", "a right that is none", signed(_having(1, 4, 1))),
@@ -305,8 +313,8 @@ def _forged() -> Iterator[tuple[str, str, str, Json]]:
     both = attrs.evolve(TERMS, members=(ADA.member, _as("coordinator", "boss")))
     yield "coordinator", "RO-09", "the coordinator is a member", _input(signed(both))
     yield "tiny", "RO-08", "fewer bytes than a signature", _input(HOME[:63])
-    unread = changed(version=3)[:-1] + b"\0"
-    yield "first-signature", "RO-08", "forged and of version 3: read is nothing", _input(unread)
+    unread = changed(version=4)[:-1] + b"\0"
+    yield "first-signature", "RO-08", "forged and of version 4: read is nothing", _input(unread)
 
 
 def _last() -> Terms:
@@ -420,8 +428,8 @@ def _newer() -> Iterator[Vector]:
         ("last-moment", "a millisecond before it expires", home_6.expires_ms - 1, home_6),
         ("fewer", "without the third member", NOW, _without_cat(6)),
     ]:
-        given = _change(signed(terms), wall_ms)
-        output = {"serial": u64(terms.serial), "digest": terms.digest.hex()}
+        given = change(signed(terms), wall_ms)
+        output = taken(terms)
         yield valid(f"roster/newer-{name}", "newer", "RO-11 RO-12", about, given, output)
     other = attrs.evolve(home_6, cluster=OTHER_CLUSTER)
     late = home_6.expires_ms
@@ -435,7 +443,7 @@ def _newer() -> Iterator[Vector]:
         ("receiver", "RO-13", "its receiver is no member", signed(_without_ada()), NOW, FORGED),
         ("forged", "RO-08", "not the coordinator's", signed(home_6, EVE), NOW, FORGED),
     ]:
-        given = _change(data, wall_ms)
+        given = change(data, wall_ms)
         yield refused(f"roster/newer-{name}", "newer", ids, about, given, why)
     yield from _newer_with_spare()
 
@@ -452,8 +460,8 @@ def _newer_with_spare() -> Iterator[Vector]:
         ("changed-next", "the next of that coordinator", HOME_CHANGED, second, NEXT),
         ("change-back", "the pinned key again", HOME_CHANGED, spared(2, 1), COORDINATOR),
     ]:
-        given = _change(signed(terms, by), NOW, current)
-        output = {"serial": u64(terms.serial), "digest": terms.digest.hex()}
+        given = change(signed(terms, by), NOW, current)
+        output = taken(terms)
         yield valid(f"roster/newer-{name}", "newer", "RO-11 RO-19 RO-20", about, given, output)
     eves = attrs.evolve(spared(0, 6), appointing=appointed(0, COORDINATOR, EVE))
     eves_change = attrs.evolve(spared(2, 1, EVE), appointing=appointed(2, EVE, EVE))
@@ -472,7 +480,7 @@ def _newer_with_spare() -> Iterator[Vector]:
         ("twin-later", "RO-20", "the same number", HOME_CHANGED, _elsewhere(2), CONFLICT),
         ("change-expired", "RO-12", "an expired change", HOME_SPARED, _late(), EXPIRED),
     ]:
-        given = _change(data, NOW, current)
+        given = change(data, NOW, current)
         yield refused(f"roster/newer-{name}", "newer", ids, about, given, why)
 
 
@@ -486,7 +494,14 @@ def _late() -> bytes:
     return signed(spared(1, 1, NEXT, expires_ms=NOW), NEXT)
 
 
-def _change(candidate: bytes, wall_ms: int, current: bytes = HOME) -> Json:
+def taken(terms: Terms, mandate: Json = None) -> Json:
+    """What is told of a roster that took another's place."""
+    told = unelected() if mandate is None else mandate
+    return {"serial": u64(terms.serial), "digest": terms.digest.hex(), "mandate": told}
+
+
+def change(candidate: bytes, wall_ms: int, current: bytes = HOME) -> Json:
+    """The input of a roster that comes while another is held."""
     return {
         "current": current.hex(),
         "candidate": candidate.hex(),

@@ -35,11 +35,44 @@ CT, SS = recorded_encapsulation(EK)
 X_SECRET: Final = X_ANSWERING.exchange(X_DIALING.public_key())
 
 
+def signed_part(roster: bytes) -> bytes:
+    """A signed roster without the certificate before it."""
+    if roster[:1] != b"\3":
+        return roster
+    return roster[1 + 12 + 66 * int.from_bytes(roster[11:13], "big") :]
+
+
+def _terms_at(roster: bytes) -> int:
+    name = 33 + 266 * (roster[:1] == b"\2")
+    return name + 2 + int.from_bytes(roster[name : name + 2], "big")
+
+
 def serial_of(roster: bytes) -> int:
     """The serial of a signed roster."""
-    name = 33 + 266 * (roster[:1] == b"\2")
-    at = name + 2 + int.from_bytes(roster[name : name + 2], "big")
+    roster = signed_part(roster)
+    at = _terms_at(roster)
     return int.from_bytes(roster[at : at + 8], "big")
+
+
+def digest_of(roster: bytes) -> bytes:
+    """The digest of a signed roster."""
+    return sha256(signed_part(roster)[:-64])
+
+
+def mandate_of(roster: bytes) -> tuple[int, int, int]:
+    """Term, head and taken of a signed roster."""
+    bare = signed_part(roster)
+    if bare is roster:
+        return 0, 0, 0
+    at = _terms_at(bare) + 25
+    members = int.from_bytes(bare[at : at + 2], "big")
+    term, head, votes = struct.unpack(">QHH", roster[1:13])
+    return term, head, int(2 * votes <= members)
+
+
+def _order(roster: bytes) -> tuple[int, int, bool, int]:
+    term, head, taken = mandate_of(roster)
+    return serial_of(roster), term, not taken, -head
 
 
 class Talk:
@@ -83,12 +116,13 @@ class Talk:
 
     def resp(self, **say: Any) -> bytes:
         """RESP. *say*: code, suite, x, ct, kem_secret, responder, id, instance, serial, digest,
-        context, transcript, signer, signature, mac_key, mac, key, trailing."""
+        mandate, context, transcript, signer, signature, mac_key, mac, key, trailing."""
         claims = (
             say.get("id", self.answerer.id)
             + struct.pack(">Q", say.get("instance", self.answerer.instance))
             + struct.pack(">Q", say.get("serial", serial_of(self.theirs)))
-            + say.get("digest", sha256(self.theirs[:-64]))
+            + say.get("digest", digest_of(self.theirs))
+            + struct.pack(">QHB", *say.get("mandate", mandate_of(self.theirs)))
         )
         return self._resp(b"\x02", b"RESP", claims, say)
 
@@ -151,14 +185,15 @@ class Talk:
 
     def fin(self, **say: Any) -> bytes:
         """FIN. *say*: as for RESP, and also responder, purpose, roster, roster_length, header."""
-        newer = serial_of(self.ours) > serial_of(self.theirs)
+        newer = _order(self.ours) > _order(self.theirs)
         roster = say.get("roster", self.ours if newer else b"")
         claims = (
             say.get("id", self.dialer.id)
             + say.get("responder", self.answerer.id)
             + struct.pack(">Q", say.get("instance", self.dialer.instance))
             + struct.pack(">Q", say.get("serial", serial_of(self.ours)))
-            + say.get("digest", sha256(self.ours[:-64]))
+            + say.get("digest", digest_of(self.ours))
+            + struct.pack(">QHB", *say.get("mandate", mandate_of(self.ours)))
             + bytes([say.get("purpose", self.purpose)])
             + struct.pack(">I", say.get("roster_length", len(roster)))
             + roster
@@ -198,7 +233,7 @@ class Talk:
 
     def accept(self, **say: Any) -> bytes:
         """ACCEPT, sealed as the answerer's first frame. *say*: transcript, serial, roster."""
-        newer = serial_of(self.theirs) > serial_of(self.ours)
+        newer = _order(self.theirs) > _order(self.ours)
         roster = say.get("roster", self.theirs if newer else b"")
         serial = max(serial_of(self.ours), serial_of(self.theirs))
         plaintext = (

@@ -329,7 +329,7 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
         "as many biases as there may be",
         Row(5, bias=((0, 0.0),) * 1024),
     ),
-    "accept-longest": ("a roster of 49,152 bytes", Accept(bytes(32), 7, bytes(49152))),
+    "accept-longest": ("a roster of 53,389 bytes", Accept(bytes(32), 7, bytes(53389))),
     "admit": ("ADMIT", Admit(HOME_6, '{"model": "naïve"}')),
     "admit-bare": ("ADMIT of nothing", Admit(b"", "")),
     "admit-settings": ("settings of 4,096 bytes", Admit(b"", "é\n" * 1365 + "x")),

@@ -122,6 +122,7 @@ class ReferenceInitiator(End):
             + say.get("responder", H(self.responder))
             + struct.pack(">QQ", say.get("instance", 7), serial)
             + digest
+            + struct.pack(">QHB", *say.get("mandate", (0, 0, 0)))
             + struct.pack(">B", say.get("purpose", 1))
             + struct.pack(">I", say.get("roster_length", len(roster)))
             + roster
@@ -154,7 +155,7 @@ class ReferenceResponder(End):
     def resp(self, serial: int, digest: bytes, **say: Any) -> bytes:
         suite = say.get("suite", 1)
         shares = (
-            header(1 + 1 + 32 + 1088 + 80 + 64 + 32 + 16 + len(say.get("trailing", b"")))
+            header(1 + 1 + 32 + 1088 + 91 + 64 + 32 + 16 + len(say.get("trailing", b"")))
             + say.get("code", b"\x02")
             + bytes([say.get("said_suite", suite)])
             + say.get("x_public", self.x.public_key().public_bytes_raw())
@@ -163,7 +164,7 @@ class ReferenceResponder(End):
         x_secret = self.x.exchange(X25519PublicKey.from_public_bytes(self.peer_x))
         self.agree(suite, self.kem_secret, x_secret, shares)
         claims = say.get("id", self.id) + struct.pack(">QQ", say.get("instance", 9), serial)
-        claims += digest
+        claims += digest + struct.pack(">QHB", *say.get("mandate", (0, 0, 0)))
         signature = say.get("signature") or say.get("signer", self.signer).sign(
             self.P + say.get("context", b"RESP") + H(say.get("transcript", self.t2), claims)
         )

@@ -138,6 +138,7 @@ def test_an_initiator_written_from_the_specification_is_understood(suite):
     assert said[32:80] == (
         held.instance.to_bytes(8, "big") + (5).to_bytes(8, "big") + ROSTER.roster.digest
     )
+    assert said[80:91] == bytes(11)
     machine.receive(frame(reference.fin(5, ROSTER.roster.digest, instance=77, purpose=3)))
     secrets = take(machine, PeerVerified).secrets
     assert secrets.peer.instance == 77
@@ -159,11 +160,11 @@ def test_a_responder_written_from_the_specification_is_understood(suite):
     assert len(init) == 8 + INIT_BODY == 1269
     reference.receive(init)
     resp = reference.resp(5, ROSTER.roster.digest, suite=int(suite), instance=3)
-    assert len(resp) == 8 + RESP_BODY == 1322
+    assert len(resp) == 8 + RESP_BODY == 1333
     fin, secrets = answer_resp(machine, resp)
     said = reference.receive_fin(fin)
     assert said[:64] == ADA_CONFIG.node_id + BEN_CONFIG.node_id
-    assert said[112:117] == b"\x01" + bytes(4)
+    assert said[112:128] == bytes(11) + b"\x01" + bytes(4)
     assert secrets.transcript == reference.t4 == H(reference.t3, fin)
     assert secrets.peer.instance == 3
     machine.receive_accept(Accept(reference.t4, 5, b""))
@@ -200,9 +201,10 @@ def test_every_state_has_its_limits():
 
 def test_the_longest_accept_and_close_fit_their_limits():
     from sealring_protocol.codec.messages import Close
+    from sealring_protocol.limits import MAX_ELECTED
 
     secret = bytes(32)
-    accept = SealingChannel(A, secret).seal(encode(Accept(bytes(32), 1, bytes(48 * 1024))))
+    accept = SealingChannel(A, secret).seal(encode(Accept(bytes(32), 1, bytes(MAX_ELECTED))))
     assert len(accept) == 8 + ACCEPT_BODY
     close = SealingChannel(A, secret).seal(encode(Close(1, "x" * 1000)))
     assert len(close) == 8 + responder.CLOSE_BODY

@@ -13,7 +13,7 @@ from sealring_protocol.errors import (
     LimitExceeded,
     RemoteProtocolError,
 )
-from sealring_protocol.limits import MAX_FIN_BODY
+from sealring_protocol.limits import MAX_ELECTED, MAX_FIN_BODY
 from sealring_protocol.security.responder import State as ResponderState
 
 from .halfway import DIGEST, RUN, SILENT, at_fin, at_resp, reference_initiator
@@ -123,5 +123,5 @@ def test_fin_cut_short_inside_the_seal():
 
 def test_a_roster_longer_than_its_limit_is_refused_by_its_length():
     machine, reference = at_fin()
-    fin = reference.fin(6, DIGEST, roster_length=48 * 1024 + 1)
+    fin = reference.fin(6, DIGEST, roster_length=MAX_ELECTED + 1)
     assert "the limit" in refused(machine, fin, LimitExceeded)

@@ -273,7 +273,7 @@ def test_a_relayed_handshake_binds_nobody_else():
     machine = responder(config(BEN, held))
     to_ben.receive(answer_init(machine, to_ben.init(NOW)))
     fin = to_ben.fin(
-        5, held.roster.digest, id=H(ADA.public_key), signature=said[117:181], mac=said[181:]
+        5, held.roster.digest, id=H(ADA.public_key), signature=said[128:192], mac=said[192:]
     )
     refused(machine, fin, AuthenticationFailed)
 

@@ -16,6 +16,7 @@ from sealring_protocol.security.handshake import (
     RosterReceived,
     SignatureRequested,
 )
+from sealring_protocol.security.mandate import Certificate, vote_payload
 from sealring_protocol.security.responder import State as ResponderState
 from sealring_protocol.security.roster import sign_roster
 
@@ -23,6 +24,7 @@ from .pairs import (
     ADA,
     BEN,
     BEN_CONFIG,
+    CAT,
     CLUSTER,
     COORDINATOR,
     EVE,
@@ -38,6 +40,7 @@ from .pairs import (
     refused,
     responder,
     roster,
+    run_to_end,
     run_to_fin,
     signed,
     take,
@@ -248,6 +251,103 @@ def test_a_conflict_in_accept():
     dialer, transcript = at_accept(6, twin.roster.digest)
     with pytest.raises(RemoteProtocolError, match="another roster than RESP"):
         dialer.receive_accept(Accept(transcript, 6, NEW.encode()))
+
+
+# ------------------------------------------------------------------------- elections
+
+
+def elected(term, head, *voters, of=OLD):
+    payload = vote_payload(of.roster.digest, term, head)
+    signers = (ADA, BEN, CAT)
+    votes = tuple((each, signers[each].sign(payload)) for each in voters)
+    return of.elected(Certificate(term, head, votes))
+
+
+FIRST, SECOND = elected(1, 1, 1, 2), elected(2, 0, 0, 2)
+TAKEN = elected(2, 2, 2)
+
+
+@pytest.mark.parametrize(("older", "newer"), [(OLD, FIRST), (FIRST, SECOND), (TAKEN, SECOND)])
+def test_a_later_election_goes_either_way(older, newer):
+    run = run_to_fin(config(ADA, newer), config(BEN, older))
+    run.responder.receive(frame(run.fin))
+    assert take(run.responder, PeerVerified).secrets.peer.mandate == newer.roster.mandate
+    assert take(run.responder, RosterReceived).roster == newer
+    run.responder.stored()
+    accept = run.responder.admit()
+    assert (accept.serial, accept.roster) == (5, b"")
+    run.initiator.receive_accept(accept)
+    back = run_to_fin(config(ADA, older), config(BEN, newer))
+    back.responder.receive(frame(back.fin))
+    assert take(back.responder, PeerVerified).secrets.peer.mandate == older.roster.mandate
+    accept = back.responder.admit()
+    assert (accept.serial, accept.roster) == (5, newer.encode())
+    back.initiator.receive_accept(accept)
+    assert take(back.initiator, RosterReceived).roster == newer
+    back.initiator.stored()
+    for machine in (run.initiator, run.responder, back.initiator, back.responder):
+        assert take(machine, Established).roster == newer
+
+
+def test_one_election_at_both_ends_goes_nowhere():
+    _, ours, theirs = run_to_end(config(ADA, FIRST), config(BEN, FIRST))
+    assert ours.roster == theirs.roster == FIRST
+
+
+def test_a_newer_roster_counts_more_than_an_election():
+    run = run_to_fin(config(ADA, SECOND), config(BEN, NEW))
+    run.responder.receive(frame(run.fin))
+    accept = run.responder.admit()
+    assert (accept.serial, accept.roster) == (6, NEW.encode())
+    run.initiator.receive_accept(accept)
+    assert take(run.initiator, RosterReceived).roster == NEW
+
+
+def test_an_election_of_a_conflicting_roster_is_a_conflict():
+    machine, reference = at_fin(FIRST)
+    machine.receive(frame(reference.fin(5, TWIN.roster.digest, mandate=(9, 0, 0))))
+    take(machine, PeerVerified)
+    assert isinstance(take(machine, PeerRefused).error, RosterConflict)
+
+
+def test_an_election_that_was_not_said_or_is_not_proved():
+    forged = SECOND.encode().replace(SECOND.certificate.votes[0][1], bytes(64))
+    for mandate, data in [
+        ((2, 0, 0), b""),
+        ((2, 0, 0), FIRST.encode()),
+        ((2, 0, 0), OLD.encode()),
+        ((2, 0, 0), forged),
+        ((2, 0, 1), SECOND.encode()),
+        ((2, 1, 0), SECOND.encode()),
+        ((3, 0, 0), SECOND.encode()),
+        ((1, 1, 0), SECOND.encode()),
+        ((0, 0, 0), SECOND.encode()),
+        ((2, 0, 2), SECOND.encode()),
+    ]:
+        machine, reference = at_fin(FIRST)
+        fin = reference.fin(5, OLD.roster.digest, mandate=mandate, roster=data)
+        refused(machine, fin, RemoteProtocolError, AuthenticationFailed)
+        dialer, init = dialing(config(ADA, FIRST))
+        other = ReferenceResponder(CLUSTER, BEN, bytes_of("reference", 32))
+        other.receive(init)
+        resp = other.resp(5, OLD.roster.digest, mandate=mandate)
+        if mandate[2] == 2:
+            refused(dialer, resp, RemoteProtocolError)
+            continue
+        _, secrets = answer_resp(dialer, resp)
+        with pytest.raises((RemoteProtocolError, AuthenticationFailed)):
+            dialer.receive_accept(Accept(secrets.transcript, 5, data))
+        assert dialer.state.name == "DEAD"
+
+
+def test_an_election_does_not_help_a_roster_that_has_expired():
+    held = signed(expires_ms=NOW)
+    later = elected(1, 1, 1, 2, of=held)
+    machine, init = dialing(config(ADA, held))
+    refused(machine, answer_init(responder(config(BEN, later)), init), RosterExpired)
+    answerer, reference = at_fin(held)
+    mandate = {"mandate": (1, 1, 0), "roster": later.encode()}
+    refused(answerer, reference.fin(5, held.roster.digest, **mandate), RosterExpired)
 
 
 # --------------------------------------------------------------------------- expiry

@@ -208,10 +208,11 @@ FIELDS: Final[Mapping[str, str]] = {
     "FRAME": "version u8, kind u8, zero u16, length u32",
     "INIT": "code u8, wall_ms u64, suites u32, x_I bytes 32, ek_I bytes 1184, tag bytes 32",
     "RESP": "code u8, suite u8, x_R bytes 32, ct bytes 1088",
-    "RESP.claims": "id_R bytes 32, instance u64, serial u64, digest bytes 32",
+    "RESP.claims": "id_R bytes 32, instance u64, serial u64, digest bytes 32, term u64, head u16, "
+    "taken bool",
     "FIN": "code u8",
     "FIN.claims": "id_I bytes 32, id_R bytes 32, instance u64, serial u64, digest bytes 32, "
-    "purpose u8, roster u32",
+    "term u64, head u16, taken bool, purpose u8, roster u32",
     "JOIN_INIT": "code u8, wall_ms u64, suites u32, x_J bytes 32, ek_J bytes 1184, tag bytes 32",
     "JOIN_RESP": "code u8, suite u8, x_H bytes 32, ct bytes 1088",
     "JOIN_RESP.claims": "coordinator bytes 65, id_H bytes 32, roster u32",

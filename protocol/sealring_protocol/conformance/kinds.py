@@ -67,7 +67,7 @@ from sealring_protocol.relay import Relay
 from sealring_protocol.security import handshake as schedule
 from sealring_protocol.security.identity import SoftwareSigner, node_id, verify
 from sealring_protocol.security.keys import Suite, traffic_keys
-from sealring_protocol.security.mandate import Certificate
+from sealring_protocol.security.mandate import Certificate, Mandate
 from sealring_protocol.security.roles import Purpose, allowed
 from sealring_protocol.security.roster import (
     Evidence,
@@ -272,6 +272,8 @@ def _roster_fields(roster: Roster) -> Given:
         "expires_ms": str(roster.expires_ms),
         "inner_seal": roster.inner_seal,
         "tensor_parallelism": roster.tensor_parallelism,
+        "fixed_head": roster.fixed_head,
+        "mandate": _mandate_fields(roster.mandate),
         "trust": int(roster.trust),
         "members": [
             {
@@ -288,13 +290,21 @@ def _roster_fields(roster: Roster) -> Given:
     }
 
 
+def _mandate_fields(mandate: Mandate) -> Given:
+    return {"term": str(mandate.term), "head": mandate.head, "taken": mandate.taken}
+
+
 def _newer(given: Given, result: Result) -> None:
     coordinator = raw(given["coordinator"])
     current = open_roster(coordinator, raw(given["current"])).roster
     ends = [raw(end) for end in given["ends"]]
     wall_ms = int(given["wall_ms"])
     taken = newer(coordinator, current, raw(given["candidate"]), wall_ms, *ends).roster
-    result.output = {"serial": str(taken.serial), "digest": taken.digest.hex()}
+    result.output = {
+        "serial": str(taken.serial),
+        "digest": taken.digest.hex(),
+        "mandate": _mandate_fields(taken.mandate),
+    }
 
 
 def _evidence(given: Given, result: Result) -> None:
@@ -314,11 +324,7 @@ def _certificate(given: Given, result: Result) -> None:
     must(certificate.encode() == data, "encoding it gives other bytes")
     keys = [member.public_key for member in roster.members]
     mandate = certificate.verify(roster.digest, keys, roster.head_indices)
-    result.output = {
-        "term": str(mandate.term),
-        "head": mandate.head,
-        "taken": mandate.taken,
-    }
+    result.output = _mandate_fields(mandate)
 
 
 # ------------------------------------------------------------------------ keys

@@ -71,9 +71,9 @@ from sealring_protocol.limits import (
     AEAD_TAG,
     FRAME_HEADER,
     MAX_ADDRESS,
+    MAX_ELECTED,
     MAX_INVITATION_ADDRESSES,
     MAX_NAME,
-    MAX_ROSTER,
     MAX_SETTINGS,
     MAX_SYSTEM,
 )
@@ -133,7 +133,7 @@ _RESP_CLAIMS: Final = layout("JOIN_RESP.claims", but=1)
 _FIN_CLAIMS: Final = layout("JOIN_FIN.claims")
 _PROOF: Final = SIGNATURE + SECRET + AEAD_TAG
 
-MAX_JOIN_RESP: Final = _RESP.size + _RESP_CLAIMS.size + 4 + MAX_ROSTER + _PROOF
+MAX_JOIN_RESP: Final = _RESP.size + _RESP_CLAIMS.size + 4 + MAX_ELECTED + _PROOF
 """Bytes of the longest JOIN_RESP body."""
 
 MAX_JOIN_FIN: Final = (
@@ -147,7 +147,7 @@ MAX_JOIN_FIN: Final = (
 )
 """Bytes of the longest JOIN_FIN body."""
 
-ADMIT_BODY: Final = 1 + 4 + MAX_ROSTER + 2 + MAX_SETTINGS + AEAD_TAG
+ADMIT_BODY: Final = 1 + 4 + MAX_ELECTED + 2 + MAX_SETTINGS + AEAD_TAG
 """Bytes of the longest sealed body that the joiner takes."""
 
 
@@ -283,7 +283,7 @@ def encode_join_shares(suite: Suite, x_public: bytes, ciphertext: bytes, claims:
 def encode_join_claims(coordinator: bytes, inviter: bytes, roster: bytes) -> bytes:
     """The claims of JOIN_RESP: the *coordinator*'s public key, the *inviter*'s node id, and the
     signed *roster*."""
-    return pack(_RESP_CLAIMS, coordinator, inviter) + vector(roster, MAX_ROSTER)
+    return pack(_RESP_CLAIMS, coordinator, inviter) + vector(roster, MAX_ELECTED)
 
 
 def encode_newcomer(newcomer: Newcomer, inviter: bytes) -> bytes:
@@ -363,7 +363,7 @@ class Asked:
         )
         reader = Reader(open_once(suite, keys.responder_key, whole[len(shares) :], t2))
         coordinator, inviter = reader.unpack(_RESP_CLAIMS)
-        roster = reader.vector(MAX_ROSTER)
+        roster = reader.vector(MAX_ELECTED)
         proven = read_proven(reader)
         if sha256(coordinator) != invitation.coordinator:
             raise AuthenticationFailed("another coordinator answers than the invitation names")

@@ -58,9 +58,9 @@ accepts all of a message or nothing.
 ===== ==========================================================================================
 INIT  ``hdr · wall_ms u64 · suites u32 · x_I 32 · ek_I 1184 · tag 32``
 RESP  ``hdr · suite u8 · x_R 32 · ct 1088 · AEAD(id_R 32 · instance u64 · serial u64 · digest 32 ·
-      signature 64 · mac 32)``
-FIN   ``hdr · AEAD(id_I 32 · id_R 32 · instance u64 · serial u64 · digest 32 · purpose u8 ·
-      roster u32 + bytes · signature 64 · mac 32)``
+      term u64 · head u16 · taken u8 · signature 64 · mac 32)``
+FIN   ``hdr · AEAD(id_I 32 · id_R 32 · instance u64 · serial u64 · digest 32 · term u64 · head u16 ·
+      taken u8 · purpose u8 · roster u32 + bytes · signature 64 · mac 32)``
 ===== ==========================================================================================
 
 ``suites`` is a set: bit n stands for the suite with code n. Bits of unknown suites are ignored, so
@@ -110,8 +110,8 @@ from sealring_protocol.limits import (
     AEAD_TAG,
     CLOCK_STEP_MS,
     FRAME_HEADER,
+    MAX_ELECTED,
     MAX_FIN_BODY,
-    MAX_ROSTER,
 )
 from sealring_protocol.security.identity import (
     SIGNATURE,
@@ -131,6 +131,7 @@ from sealring_protocol.security.keys import (
     mac,
     sha256,
 )
+from sealring_protocol.security.mandate import Mandate
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
 from sealring_protocol.table import IllegalEvent, Machine, Table
@@ -211,6 +212,7 @@ class Claims(NamedTuple):
     instance: int
     serial: int
     digest: bytes
+    mandate: Mandate
     encoded: bytes
 
 
@@ -295,9 +297,12 @@ def encode_shares(suite: Suite, x_public: bytes, ciphertext: bytes) -> bytes:
     return header + pack(_RESP, MessageCode.RESP, suite, x_public, ciphertext)
 
 
-def encode_resp_claims(node_id: bytes, instance: int, serial: int, digest: bytes) -> bytes:
+def encode_resp_claims(
+    *, node_id: bytes, instance: int, serial: int, digest: bytes, mandate: Mandate
+) -> bytes:
     """The claims of RESP (cR)."""
-    return pack(_RESP_CLAIMS, node_id, instance, serial, digest)
+    elected = mandate.term, mandate.head, mandate.taken
+    return pack(_RESP_CLAIMS, node_id, instance, serial, digest, *elected)
 
 
 def parse_resp(frame: Frame) -> Resp:
@@ -308,10 +313,12 @@ def parse_resp(frame: Frame) -> Resp:
 
 
 def parse_resp_claims(plaintext: bytes) -> tuple[Claims, Proven]:
-    """The claims and proof in RESP's sealed part, whose length is fixed."""
+    """The claims and proof in RESP's sealed part, whose length is fixed. Raises
+    `RemoteProtocolError`."""
     reader = Reader(plaintext)
-    node_id, instance, serial, digest = reader.unpack(_RESP_CLAIMS)
-    claims = Claims(node_id, instance, serial, digest, plaintext[: reader.position])
+    node_id, instance, serial, digest, *elected = reader.unpack(_RESP_CLAIMS)
+    encoded = plaintext[: reader.position]
+    claims = Claims(node_id, instance, serial, digest, _mandate(*elected), encoded)
     return claims, read_proven(reader)
 
 
@@ -325,12 +332,14 @@ def encode_fin_claims(
     instance: int,
     serial: int,
     digest: bytes,
+    mandate: Mandate,
     purpose: Purpose,
     roster: bytes,
 ) -> bytes:
     """The claims of FIN (cI). *roster* is empty unless it is newer than the responder's."""
-    fields = (node_id, responder, instance, serial, digest, purpose)
-    return pack(_FIN_CLAIMS, *fields) + vector(roster, MAX_ROSTER)
+    elected = mandate.term, mandate.head, mandate.taken
+    fields = (node_id, responder, instance, serial, digest, *elected, purpose)
+    return pack(_FIN_CLAIMS, *fields) + vector(roster, MAX_ELECTED)
 
 
 def parse_fin(frame: Frame) -> Fin:
@@ -345,15 +354,22 @@ def parse_fin_claims(plaintext: bytes) -> tuple[FinClaims, Proven]:
     """The claims and proof in FIN's sealed part. Raises `RemoteProtocolError` or
     `LimitExceeded`."""
     reader = Reader(plaintext)
-    node_id, responder, instance, serial, digest, code = reader.unpack(_FIN_CLAIMS)
-    roster = reader.vector(MAX_ROSTER)
+    node_id, responder, instance, serial, digest, *elected, code = reader.unpack(_FIN_CLAIMS)
+    roster = reader.vector(MAX_ELECTED)
     encoded = plaintext[: reader.position]
     proven = read_proven(reader)
     purpose = _PURPOSES.get(code)
     if purpose is None:
         raise RemoteProtocolError(f"FIN for an unknown purpose {code}")
-    claims = Claims(node_id, instance, serial, digest, encoded)
+    claims = Claims(node_id, instance, serial, digest, _mandate(*elected), encoded)
     return FinClaims(claims, responder, purpose, roster), proven
+
+
+def _mandate(term: int, head: int, taken: int) -> Mandate:
+    """The mandate that claims name. Raises `RemoteProtocolError`."""
+    if taken > 1:
+        raise RemoteProtocolError(f"an election is taken or not, and not {taken}")
+    return Mandate(term, head, taken=bool(taken))
 
 
 def read_proven(reader: Reader) -> Proven:
@@ -612,6 +628,7 @@ class VerifiedPeer:
     instance: int
     serial: int
     digest: bytes
+    mandate: Mandate
 
     def __init__(
         self,
@@ -625,7 +642,8 @@ class VerifiedPeer:
         check_proof(keys, context, public_key, claims.encoded, proven, transcript)
         if node_id(public_key) != claims.node_id:
             raise AuthenticationFailed(f"{context.name} comes from another node")
-        self.__attrs_init__(claims.node_id, claims.instance, claims.serial, claims.digest)
+        named = claims.serial, claims.digest, claims.mandate
+        self.__attrs_init__(claims.node_id, claims.instance, *named)
 
 
 @attrs.frozen(eq=False)

@@ -19,7 +19,7 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     RosterExpired,
 )
-from sealring_protocol.limits import AEAD_TAG, MAX_ROSTER, MAX_SEALED_BODY
+from sealring_protocol.limits import AEAD_TAG, MAX_ELECTED, MAX_SEALED_BODY
 from sealring_protocol.security.handshake import (
     RESP_BODY,
     Claims,
@@ -49,9 +49,8 @@ from sealring_protocol.security.handshake import (
     signed_payload,
 )
 from sealring_protocol.security.keys import SignContext
-from sealring_protocol.security.mandate import UNELECTED
 from sealring_protocol.security.roles import Purpose
-from sealring_protocol.security.roster import Member, SignedRoster, is_newer, newer
+from sealring_protocol.security.roster import Member, SignedRoster, check_conflict, newer
 from sealring_protocol.table import Table
 
 __all__ = ["Initiator", "State"]
@@ -120,17 +119,19 @@ class WaitResp:
         """The claims of FIN (cI), with the roster if it is newer than the peer's."""
         config = self.dial.config
         own = config.roster.roster
-        peer_is_newer = is_newer(own, theirs.serial, theirs.digest, UNELECTED)
-        if own.expired(self.dial.wall_ms) and not peer_is_newer:
+        check_conflict(own, theirs.serial, theirs.digest)
+        if own.expired(self.dial.wall_ms) and theirs.serial <= own.serial:
             raise RosterExpired(f"roster {own.serial} has expired, and the peer has none newer")
+        is_ahead = own.is_ahead(theirs.serial, theirs.digest, theirs.mandate)
         return encode_fin_claims(
             node_id=config.node_id,
             responder=self.dial.peer.id,
             instance=config.instance,
             serial=own.serial,
             digest=own.digest,
+            mandate=own.mandate,
             purpose=self.dial.purpose,
-            roster=config.roster.encoded if theirs.serial < own.serial else b"",
+            roster=config.roster.encoded if is_ahead else b"",
         )
 
 
@@ -169,12 +170,12 @@ class WaitAccept:
 
     def receive(self, accept: Accept) -> Established | WaitStore:
         """The link; or, if ACCEPT brought a newer roster, the stage in which that is stored."""
-        own = self.dial.config.roster
+        own, peer = self.dial.config.roster, self.peer
         if not compare_digest(accept.transcript, self.transcript):
             raise AuthenticationFailed("ACCEPT is for another transcript")
-        if accept.serial != max(self.peer.serial, own.roster.serial):
+        if accept.serial != max(peer.serial, own.roster.serial):
             raise RemoteProtocolError(f"ACCEPT names roster {accept.serial}, which neither holds")
-        if self.peer.serial > own.roster.serial:
+        if own.roster.is_behind(peer.serial, peer.digest, peer.mandate):
             return WaitStore(self._established(self._brought(accept)))
         if accept.roster:
             raise RemoteProtocolError("ACCEPT brings a roster that is not newer")
@@ -185,8 +186,8 @@ class WaitAccept:
         current = config.roster.roster
         ends = (config.node_id, self.peer.id)
         signed = newer(config.coordinator, current, accept.roster, self.dial.wall_ms, *ends)
-        brought = signed.roster.serial, signed.roster.digest
-        if brought != (accept.serial, self.peer.digest):
+        brought = signed.roster.serial, signed.roster.digest, signed.roster.mandate
+        if brought != (accept.serial, self.peer.digest, self.peer.mandate):
             raise RemoteProtocolError("ACCEPT brings another roster than RESP announced")
         return signed
 
@@ -204,7 +205,7 @@ class WaitStore:
 ENTROPY: Final = 32 + 64
 """Bytes of entropy for one dial: an X25519 key, and an ML-KEM seed."""
 
-ACCEPT_BODY: Final = 1 + 32 + 8 + 4 + MAX_ROSTER + AEAD_TAG
+ACCEPT_BODY: Final = 1 + 32 + 8 + 4 + MAX_ELECTED + AEAD_TAG
 """Bytes of the longest sealed body that may come before the link is up."""
 
 

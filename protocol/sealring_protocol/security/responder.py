@@ -64,8 +64,7 @@ from sealring_protocol.security.handshake import (
 )
 from sealring_protocol.security.identity import verify
 from sealring_protocol.security.keys import SECRET, SignContext, Suite, mac
-from sealring_protocol.security.mandate import UNELECTED
-from sealring_protocol.security.roster import SignedRoster, is_newer, newer
+from sealring_protocol.security.roster import SignedRoster, check_conflict, newer
 from sealring_protocol.table import Table
 from sealring_protocol.words import lasting
 
@@ -153,7 +152,11 @@ class WaitEncapsulation:
             t2,
             shares,
             encode_resp_claims(
-                self.config.node_id, self.config.instance, roster.serial, roster.digest
+                node_id=self.config.node_id,
+                instance=self.config.instance,
+                serial=roster.serial,
+                digest=roster.digest,
+                mandate=roster.mandate,
             ),
         )
 
@@ -221,13 +224,15 @@ class WaitFin:
         """The roster that authorizes the peer: the peer's own if that is newer and valid."""
         config, claims = self.config, fin.claims
         own = config.roster.roster
-        if bool(fin.roster) != (claims.serial > own.serial):
+        is_behind = own.is_behind(claims.serial, claims.digest, claims.mandate)
+        if bool(fin.roster) != is_behind:
             raise RemoteProtocolError("FIN must carry a roster if, and only if, it is newer")
         if not fin.roster:
             return config.roster
         ends = (config.node_id, claims.node_id)
         signed = newer(config.coordinator, own, fin.roster, self.wall_ms, *ends)
-        if (signed.roster.serial, signed.roster.digest) != (claims.serial, claims.digest):
+        brought = signed.roster.serial, signed.roster.digest, signed.roster.mandate
+        if brought != (claims.serial, claims.digest, claims.mandate):
             raise RemoteProtocolError("FIN carries another roster than it says")
         return signed
 
@@ -251,16 +256,17 @@ class WaitFin:
     def check_terms(self, fin: VerifiedFin) -> None:
         """Raise `RosterConflict` or `RosterExpired` if the verified peer must be refused."""
         own, peer = self.config.roster.roster, fin.secrets.peer
-        peer_is_newer = is_newer(own, peer.serial, peer.digest, UNELECTED)
-        if own.expired(self.wall_ms) and not peer_is_newer:
+        check_conflict(own, peer.serial, peer.digest)
+        if own.expired(self.wall_ms) and peer.serial <= own.serial:
             raise RosterExpired(f"roster {own.serial} has expired, and the peer has none newer")
 
     def admittable(self, fin: VerifiedFin) -> WaitAdmit:
         """The stage that waits for the owner's decision."""
         own, peer = self.config.roster, fin.secrets.peer
+        is_ahead = own.roster.is_ahead(peer.serial, peer.digest, peer.mandate)
         return WaitAdmit(
             Established(peer, fin.secrets.purpose, fin.secrets.transcript, fin.roster),
-            own.encoded if peer.serial < own.roster.serial else b"",
+            own.encoded if is_ahead else b"",
         )
 
 

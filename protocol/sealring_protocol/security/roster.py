@@ -641,6 +641,17 @@ class Roster:
         """SHA-256 of the encoding, 32 bytes."""
         return sha256(self.encoded)
 
+    def is_behind(self, serial: int, digest: bytes, mandate: Mandate) -> bool:
+        """True if a roster of *serial* and *digest*, with *mandate*, is newer than this one: it has
+        a greater serial, or is this one with a mandate that beats the present one."""
+        same = digest == self.digest
+        return serial > self.serial or (same and mandate.beats(self.mandate))
+
+    def is_ahead(self, serial: int, digest: bytes, mandate: Mandate) -> bool:
+        """True if this roster is newer than that one."""
+        same = digest == self.digest
+        return serial < self.serial or (same and self.mandate.beats(mandate))
+
     @property
     def trust(self) -> TrustLevel:
         """The lowest trust level of any member, which is the coordinator's word for the cluster."""
@@ -859,15 +870,19 @@ def newer(
 
 
 def is_newer(current: Roster, serial: int, digest: bytes, mandate: Mandate) -> bool:
-    """True if a roster of *serial* and *digest*, with *mandate*, is newer than *current*: it has a
-    greater serial, or is the same one with a mandate that beats the other.
+    """True if a roster of *serial* and *digest*, with *mandate*, is newer than *current*.
 
     Raises `RosterConflict` if it is another roster with the same serial.
     """
+    check_conflict(current, serial, digest)
+    return current.is_behind(serial, digest, mandate)
+
+
+def check_conflict(current: Roster, serial: int, digest: bytes) -> None:
+    """Raise `RosterConflict` if a roster of *serial* and *digest* is not *current*, which has the
+    same serial."""
     if serial == current.serial and digest != current.digest:
         raise RosterConflict(f"the peer holds another roster with the same serial {serial}")
-    same = serial == current.serial
-    return serial > current.serial or (same and mandate.beats(current.mandate))
 
 
 def _called(roster: Roster) -> str:

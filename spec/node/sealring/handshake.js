@@ -12,12 +12,12 @@ import { checkEncapsulationKey, kemKeys, x25519 } from "./exchange.js";
 import { Failure, must } from "./failure.js";
 import { HANDSHAKE, frameHeader } from "./frame.js";
 import { signedPayload, verify } from "./identity.js";
-import { AEAD_TAG, MAX_CLOCK_SKEW_MS, MAX_ROSTER } from "./limits.js";
+import { AEAD_TAG, MAX_CLOCK_SKEW_MS, MAX_ELECTED } from "./limits.js";
 import { readNewerRoster } from "./roster.js";
 import * as schedule from "./schedule.js";
 import { hash, hmac, sameTag } from "./schedule.js";
 import { NONCE_0, SUITES, aeadOpen, aeadSeal } from "./suites.js";
-import { blob, bytes, decode, inline, struct, u32, u64, u8, where } from "./wire.js";
+import { blob, bool, bytes, decode, inline, struct, u16, u32, u64, u8, where } from "./wire.js";
 
 /** @typedef {import("./frame.js").Frame} Frame */
 /** @typedef {import("./link.js").Link} Link */
@@ -47,16 +47,18 @@ const MAC = 32;
 export const proof = { signature: bytes(SIGNATURE), mac: bytes(MAC) };
 
 export const initCodec = struct({ wall_ms: u64, suites: u32, x: bytes(32), ek: bytes(1184), tag: bytes(32) });
-const respCodec = struct({ suite: u8, x: bytes(32), ct: bytes(1088), sealed: bytes(80 + SIGNATURE + MAC + AEAD_TAG) });
-const respClaim = { id_R: bytes(32), instance: u64, serial: u64, digest: bytes(32) };
+const respCodec = struct({ suite: u8, x: bytes(32), ct: bytes(1088), sealed: bytes(91 + SIGNATURE + MAC + AEAD_TAG) });
+const mandate = struct({ term: u64, head: u16, taken: bool });
+const respClaim = { id_R: bytes(32), instance: u64, serial: u64, digest: bytes(32), mandate };
 const finClaim = {
   id_I: bytes(32),
   id_R: bytes(32),
   instance: u64,
   serial: u64,
   digest: bytes(32),
+  mandate,
   purpose: where(u8, (code) => 1 <= code && code <= 5, "an unknown purpose"),
-  roster: inline(blob(MAX_ROSTER)),
+  roster: inline(blob(MAX_ELECTED)),
 };
 
 const NO_ROSTER = Buffer.alloc(0);
@@ -145,8 +147,8 @@ export function* initiate(link, node, { peer, purpose, entropy }) {
   const theirs = decode(struct({ ...respClaim, ...proof }), opened);
   denied(theirs.id_R.equals(peer), "another node than was dialed");
   must(!roster.conflicts(theirs), "two rosters with one serial", "ROSTER_CONFLICT");
-  const behind = theirs.serial > roster.serial;
-  must(behind || !roster.hasExpired(link.startMs), "the own roster has expired", "ROSTER_EXPIRED");
+  const behind = roster.isBehind(theirs);
+  must(theirs.serial > roster.serial || !roster.hasExpired(link.startMs), "the own roster has expired", "ROSTER_EXPIRED");
 
   yield "WAIT_SIGNATURE";
   const t3 = hash(t1, resp.bytes);
@@ -156,8 +158,9 @@ export function* initiate(link, node, { peer, purpose, entropy }) {
     instance: node.instance,
     serial: roster.serial,
     digest: roster.digest,
+    mandate: roster.mandate,
     purpose,
-    roster: roster.serial > theirs.serial ? roster.signed : NO_ROSTER,
+    roster: roster.isAhead(theirs) ? roster.signed : NO_ROSTER,
   });
   const proven = prove(identity, suite.protocol, "FIN", mI, t3, claim);
   const hdr = Buffer.concat([frameHeader(HANDSHAKE, 1 + proven.length + AEAD_TAG), u8.write(FIN)]);
@@ -172,13 +175,12 @@ export function* initiate(link, node, { peer, purpose, entropy }) {
   if (accept.message === "CLOSE") return link.closedWith(accept.why);
   must(accept.message === "ACCEPT", "a message before ACCEPT");
   denied(accept.transcript.equals(t4), "ACCEPT of another handshake");
-  must(accept.serial === (behind ? theirs.serial : roster.serial), "ACCEPT names a roster that neither holds");
+  must(accept.serial === (theirs.serial > roster.serial ? theirs.serial : roster.serial), "ACCEPT names a roster that neither holds");
   const waiting = [];
   let common = roster;
   if (behind) {
     common = readNewerRoster(roster, accept.roster, coordinator, link.startMs, [identity.id, peer]);
-    const announced = common.serial === theirs.serial && common.digest.equals(theirs.digest);
-    must(announced, "another roster than RESP announced");
+    must(common.is(theirs), "another roster than RESP announced");
     for (let frame = yield "WAIT_STORE"; frame; frame = yield "WAIT_STORE") waiting.push(frame);
     node.store(common);
   } else {
@@ -217,7 +219,7 @@ export function* respond(link, node, { entropy, encapsulate }) {
   const { ciphertext, secret } = encapsulate(hello.ek);
 
   yield "WAIT_SIGNATURE";
-  const sealedLength = 80 + SIGNATURE + MAC + AEAD_TAG;
+  const sealedLength = 91 + SIGNATURE + MAC + AEAD_TAG;
   const answer = { suite: code, x: x.publicKey, ct: ciphertext, sealed: Buffer.alloc(sealedLength) };
   const resp = handshakeFrame(RESP, respCodec.write(answer));
   const t1 = schedule.firstTranscript(suite, roster.cluster, identity.publicKey, init.bytes);
@@ -229,6 +231,7 @@ export function* respond(link, node, { entropy, encapsulate }) {
     instance: node.instance,
     serial: roster.serial,
     digest: roster.digest,
+    mandate: roster.mandate,
   });
   const proven = prove(identity, suite.protocol, "RESP", mR, t2, claim);
   aeadSeal(suite, kR, NONCE_0, t2, proven).copy(resp, UNSEALED_OF_RESP);
@@ -241,13 +244,12 @@ export function* respond(link, node, { entropy, encapsulate }) {
   const theirs = decode(struct({ ...finClaim, ...proof }), opened);
   denied(theirs.id_R.equals(identity.id), "meant for another node");
   denied(!theirs.id_I.equals(identity.id), "a node that dials itself");
-  const ahead = theirs.serial > roster.serial;
+  const ahead = roster.isBehind(theirs);
   must(ahead === theirs.roster.length > 0, "a roster where none is due, or none where one is");
   let common = roster;
   if (ahead) {
     common = readNewerRoster(roster, theirs.roster, coordinator, link.startMs, [theirs.id_I, identity.id]);
-    const named = common.serial === theirs.serial && common.digest.equals(theirs.digest);
-    must(named, "another roster than FIN names");
+    must(common.is(theirs), "another roster than FIN names");
   }
   const rank = common.rank(theirs.id_I);
   const claimed = rank < 0 ? identity.publicKey : common.members[rank].public_key;
@@ -259,7 +261,7 @@ export function* respond(link, node, { entropy, encapsulate }) {
   const inward = schedule.linkSecrets(suite, prk, schedule.TO_RESPONDER, theirs.id_I, identity.id, t4);
   link.key(suite, outward.traffic, inward.traffic);
   must(!roster.conflicts(theirs), "two rosters with one serial", "ROSTER_CONFLICT");
-  must(ahead || !roster.hasExpired(link.startMs), "the own roster has expired", "ROSTER_EXPIRED");
+  must(theirs.serial > roster.serial || !roster.hasExpired(link.startMs), "the own roster has expired", "ROSTER_EXPIRED");
 
   if (ahead) {
     const early = yield "WAIT_STORE";
@@ -270,7 +272,7 @@ export function* respond(link, node, { entropy, encapsulate }) {
   if (early) return link.takeClose(early);
   const refusal = node.admit(rank, common.rank(identity.id), theirs.purpose);
   if (refusal) return link.close(refusal);
-  const brought = roster.serial > theirs.serial ? roster.signed : NO_ROSTER;
+  const brought = roster.isAhead(theirs) ? roster.signed : NO_ROSTER;
   link.send({ message: "ACCEPT", transcript: t4, serial: common.serial, roster: brought });
   const { id_I: peer, instance, purpose } = theirs;
   link.establish({ suite, peer, instance, purpose, transcript: t4, outward, inward }, common);

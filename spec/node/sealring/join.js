@@ -17,7 +17,7 @@ import {
 } from "./handshake.js";
 import { readPublicKey, nodeId } from "./identity.js";
 import { addresses, take } from "./invitation.js";
-import { AEAD_TAG, INVITATION_SECONDS, MAX_CLOCK_SKEW_MS, MAX_NAME, MAX_ROSTER, MAX_SYSTEM } from "./limits.js";
+import { AEAD_TAG, INVITATION_SECONDS, MAX_CLOCK_SKEW_MS, MAX_NAME, MAX_ELECTED, MAX_SYSTEM } from "./limits.js";
 import { readNewerRoster, readRoster } from "./roster.js";
 import * as schedule from "./schedule.js";
 import { hash, hmac } from "./schedule.js";
@@ -35,7 +35,7 @@ const LEAST_RESP = UNSEALED_OF_RESP - 8 + PROOF_SEALED;
 const LEAST_FIN = 1 + PROOF_SEALED;
 
 const respCodec = struct({ suite: u8, x: bytes(32), ct: bytes(1088), sealed: rest });
-const respClaim = { coordinator: bytes(65), id_H: bytes(32), roster: inline(blob(MAX_ROSTER)) };
+const respClaim = { coordinator: bytes(65), id_H: bytes(32), roster: inline(blob(MAX_ELECTED)) };
 const name = where(inline(plainText(MAX_NAME)), (text) => /[^ ]/.test(text), "a blank name of a joiner");
 const finClaim = {
   public_key: bytes(65),

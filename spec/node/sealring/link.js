@@ -16,7 +16,7 @@ import {
   INIT_TIMEOUT,
   MAX_FIN_BODY,
   MAX_REASON,
-  MAX_ROSTER,
+  MAX_ELECTED,
   MAX_SEALED_BODY,
   MAX_UNANSWERED_PINGS,
   MIN_FRAME_RATE,
@@ -37,7 +37,7 @@ import { SUITES } from "./suites.js";
 
 const NOTHING = Object.freeze({});
 const ANY_MESSAGE = Object.freeze({ [SEALED]: MAX_SEALED_BODY });
-const LONGEST_ACCEPT = Object.freeze({ [SEALED]: 45 + MAX_ROSTER + AEAD_TAG });
+const LONGEST_ACCEPT = Object.freeze({ [SEALED]: 45 + MAX_ELECTED + AEAD_TAG });
 const LONGEST_CLOSE = Object.freeze({ [SEALED]: 5 + MAX_REASON + AEAD_TAG });
 
 /** @typedef {"initiator" | "responder" | "joiner" | "inviter"} End */
@@ -52,7 +52,7 @@ const LONGEST_ADDRESSES = 2 + MAX_INVITATION_ADDRESSES * (2 + MAX_ADDRESS);
  */
 const TAKES = Object.freeze({
   initiator: {
-    WAIT_RESP: { [HANDSHAKE]: 1_314 },
+    WAIT_RESP: { [HANDSHAKE]: 1_325 },
     WAIT_SIGNATURE: NOTHING,
     WAIT_ACCEPT: LONGEST_ACCEPT,
     WAIT_STORE: ANY_MESSAGE,
@@ -68,9 +68,9 @@ const TAKES = Object.freeze({
     ESTABLISHED: ANY_MESSAGE,
   },
   joiner: {
-    WAIT_RESP: { [HANDSHAKE]: 1_122 + 101 + MAX_ROSTER + PROOF_SEALED },
+    WAIT_RESP: { [HANDSHAKE]: 1_122 + 101 + MAX_ELECTED + PROOF_SEALED },
     WAIT_SIGNATURE: NOTHING,
-    WAIT_ADMIT: { [SEALED]: 7 + MAX_ROSTER + MAX_SETTINGS + AEAD_TAG },
+    WAIT_ADMIT: { [SEALED]: 7 + MAX_ELECTED + MAX_SETTINGS + AEAD_TAG },
     WAIT_STORE: LONGEST_CLOSE,
     JOINED: LONGEST_CLOSE,
   },

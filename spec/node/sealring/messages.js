@@ -26,7 +26,7 @@ import {
   MAX_PIECE,
   MAX_REASON,
   MAX_REASONS,
-  MAX_ROSTER,
+  MAX_ELECTED,
   MAX_ROWS,
   MAX_SCORES,
   MAX_SETTINGS,
@@ -65,7 +65,7 @@ const load = struct({
   fetch_bytes: u64,
 });
 
-const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MAX_ROSTER) });
+const accept = struct({ transcript: bytes(32), serial: u64, roster: wire.blob(MAX_ELECTED) });
 
 const close = struct({ why: u16, reason: plainText(MAX_REASON) });
 
@@ -380,7 +380,7 @@ const noVote = struct({ term: u64, head: u16, latest: u64, why: oneOf(1, 7) });
 const renew = struct({ term: u64, count: u64 });
 const renewed = struct({ term: u64, count: u64, promised: u64 });
 
-const admit = struct({ roster: wire.blob(MAX_ROSTER), settings: wire.text(MAX_SETTINGS) });
+const admit = struct({ roster: wire.blob(MAX_ELECTED), settings: wire.text(MAX_SETTINGS) });
 
 const membership = struct({ backend, rank: u16, size: upTo(MAX_WORLD), deadline_ms: u32, hosts }, (g) => {
   must(g.backend !== BACKEND.PIPELINE && g.rank < g.size, "no such member");

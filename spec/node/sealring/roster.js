@@ -1,17 +1,20 @@
 /**
  * Rosters (section 3.2): who is in the cluster, in rank order, signed by the coordinator, which a spare coordinator may
- * have appointed. The signatures are checked before anything else is read.
+ * have appointed. The signatures are checked before anything else is read. Where the members have elected a head, it
+ * comes first (section 3.4).
  */
 
+import { UNELECTED, beats, certificateCodec, takeCertificate } from "./election.js";
 import { must } from "./failure.js";
 import { nodeId, readPublicKey, signedPayload, verify } from "./identity.js";
-import { MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER } from "./limits.js";
+import { MAX_ADDRESS, MAX_ADDRESSES, MAX_ELECTED, MAX_MEMBERS, MAX_NAME, MAX_ROSTER } from "./limits.js";
 import { hash } from "./schedule.js";
 import { Reader, bytes, decode, inline, list, plainText, struct, u16, u64, u8, where } from "./wire.js";
 
 const SIGNATURE = 64;
 const SOFTWARE = 1;
 const WITH_SPARE = 2;
+const ELECTED = 3;
 const SERIALS = 10n ** 9n;
 
 const name = where(inline(plainText(MAX_NAME)), (text) => /[^ ]/.test(text), "a blank name");
@@ -21,6 +24,7 @@ const differ = (/** @type {string[]} */ values) => new Set(values).size === valu
 export const TEXT = 1;
 export const WITNESS = 2;
 const SAYS_RIGHTS = 4;
+const FIXED_HEAD = 8;
 
 /** @param {Record<string, any>} rights the field, or none */
 const memberCodec = (rights) => struct(
@@ -59,7 +63,7 @@ const termsCodec = struct(
     serial: where(u64, (serial) => serial > 0n, "serial 0"),
     issued_ms: u64,
     expires_ms: u64,
-    policy: where(u8, (bits) => bits <= 7, "an unknown policy"),
+    policy: where(u8, (bits) => bits <= 15, "an unknown policy"),
   },
   ({ issued_ms, expires_ms }) => must(issued_ms < expires_ms, "expires before it is issued"),
 );
@@ -116,8 +120,33 @@ export class Roster {
     this.expires_ms = fields.expires_ms;
     this.inner_seal = (fields.policy & 1) !== 0;
     this.tensor_parallelism = (fields.policy & 2) === 0;
+    this.fixed_head = (fields.policy & FIXED_HEAD) !== 0;
+    /** @type {import("./election.js").Mandate} */
+    this.mandate = UNELECTED;
     /** @type {Member[]} */
     this.members = fields.members.map((/** @type {any} */ m) => ({ ...m, node_id: nodeId(m.public_key) }));
+  }
+
+  /**
+   * This roster, in which nobody is elected yet, with a head that is [EL-13].
+   *
+   * @param {import("./election.js").Mandate} mandate
+   * @param {Buffer} signed the whole, with the certificate
+   */
+  elected(mandate, signed) {
+    const roster = Object.assign(Object.create(Roster.prototype), this, { mandate, signed });
+    const head = this.members[mandate.head];
+    roster.members = [head, ...this.members.filter((member) => member !== head)];
+    return /** @type {Roster} */ (roster);
+  }
+
+  /**
+   * Whether the member with an index may be head [EL-02], in a roster in which nobody is elected yet.
+   *
+   * @param {number} index
+   */
+  mayBeHead(index) {
+    return this.members[index]?.rights === TEXT && (index === 0 || !this.fixed_head);
   }
 
   /**
@@ -158,6 +187,35 @@ export class Roster {
   conflicts({ serial, digest }) {
     return serial === this.serial && !digest.equals(this.digest);
   }
+
+  /**
+   * Whether another roster is newer, by what is said of it [RO-11].
+   *
+   * @param {{serial: bigint, digest: Buffer, mandate: import("./election.js").Mandate}} other
+   */
+  isBehind({ serial, digest, mandate }) {
+    return serial > this.serial || (digest.equals(this.digest) && beats(mandate, this.mandate));
+  }
+
+  /**
+   * Whether this roster is newer than another, by what is said of that.
+   *
+   * @param {{serial: bigint, digest: Buffer, mandate: import("./election.js").Mandate}} other
+   */
+  isAhead({ serial, digest, mandate }) {
+    return serial < this.serial || (digest.equals(this.digest) && beats(this.mandate, mandate));
+  }
+
+  /**
+   * Whether it is the roster that was said.
+   *
+   * @param {{serial: bigint, digest: Buffer, mandate: import("./election.js").Mandate}} said
+   */
+  is({ serial, digest, mandate }) {
+    const { term, head, taken } = this.mandate;
+    const named = term === mandate.term && head === mandate.head && taken === mandate.taken;
+    return serial === this.serial && digest.equals(this.digest) && named;
+  }
 }
 
 /**
@@ -178,10 +236,25 @@ function followAppointment(pinned, cluster, { spare, naming, number, coordinator
 }
 
 /**
- * @param {Buffer} signed
+ * A roster, with or without a certificate before it [EL-12].
+ *
+ * @param {Buffer} data
  * @param {Uint8Array} pinned the key that the owner pinned
  */
-export function readRoster(signed, pinned) {
+export function readRoster(data, pinned) {
+  if (data[0] !== ELECTED) return readSigned(data, pinned);
+  must(data.length <= MAX_ELECTED, "a roster and a certificate that are too long", "LIMIT_EXCEEDED");
+  const reader = new Reader(data.subarray(1));
+  const certificate = certificateCodec.read(reader);
+  const roster = readSigned(reader.rest(), pinned);
+  return roster.elected(takeCertificate(certificate, roster), data);
+}
+
+/**
+ * @param {Buffer} signed
+ * @param {Uint8Array} pinned
+ */
+function readSigned(signed, pinned) {
   must(signed.length <= MAX_ROSTER, "a roster that is too long", "LIMIT_EXCEEDED");
   must(signed.length >= SIGNATURE, "a roster without a signature", "AUTHENTICATION_FAILED");
   const contents = signed.subarray(0, -SIGNATURE);
@@ -232,7 +305,7 @@ export function readNewerRoster(current, signed, coordinator, wallMs, ends) {
   const roster = readRoster(signed, coordinator);
   must(roster.cluster.equals(current.cluster), "another cluster's roster", "AUTHENTICATION_FAILED");
   must(!current.conflicts(roster), "two rosters with one serial", "ROSTER_CONFLICT");
-  must(roster.serial > current.serial, "a roster that is not newer");
+  must(current.isBehind(roster), "a roster that is not newer");
   checkSuccession(current.appointment, roster.appointment);
   must(!roster.hasExpired(wallMs), "a roster that has expired", "ROSTER_EXPIRED");
   for (const end of ends) roster.member(end);
