@@ -28,6 +28,7 @@ FOREIGN = {"MLKEM768PublicKey": object}
 """What a module imports for type checkers alone, and is no class of ours."""
 
 PUBLIC = [
+    "codec.election_messages",
     "codec.encoding",
     "codec.frame",
     "codec.local_messages",
@@ -35,6 +36,7 @@ PUBLIC = [
     "codec.relay_messages",
     "codec.tensor",
     "control.effects",
+    "control.election",
     "control.epoch.ledger",
     "control.plan",
     "control.requests",
@@ -58,6 +60,7 @@ PUBLIC = [
     "security.roles",
     "security.roster",
     "security.seal",
+    "voting",
 ]
 
 

@@ -163,7 +163,7 @@ ROOMS = {
     PROTOCOL: (
         *("limits", "errors", "words", "table", "codec", "security", "link", "relay", "joining"),
         *("control", "control/epoch", "control/scheduler", "control/head"),
-        *("events", "links", "diagnosis", "role", "node", "conformance"),
+        *("events", "links", "voting", "diagnosis", "role", "node", "conformance"),
     ),
     "model/sealring_model": (
         *("errors", "mlx_lm_import", "machine", "stage", "loading", "text", "channel", "sampling"),

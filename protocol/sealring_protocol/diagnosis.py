@@ -29,6 +29,7 @@ from sealring_protocol.links.logs import RefusedSource
 from sealring_protocol.links.peers import NO_MEMBER, Fault, PeerState, Trouble
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import Roster
+from sealring_protocol.voting import Leadership
 from sealring_protocol.words import RING_CHANGED, STILL_FETCHED, ago, lasting, part_here
 
 __all__ = ["Cause", "EngineFacts", "Facts", "Obstacle", "Starved"]
@@ -41,6 +42,7 @@ class Cause(enum.Enum):
     """What a head sends the other ranks for it; None if it sends nothing."""
 
     DRAINING = "draining"
+    NO_MAJORITY = "no_majority"
     STARVED = "engine_starved"
     ROSTER_EXPIRED = "roster_expired", Hindrance.REFUSED
     ROSTER_CONFLICT = "roster_conflict", Hindrance.REFUSED
@@ -88,6 +90,9 @@ class Cause(enum.Enum):
 ADVICE: Final[Mapping[Cause, str]] = {
     Cause.DRAINING: "Ask again once the node has begun again; after a change of the head, ask the "
     "new one.",
+    Cause.NO_MAJORITY: "Start the machines that are missing, or see why this one does not reach "
+    "them: then it goes on by itself. If they are gone, and none of them answers clients, this "
+    "machine can take the head's place (sealring head take).",
     Cause.STARVED: "See what else runs on that machine, and whether its container or service has a "
     "limit of processor time or memory.",
     Cause.ROSTER_EXPIRED: "Sign it again (sealring roster renew), and give it to any one node "
@@ -325,6 +330,7 @@ class Facts:
     what this rank and those linked with it last reported. *engine_heard* is when its engine last
     said something (monotonic seconds), or None if unknown. *joined* has, by node id, the members
     that came with a later roster than the first, and since when that is in force (the same).
+    *leadership* is who is head, as this node sees it, or None if unknown.
     """
 
     rank: int
@@ -345,6 +351,7 @@ class Facts:
     trying: bool = False
     engine_heard: float | None = None
     joined: Mapping[bytes, float] = attrs.field(factory=dict)
+    leadership: Leadership | None = None
 
     def name(self, rank: int) -> str:
         """The name of the member of *rank*, for people."""
@@ -389,7 +396,7 @@ def obstacles(facts: Facts, now: float) -> list[Obstacle]:
         what = f"{facts.own} is loading the tokenizer"
         found.append(_obstacle(Cause.TOKENIZER_LOADING, what))
     if facts.standing.phase in (Phase.SERVING, Phase.WITNESS):
-        found += _silent(facts, now) + _link_before(facts, now)
+        found += _unled(facts) + _silent(facts, now) + _link_before(facts, now)
     else:
         found += _roster(facts, now)
         found += [_put_out(facts, peer) for peer in facts.peers.values() if peer.put_out][:1]
@@ -520,7 +527,7 @@ def _ring(facts: Facts, now: float) -> list[Obstacle]:
     standing = facts.standing
     match standing.phase:
         case Phase.NO_HEAD:
-            return _absent(facts, 0, now)
+            return _absent(facts, 0, now) + _unled(facts)
         case Phase.LINKING:
             rank = standing.missing[0]
             link = _link(facts, rank, Purpose.STEP, now)
@@ -567,6 +574,26 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
     since = None if peer is None else peer.up.get(Purpose.CONTROL)
     what = f"{facts.name(rank)} is connected, and its engine has not said yet what its model is"
     return [_obstacle(Cause.PEER_ENGINE, what, rank, since=since)]
+
+
+def _unled(facts: Facts) -> list[Obstacle]:
+    """Why a head does not lead, though its ring could serve; or why a node that may be head cannot
+    be elected."""
+    led = facts.leadership
+    if led is None:
+        return []
+    here = led.members - len(led.absent)
+    away = ", ".join(facts.roster.members[rank].name for rank in led.absent)
+    count = f"{here} of {led.members} machines here, and it takes {led.majority}; missing: {away}"
+    if facts.rank == 0 and not led.leads:
+        what = f"{facts.own} is the head, and does not answer while another may be: {count}"
+        if not led.absent:
+            what = f"{facts.own} is the head, and has another machine elected in its place"
+    elif facts.rank in led.heads and led.may_take:
+        what = f"there is no head, and no majority to elect one: {count}"
+    else:
+        return []
+    return [_obstacle(Cause.NO_MAJORITY, what)]
 
 
 def _silent(facts: Facts, now: float) -> list[Obstacle]:

@@ -52,6 +52,7 @@ from sealring_protocol.control.head.attendance import GRACE_SECONDS, Attendance
 from sealring_protocol.control.head.head import Head
 from sealring_protocol.control.membership import hello
 from sealring_protocol.control.requests import (
+    NoMajority,
     NotServed,
     Request,
     RequestDone,
@@ -274,6 +275,10 @@ __all__ = ["Node", "NodeConfig"]
 SHUTS_DOWN: Final = "the node shuts down"
 """The reason sent to members when this node stops."""
 
+_UNLED_SECONDS: Final = 5.0
+"""Seconds without a lease from which a head takes no requests. Until then they wait, for a lease is
+lost and back in a moment where a machine stalls."""
+
 _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
 
@@ -373,7 +378,8 @@ class Node:
 
     def facts(self, now: float) -> Facts:
         """The facts that `obstacles` judges by."""
-        return self._report.facts(self.standing(), now)
+        facts = self._report.facts(self.standing(), now)
+        return attrs.evolve(facts, leadership=self._voting.leadership(now))
 
     def obstacles(self, now: float) -> list[Obstacle]:
         """What keeps this node from serving, as far as it can know; empty if it serves."""
@@ -457,9 +463,13 @@ class Node:
 
     def submit(self, request: Request, now: float) -> int:
         """Queue *request*; returns its uid. Raises `LocalProtocolError` on any rank but the head,
-        if it can never be served, or if the queue is full; and `NotServed` if the ring serves none
-        until somebody changes that."""
+        if it can never be served, or if the queue is full; `NotServed` if the ring serves none
+        until somebody changes that; and `NoMajority` if this head does not lead."""
         head = self._role.head()
+        if self._voting.unled(now) > _UNLED_SECONDS:
+            causes = self.obstacles(now)
+            why = (each.what for each in causes if each.cause is Cause.NO_MAJORITY)
+            raise NoMajority(next(why, "this node is the head, and another may be"))
         if not head.serving and (found := first_permanent(self.obstacles(now))) is not None:
             raise NotServed(found.what)
         uid, effects = head.submit(request, now)
@@ -702,6 +712,7 @@ class Node:
             self._deliver_news(now)
             return
         serving, log = self._brain.serving, self._report.obstacle_log
+        serving = serving and (self.rank > 0 or self.leads(now))
         if serving:
             self._served = now
         if not serving or log.due is not None:
@@ -763,13 +774,19 @@ class Node:
     def _begin_anew(self, now: float) -> None:
         """The ranks have changed: start with a new brain. If this node stays the head, its requests
         go on, and are prefilled again."""
+        roster = self.roster.roster
+        here = {
+            self._links.member(rank).id
+            for rank, purpose, _ in self._links.links()
+            if purpose is Purpose.CONTROL
+        }
         self._links.unwant(*Purpose)
         self._links.shut_all(set(Purpose), ROSTER_CHANGED, now)
         self._links.news.clear()  # it was for the old brain
         self._events.extend(self._relays.end_all(ROSTER_CHANGED))
         before = self._brain
         members = self._role.members
-        effects = self._role.change(self.roster.roster, self._links.rank, now)
+        effects = self._role.change(roster, self._links.rank, now, here)
         self._report.joined = {
             member: self._report.joined.get(member, now)
             for member in self._role.members

@@ -9,7 +9,7 @@ which is which.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import attrs
 
@@ -162,7 +162,7 @@ class NodeRole:
         self.brain = self._make_brain(now)
         """The control machine."""
 
-    def _begin(self, roster: Roster, rank: int, now: float) -> None:
+    def _begin(self, roster: Roster, rank: int, now: float, gone: Collection[int] = ()) -> None:
         self._rank, self._roster = rank, roster
         self.members = frozenset(member.id for member in roster.members)
         self.ring = roster.workers
@@ -171,7 +171,7 @@ class NodeRole:
         """Who is present; None where the whole roster makes the only ring."""
         self._told.clear()
         if rank == 0 and self._may_leave_out:
-            self.attendance = Attendance(self.ring, self._config.least, now)
+            self.attendance = Attendance(self.ring, self._config.least, now, gone)
 
     @property
     def _may_leave_out(self) -> bool:
@@ -196,19 +196,27 @@ class NodeRole:
             self._config, self._roster, ring, self._next_uid, self._last_epoch, against
         )
 
-    def change(self, roster: Roster, rank: int, now: float) -> list[Effect]:
+    def change(
+        self, roster: Roster, rank: int, now: float, here: Collection[bytes]
+    ) -> list[Effect]:
         """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
-        the head, its requests go on, and are prefilled again. Otherwise they end."""
+        the head, its requests go on, and are prefilled again. Otherwise they end. A node that was
+        elected waits only for the members *here*, by their ids."""
         before, effects = self._retire()
         members = [self._roster.members[rank].id for rank in self.ring]
-        self._begin(roster, rank, now)
+        elected = roster.digest == self._roster.digest and roster.mandate != self._roster.mandate
+        away = [each for each in roster.workers if each and roster.members[each].id not in here]
+        self._begin(roster, rank, now, away if elected else ())
         if self.attendance is not None and isinstance(before, Head):
             # A member that was not in the ring is not waited for.
-            here = {roster.rank(each) for each in members if each in roster}
-            self.ring = tuple(rank for rank in roster.workers if rank in here)
+            left = {roster.rank(each) for each in members if each in roster}
+            self.ring = tuple(rank for rank in roster.workers if rank in left)
         self.brain = self._make_brain(now, before)
         if isinstance(before, Head) and rank > 0:
-            text = f"roster {roster.serial} makes {roster.members[0].name} the head; ask there"
+            name = roster.members[0].name
+            text = f"roster {roster.serial} makes {name} the head; ask there"
+            if roster.mandate.term:
+                text = f"{name} is the head now; ask there"
             failed = FinishReason.FAILED
             effects += [RequestDone(uid, failed, text) for uid in sorted(self._requests)]
         return effects

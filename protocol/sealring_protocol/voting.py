@@ -46,6 +46,8 @@ from sealring_protocol.security.identity import verify
 from sealring_protocol.security.mandate import Certificate, Mandate, vote_payload
 from sealring_protocol.security.roles import Purpose
 
+__all__ = ["Leadership"]
+
 OF_ELECTIONS: Final = frozenset({Candidacy, Vote, NoVote, Renew, Renewed})
 """The classes of message that are for `Voting`."""
 
@@ -97,6 +99,7 @@ class Voting:
         self._election = Election(
             len(roster.members), own, roster.head_indices, now, roster.mandate, ballot
         )
+        self._leads_until = self._election.leads_until
         self.due = self._election.next_timeout()
         """When to call `handle_timeout`; None: not at all. To be read only."""
 
@@ -104,14 +107,11 @@ class Voting:
 
     def leads(self, now: float) -> bool:
         """True if this node is head, and no other can be: it may answer."""
-        leads = self._election.leads(now)
-        if leads:
-            self._led = now
-        return leads
+        return now < self._leads_until
 
     def unled(self, now: float) -> float:
         """Seconds for which this node has not led: since it last did, or began."""
-        return 0.0 if self.leads(now) else now - self._led
+        return now - max(self._led, min(now, self._leads_until))
 
     def leadership(self, now: float) -> Leadership:
         """Who is head, as this node sees it."""
@@ -254,6 +254,8 @@ class Voting:
                     self._links.meet(now)
         if self._links.meeting and self._election.state not in _SEEKS:
             self._links.part(now)
+        self._led = max(self._led, min(now, self._leads_until))
+        self._leads_until = self._election.leads_until
         self.due = self._election.next_timeout()
 
     def _say(self, level: Level, text: str) -> None:

@@ -277,11 +277,19 @@ class Election:
 
     def leads(self, now: float) -> bool:
         """True if this node is head, and no other can be: it may answer."""
+        return now < self.leads_until
+
+    @property
+    def leads_until(self) -> float:
+        """When this node leads no more if nobody renews its lease; infinity if it needs none, and
+        minus infinity if it does not lead."""
         if self.mandate.head != self._own or self._lease.given_up:
-            return False
-        if not self._needs_lease or self.mandate.taken:
-            return True
-        return self._members - self._proven(now) < self.majority
+            return -math.inf
+        needed = self._members - self.majority  # answers, so that the others make no majority
+        if not self._needs_lease or self.mandate.taken or not needed:
+            return math.inf
+        asked = sorted(self._lease.fresh.values(), reverse=True)
+        return asked[needed - 1] + LEASE_SECONDS if len(asked) >= needed else -math.inf
 
     @property
     def _needs_lease(self) -> bool:

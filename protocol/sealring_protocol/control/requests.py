@@ -152,6 +152,11 @@ class NotServed(LocalProtocolError):
     way."""
 
 
+class NoMajority(NotServed):
+    """The head does not lead: a majority of the members may have another one. The message says who
+    is missing."""
+
+
 class FinishReason(enum.Enum):
     """Why a request ended. REFUSED: the ring cannot serve until somebody changes something. UNHELD:
     the grammar that holds it cannot be followed any further."""

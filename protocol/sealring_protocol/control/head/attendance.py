@@ -77,15 +77,17 @@ Ring = tuple[int, ...]
 
 class Attendance:
     """The *ranks* that may be in the ring: all members but witnesses. At least *least* make a ring.
-    Rank 0, the head, is always one of them. Times are monotonic seconds."""
+    Rank 0, the head, is always one of them. Nobody waits for those that are *gone*: they were away
+    when this head was elected. Times are monotonic seconds."""
 
-    def __init__(self, ranks: Ring, least: int, now: float) -> None:
+    def __init__(self, ranks: Ring, least: int, now: float, gone: Collection[int] = ()) -> None:
         self._least = max(1, min(least, len(ranks)))
         self.hellos: dict[int, Hello] = {}
         """The HELLO of each rank that is present."""
         self._came: dict[int, float] = {}  # when each of them came
         self._steady_from: dict[int, float] = {}  # when each of them may be taken in
-        self._awaited = dict.fromkeys(ranks, now + GATHER_SECONDS)  # the others: until when
+        waits = (rank for rank in ranks if rank not in gone)
+        self._awaited = dict.fromkeys(waits, now + GATHER_SECONDS)  # the others: until when
         self._began = now
         self._lost: dict[int, float] = {}  # when each that has ever come was last lost
         self.stuck = False
