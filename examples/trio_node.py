@@ -9,7 +9,7 @@ import trio
 from sealring_protocol.control.requests import Request, RequestDone, TokenOut
 from sealring_trio.errors import UserError
 from sealring_trio.files.config import NodeFile, load_file
-from sealring_trio.node.runtime import Runtime
+from sealring_trio.node.runtime import NodeClock, Runtime
 from sealring_trio.node.service import build_runtime, prepare, running
 
 
@@ -44,4 +44,4 @@ async def main(config: Path, prompt: tuple[int, ...]) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, Path(sys.argv[1]), tuple(map(int, sys.argv[2:])))
+    trio.run(main, Path(sys.argv[1]), tuple(map(int, sys.argv[2:])), clock=NodeClock())

@@ -2,7 +2,7 @@
 
 Sizes take binary suffixes, as memory is sold: ``32G`` is 32 x 2^30 bytes. Addresses are
 ``host:port``, with an IPv6 host in brackets. Wall clock times are milliseconds since 1970, as in
-rosters and logs; all deadlines go by trio's monotonic clock.
+rosters and logs; all deadlines go by trio's clock.
 """
 
 from __future__ import annotations

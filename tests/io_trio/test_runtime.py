@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
+import signal
+import sys
+import time
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +19,14 @@ import pytest
 import sealring_model
 import trio
 import trio.testing
+from sealring.cli.up import run_node
 from sealring.dialects.errors import ApiError
+from sealring.files.config import load_config
 from sealring.generation.generation import Generator, Job
 from sealring.generation.status import ENOUGH, describe_paces, hop_quantiles
 from sealring.generation.trace import Trace
 from sealring.http.head import ApiHead
+from sealring.local.ring import write_cluster
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_model.text.tokens import Tokenizer
@@ -42,7 +49,7 @@ from sealring_protocol.node import Node
 from sealring_protocol.security.roster import sign_roster
 from sealring_trio.engine.supervisor import pack
 from sealring_trio.errors import OperationError
-from sealring_trio.node.runtime import Runtime
+from sealring_trio.node.runtime import NodeClock, Runtime
 from sealring_trio.node.service import build_number, this_build
 
 from tests.attacks.test_floods import at_work
@@ -83,6 +90,39 @@ async def test_requests_finish_before_another_member_becomes_the_head() -> None:
         assert runtime.node.rank == 1
         assert not trace.given_up
         assert not generator.draining
+
+
+def test_time_goes_on_while_the_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is woken: its timers go on where they were, and what is due is found so by
+    whatever happens next."""
+    slept = 0.0
+    read = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: read(clock) + slept)
+
+    async def main() -> float:
+        nonlocal slept
+        began = trio.current_time()
+        with trio.move_on_after(3600) as hour:
+            slept = 3601.0
+            await trio.lowlevel.checkpoint()
+            await trio.lowlevel.checkpoint()
+        assert hour.cancelled_caught
+        await trio.sleep(0.001)
+        return trio.current_time() - began
+
+    assert 3601 < trio.run(main, clock=NodeClock()) < 3601 + PATIENCE
+    counts = time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC
+    assert abs(NodeClock().current_time() - slept - read(counts)) < PATIENCE
+
+
+def test_a_node_runs_by_that_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Mock()
+    monkeypatch.setattr(trio, "run", run)
+    for module, name in ((signal, "signal"), (faulthandler, "enable")):
+        monkeypatch.setattr(module, name, Mock())  # they are this process's
+    (config,) = write_cluster(tmp_path, 1, tiny.path())
+    run_node(load_config(config))
+    assert isinstance(run.call_args.kwargs["clock"], NodeClock)
 
 
 def test_a_checkout_says_its_release_and_which_sources_it_has() -> None:

@@ -111,12 +111,14 @@ def run_node(
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the node is there to read its files again
     with claimed(settings.state):
         # These take half a second to import, which a mistake in the config need not wait for.
+        from sealring_trio.node.runtime import NodeClock  # noqa: PLC0415
+
         from sealring.service.head_api import prepare  # noqa: PLC0415
         from sealring.service.service import serve  # noqa: PLC0415
 
         prepared = prepare(settings, partial(_pause, lifeline))
         try:
-            trio.run(serve, prepared, lifeline, beside)
+            trio.run(serve, prepared, lifeline, beside, clock=NodeClock())
         except BaseException as error:  # noqa: BLE001 - a fault of any kind is told
             raise _ending(error) from None
 

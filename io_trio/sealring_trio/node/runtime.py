@@ -12,7 +12,8 @@ signature) is carried out by `NodeSockets`: each link has a pump, until it turns
 A collective's bytes do not pass the node: its tunnel links are given to a thread (`tunnels`).
 
 One task keeps the deadline. The node is asked for its next one after each entry, and the task is
-woken only when that is earlier than the one it sleeps for.
+woken only when that is earlier than the one it sleeps for. To a node that runs by `NodeClock`, a
+machine that slept is as a process that was stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import logging
 import math
 import secrets
 import socket
+import sys
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
@@ -119,6 +122,8 @@ DIAL_ENTROPY: Final = 96
 STOP_TIMEOUT: Final = 2.0
 """Seconds that all links together may take to close."""
 
+_CLOCK: Final = time.CLOCK_BOOTTIME if sys.platform == "linux" else time.CLOCK_MONOTONIC
+
 LinkEffect = Dial | Hangup | LinkUp | Requested | WeightsAsked | PrepareCollective | EndCollective
 
 Ts = TypeVarTuple("Ts")
@@ -182,6 +187,27 @@ class Stream:
             self._wake = trio.Event()
             await self._wake.wait()
         return [self._events.popleft() for _ in range(min(AT_ONCE, len(self._events)))]
+
+
+class NodeClock(trio.abc.Clock):
+    """Monotonic seconds that go on while the machine sleeps, which trio's own clock does not count.
+    Give it to the `trio.run` that runs a node: a head that has slept through its lease would else
+    take it for good when it wakes.
+
+    The kernel's timers do not count that time, so a deadline may be seen late, by no more than was
+    left of it when the machine fell asleep.
+    """
+
+    def start_clock(self) -> None:
+        """The system's clock runs."""
+
+    def current_time(self) -> float:
+        """Seconds since the machine began. Any thread may ask."""
+        return time.clock_gettime(_CLOCK)
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Seconds until *deadline*."""
+        return deadline - self.current_time()
 
 
 class Recorder(Protocol):

@@ -34,6 +34,7 @@ from sealring_model import tiny
 from sealring_tools.bench.measure import Result
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError
+from sealring_trio.node.runtime import NodeClock
 from sealring_trio.node.service import build_runtime, prepare
 from sealring_trio.processes.interpreter import run_module
 
@@ -241,4 +242,4 @@ async def _be_node(config: Path, commands: str) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(_be_node, Path(sys.argv[1]), sys.argv[2])
+    trio.run(_be_node, Path(sys.argv[1]), sys.argv[2], clock=NodeClock())
