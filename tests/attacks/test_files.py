@@ -9,17 +9,20 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from sealring.http.keys import KEY_FILE, new_key, read_keys
+from sealring_protocol.control.election import Ballot
 from sealring_protocol.security.handshake import TrafficSecrets
 from sealring_protocol.security.identity import SoftwareSigner
 from sealring_protocol.security.keys import Suite
+from sealring_protocol.security.mandate import Certificate, Mandate, vote_payload
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.key_files import KeyLog, replace_file, reserve
-from sealring_trio.files.rosters import KEPT, MARK, RosterStore
+from sealring_trio.files.rosters import KEPT, MARK, VOTE, RosterStore
 
 from tests.io_trio.helpers import sealring
 from tests.io_trio.test_cli_files import flip, make_home
@@ -27,6 +30,7 @@ from tests.io_trio.test_cli_files import flip, make_home
 NOW = 1_800_000_000_000
 DAY = 24 * 3600 * 1000
 COORDINATOR = SoftwareSigner.from_scalar(99991)
+MEMBERS = [SoftwareSigner.from_scalar(1000 + rank) for rank in range(2)]
 
 
 def signed(
@@ -39,8 +43,7 @@ def signed(
 ) -> SignedRoster:
     """Roster *serial*, which was issued ten days ago and has *days* left."""
     members = tuple(
-        Member(SoftwareSigner.from_scalar(1000 + rank).public_key, f"node{rank}", ("h:1",))
-        for rank in range(2)
+        Member(member.public_key, f"node{rank}", ("h:1",)) for rank, member in enumerate(MEMBERS)
     )
     roster = Roster(cluster, name, serial, NOW - 10 * DAY, NOW + int(days * DAY), True, members)
     return sign_roster(roster, coordinator)
@@ -239,6 +242,110 @@ def test_the_mark_is_there_before_the_configs_roster_is_used(tmp_path: Path) -> 
         disk.start(signed(2, name="twin"))
     assert disk.start(signed(1)) == 2
     assert stat.S_IMODE(disk.mark.stat().st_mode) == 0o600
+
+
+# ------------------------------------------------------------------ elections
+
+
+def elected(roster: SignedRoster, term: int, head: int = 1) -> SignedRoster:
+    """*roster*, whose two members have elected *head*."""
+    payload = vote_payload(roster.roster.digest, term, head)
+    votes = tuple((voter, MEMBERS[voter].sign(payload)) for voter in range(2))
+    return roster.elected(Certificate(term, head, votes))
+
+
+def test_a_node_begins_with_the_latest_election_of_the_newest_roster(disk: Disk) -> None:
+    disk.adopt(elected(signed(3), 4))
+    begun = disk.store().newest(disk.config, NOW)
+    assert (begun.roster.serial, begun.roster.mandate) == (3, Mandate(4, 1))
+    assert begun.roster.members[0].name == "node1"
+    # One that the config names counts as any other.
+    for term, latest in ((2, 4), (5, 5)):
+        assert disk.start(elected(signed(3), term)) == 3
+        assert disk.store().newest(disk.config, NOW).roster.mandate.term == latest
+    disk.adopt(signed(4))
+    assert disk.store().newest(disk.config, NOW).roster.mandate == Mandate()
+
+
+def test_an_election_that_nobody_won_does_not_count(disk: Disk) -> None:
+    whole = elected(signed(3), 4)
+    assert whole.certificate is not None
+    (zero, sign), (one, _) = whole.certificate.votes
+    forged = signed(3).elected(Certificate(4, 1, ((zero, sign), (one, sign))))
+    disk.kept.write_bytes(forged.encode())
+    with pytest.raises(UserError, match="does not verify"):
+        disk.start(signed(1))
+
+
+def test_a_vote_counts_for_its_roster_alone(disk: Disk) -> None:
+    store = disk.store()
+    three, four = signed(3).roster, signed(4).roster
+    assert store.ballot(three) == Ballot()
+    store.keep_ballot(three, Ballot(7, 1))
+    assert disk.store().ballot(three) == Ballot(7, 1)
+    assert disk.store().ballot(elected(signed(3), 7).roster) == Ballot(7, 1)
+    assert store.ballot(four) == Ballot()
+    other = signed(1, cluster=b"d" * 32).roster
+    store.keep_ballot(other, Ballot(2, 0))
+    store.keep_ballot(four, Ballot(1, 0))
+    assert disk.store().ballot(four) == Ballot(1, 0)
+    assert disk.store().ballot(three) == Ballot()
+    assert disk.store().ballot(other) == Ballot(2, 0)
+    assert stat.S_IMODE((disk.state / VOTE).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b" 7 1", b" 6 1")),
+        lambda path: (path.unlink(), path.mkdir()),
+        flip,
+    ],
+)
+def test_a_vote_that_cannot_be_read_is_told_with_the_way_out(
+    disk: Disk, spoil: Callable[[Path], object]
+) -> None:
+    roster, vote = signed(3).roster, disk.state / VOTE
+    disk.store().keep_ballot(roster, Ballot(7, 1))
+    spoil(vote)
+    for ask in (lambda: disk.store().ballot(roster), partial(keep_vote, disk, roster)):
+        with pytest.raises(UserError, match="cannot tell for whom this node has voted") as caught:
+            ask()
+        assert f"rm {vote}" in caught.value.advice
+        assert "sealring head" in caught.value.advice
+    shutil.rmtree(vote) if vote.is_dir() else vote.unlink()
+    assert disk.store().ballot(roster) == Ballot()
+
+
+def keep_vote(disk: Disk, roster: Roster) -> None:
+    disk.store().keep_ballot(roster, Ballot(8, 1))
+
+
+def test_a_full_disk_takes_a_vote_all_the_same(small_disk: Path) -> None:
+    disk = Disk(small_disk)
+    disk.start(signed(1))
+    fill(small_disk)
+    roster = signed(1).roster
+    disk.store().keep_ballot(roster, Ballot(1, 1))
+    assert disk.store().ballot(roster) == Ballot(1, 1)
+    with pytest.raises(OSError, match="No space"):  # the room was that of one
+        disk.store().keep_ballot(roster, Ballot(2, 1))
+    assert disk.store().ballot(roster) == Ballot(1, 1)
+
+
+def test_up_refuses_a_vote_that_it_cannot_read(tmp_path: Path) -> None:
+    home = make_home(tmp_path)
+    (home / "desk.toml").write_text(
+        'key = "desk.key"\nroster = "home.roster"\ncoordinator = "coordinator.pub"\n'
+        'listen = "192.0.2.1:7470"\nmodel = "tiny"\napi = "off"\n'
+    )
+    (home / "desk.state").mkdir(mode=0o700)
+    (home / "desk.state" / VOTE).touch()
+    done = sealring("up", home / "desk.toml")
+    assert done.code == 2
+    assert "cannot tell for whom this node has voted last" in done.err
 
 
 def test_up_refuses_an_older_roster(tmp_path: Path) -> None:

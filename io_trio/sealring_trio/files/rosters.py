@@ -1,13 +1,18 @@
-"""Rosters on disk, which one a node begins with, and when it expires.
+"""Rosters and votes on disk, which roster a node begins with, and when it expires.
 
-Two files in the state folder hold what a restart must not lose. ``adopted.roster`` is the newest
-roster that the node has used, whether a peer brought it or the config named it. ``roster.mark``
-holds the serial and digest of that roster, for each cluster and coordinator. Both are on disk
-before a roster is used. So a node that finds only older rosters knows it, and refuses to start: an
-older roster may name members that have been put out since.
+Three files in the state folder hold what a restart must not lose. ``adopted.roster`` is the newest
+roster that the node has used, whether a peer brought it or the config named it, with the
+certificate of the head that its members elected. ``roster.mark`` holds the serial and digest of
+that roster, for each cluster and coordinator. Both are on disk before a roster is used. So a node
+that finds only older rosters knows it, and refuses to start: an older roster may name members that
+have been put out since. The mark says nothing of elections: of those the other members know.
 
 The mark comes second. A crash between the two leaves a roster that is above the mark, which is
 right; the other way round it would leave a mark that no file can meet.
+
+``last.vote`` holds this node's last vote in an election, for each cluster and coordinator. It is on
+disk before the vote is signed: a member that forgot it might vote twice in one term, and so make
+two heads. A node whose last vote cannot be read refuses to start, too.
 
 When the roster in force expires, all links end, and none comes up before a newer one is in force.
 So the log warns (`watch_expiry`) on each of the last 14 days, in the last hour, and at the end.
@@ -16,17 +21,23 @@ So the log warns (`watch_expiry`) on each of the last 14 days, in the last hour,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import attrs
 import trio
+from sealring_protocol.control.election import Ballot
 from sealring_protocol.errors import RemoteProtocolError, SealringError
-from sealring_protocol.limits import MAX_ROSTER
+from sealring_protocol.limits import MAX_ELECTED
 from sealring_protocol.security.identity import node_id
 from sealring_protocol.security.keys import sha256
-from sealring_protocol.security.roster import Roster, SignedRoster, check_succession
+from sealring_protocol.security.roster import (
+    Roster,
+    SignedRoster,
+    check_succession,
+    is_newer,
+)
 from sealring_protocol.words import lasting
 
 from sealring_trio.errors import OperationError, UserError
@@ -37,10 +48,13 @@ log = logging.getLogger("sealring")
 
 KEPT: Final = "adopted.roster"
 MARK: Final = "roster.mark"
+VOTE: Final = "last.vote"
 
-_TITLE: Final = "sealring roster mark 1\n"
-_MARK_ROOM: Final = 4096
-"""Bytes of disk that are reserved for the marks: enough for some twenty clusters."""
+_MARK_TITLE: Final = "sealring roster mark 1\n"
+_VOTE_TITLE: Final = "sealring last vote 1\n"
+_ROOM: Final = 4096
+"""Bytes of disk that are reserved for the marks, and for the votes: enough for some twenty
+clusters."""
 
 DAY: Final = 86_400.0
 HOUR: Final = 3600.0
@@ -98,8 +112,19 @@ class Mark:
     digest: bytes
 
 
-Marks = dict[tuple[bytes, bytes], Mark]
-"""By the cluster's id, and the id of the coordinator's key."""
+@attrs.frozen
+class CastBallot:
+    """The last vote: the *ballot* of the roster with *digest*."""
+
+    digest: bytes
+    ballot: Ballot
+
+
+Place = tuple[bytes, bytes]
+"""The cluster's id, and the id of the coordinator's key."""
+
+Marks = dict[Place, Mark]
+Votes = dict[Place, CastBallot]
 
 
 class RosterStore:
@@ -110,19 +135,20 @@ class RosterStore:
         self._coordinator = coordinator
         self._kept = state / KEPT
         self._mark = state / MARK
+        self._vote = state / VOTE
 
     # ------------------------------------------------------------ at the start
 
     def newest(self, path: Path, wall_ms: int) -> SignedRoster:
         """The roster to begin with: the one at *path*, which the config names, or a newer one that
-        was adopted from a peer. One that has expired is given only if it was in use before: the
-        node then waits for a newer one.
+        was adopted from a peer; of one roster, that with the later election. One that has expired
+        is given only if it was in use before: the node then waits for a newer one.
 
         Raises `UserError` rather than give an older roster than one that was used before.
         """
         given = read_verified(path, self._coordinator)
         marks = self._marks()
-        mark = marks.get(self._key(given.roster))
+        mark = marks.get(self._place(given.roster))
         kept, fault = self._read_kept(given.roster, marks)
         if mark is None and fault:
             raise UserError(
@@ -133,9 +159,11 @@ class RosterStore:
         best = given
         if kept is not None:
             _check_twins(path, given.roster, self._kept, kept.roster)
-            best = max(given, kept, key=lambda signed: signed.roster.serial)
-            if best is given:
-                _check_succession(path, given.roster, kept.roster)
+            roster = kept.roster
+            if is_newer(given.roster, roster.serial, roster.digest, roster.mandate):
+                best = kept
+            else:
+                _check_succession(path, given.roster, roster)
         where = path if best is given else self._kept
         if mark is not None:
             self._check_mark(mark, path, given.roster, kept, fault)
@@ -152,7 +180,7 @@ class RosterStore:
             )
         if fault:
             log.warning("%s; roster %d of the config is used", fault, best.roster.serial)
-        if best is not given:
+        if best.roster.serial > given.roster.serial:
             log.info(
                 "using roster %d, which this node has used before; the config's (%s) is older: %d",
                 best.roster.serial,
@@ -174,7 +202,7 @@ class RosterStore:
             kept.verify(self._coordinator)
         except SealringError:
             others = {key for key, value in marks.items() if value == mark}
-            if others - {self._key(given)}:
+            if others - {self._place(given)}:
                 return None, ""  # what another coordinator signed, which the config named once
             return None, f"the roster {self._kept} does not verify"
         return kept, ""
@@ -211,17 +239,17 @@ class RosterStore:
         `OSError`, or `UserError` when the mark there cannot be read."""
         marks = self._marks()
         roster = signed.roster
-        known = marks.get(self._key(roster))
+        known = marks.get(self._place(roster))
         if known is not None and known.serial > roster.serial:
             return  # what is on disk is newer than what this process has heard of
         if not _holds(self._kept, signed.encode()):
             replace_file(self._kept, signed.encode(), 0o600)
         mark = Mark(roster.serial, roster.digest)
         if known != mark:
-            marks[self._key(roster)] = mark
-            replace_file(self._mark, _encode(marks), 0o600)
-        reserve(self._kept, MAX_ROSTER)
-        reserve(self._mark, _MARK_ROOM)
+            marks[self._place(roster)] = mark
+            replace_file(self._mark, _encode_marks(marks), 0o600)
+        reserve(self._kept, MAX_ELECTED)
+        reserve(self._mark, _ROOM)
 
     def begin(self, signed: SignedRoster) -> None:
         """Make the state folder, and `keep` *signed*. Raises `UserError` or `OperationError`."""
@@ -233,30 +261,50 @@ class RosterStore:
                 f"cannot keep roster {signed.roster.serial} in {self._state}: {error.strerror}",
                 "A node begins only with a roster that it can remember. Put that right first.",
             ) from None
+        reserve(self._vote, _ROOM)
 
-    def _key(self, roster: Roster) -> tuple[bytes, bytes]:
+    def _place(self, roster: Roster) -> Place:
         return roster.cluster, node_id(self._coordinator)
 
     def _marks(self) -> Marks:
         """The marks in the file. Raises `UserError` when it cannot be read."""
-        try:
-            return _decode(self._mark.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except PermissionError as error:
-            raise UserError(
-                f"cannot tell which roster this node has used last: {self._mark}: {error.strerror}",
-                "Only the user whose node it is may read that. Be that user.",
-            ) from None
-        except OSError as error:
-            fault = error.strerror or str(error)
-        except ValueError as error:
-            fault = str(error)
-        raise UserError(
-            f"cannot tell which roster this node has used last: {self._mark}: {fault}",
+        what = "cannot tell which roster this node has used last"
+        advice = (
             "Find the greatest serial among the other nodes (sealring status), and copy that "
-            f"roster to the file that the config names. Then: rm {self._mark}",
+            "roster to the file that the config names"
         )
+        found: Marks = {}
+        for place, (serial, digest) in _read_lines(self._mark, _MARK_TITLE, what, advice):
+            found[place] = Mark(int(serial), bytes.fromhex(digest))
+        return found
+
+    # ------------------------------------------------------------------- votes
+
+    def ballot(self, roster: Roster) -> Ballot:
+        """The last vote of this node in an election of *roster*; that of term 0 if it has cast
+        none. Raises `UserError` when that cannot be read."""
+        cast = self._votes().get(self._place(roster))
+        return cast.ballot if cast is not None and cast.digest == roster.digest else Ballot()
+
+    def keep_ballot(self, roster: Roster, ballot: Ballot) -> None:
+        """Have *ballot*, a vote of *roster* that is about to be signed, on disk. Raises `OSError`,
+        or `UserError` when the votes there cannot be read."""
+        votes = self._votes()
+        votes[self._place(roster)] = CastBallot(roster.digest, ballot)
+        replace_file(self._vote, _encode_votes(votes), 0o600)
+        reserve(self._vote, _ROOM)
+
+    def _votes(self) -> Votes:
+        """The votes in the file. Raises `UserError` when it cannot be read."""
+        what = "cannot tell for whom this node has voted last"
+        advice = (
+            "A node that forgot its vote could vote twice in one election. Wait until the other "
+            "machines agree on a head (sealring head, on one of them), or are all off"
+        )
+        found: Votes = {}
+        for place, (digest, term, head) in _read_lines(self._vote, _VOTE_TITLE, what, advice):
+            found[place] = CastBallot(bytes.fromhex(digest), Ballot(int(term), int(head)))
+        return found
 
 
 def _is_there(path: Path) -> bool:
@@ -319,27 +367,59 @@ def _tell_expired(path: Path, roster: Roster, wall_ms: int, *, known: bool) -> N
     )
 
 
-def _encode(marks: Marks) -> bytes:
-    lines = [
-        f"{cluster.hex()} {coordinator.hex()} {mark.serial} {mark.digest.hex()}\n"
-        for (cluster, coordinator), mark in sorted(marks.items())
+def _encode_marks(marks: Marks) -> bytes:
+    lines = {place: f"{mark.serial} {mark.digest.hex()}" for place, mark in marks.items()}
+    return _encode_lines(_MARK_TITLE, lines)
+
+
+def _encode_votes(votes: Votes) -> bytes:
+    lines = {
+        place: f"{cast.digest.hex()} {cast.ballot.term} {cast.ballot.head}"
+        for place, cast in votes.items()
+    }
+    return _encode_lines(_VOTE_TITLE, lines)
+
+
+def _encode_lines(title: str, lines: Mapping[Place, str]) -> bytes:
+    """A file of one line for each place, and their checksum."""
+    found = [
+        f"{cluster.hex()} {coordinator.hex()} {line}\n"
+        for (cluster, coordinator), line in sorted(lines.items())
     ]
-    body = "".join([_TITLE, *lines]).encode()
+    body = "".join([title, *found]).encode()
     return body + sha256(body).hex().encode() + b"\n"
 
 
-def _decode(data: bytes) -> Marks:
-    """Raises `ValueError` for anything that `_encode` does not give."""
+def _read_lines(
+    path: Path, title: str, what: str, advice: str
+) -> Iterator[tuple[Place, list[str]]]:
+    """The lines of the file *path*, which `_encode_lines` gave; none where there is no file.
+
+    Raises `UserError` when it cannot be read: *what* follows from that, and the *advice* for
+    whoever is to remove it.
+    """
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except PermissionError as error:
+        raise UserError(
+            f"{what}: {path}: {error.strerror}",
+            "Only the user whose node it is may read that. Be that user.",
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"{what}: {path}: {error.strerror or error}", f"{advice}. Then: rm {path}"
+        ) from None
     *lines, total = data.splitlines(keepends=True) or [b""]
     body = b"".join(lines)
-    if not body.startswith(_TITLE.encode()) or total != sha256(body).hex().encode() + b"\n":
-        raise ValueError("it is not as it was written")
-    marks: Marks = {}
+    if not body.startswith(title.encode()) or total != sha256(body).hex().encode() + b"\n":
+        raise UserError(
+            f"{what}: {path}: it is not as it was written", f"{advice}. Then: rm {path}"
+        )
     for line in lines[1:]:
-        cluster, coordinator, serial, digest = line.decode().split()
-        key = bytes.fromhex(cluster), bytes.fromhex(coordinator)
-        marks[key] = Mark(int(serial), bytes.fromhex(digest))
-    return marks
+        cluster, coordinator, *values = line.decode().split()
+        yield (bytes.fromhex(cluster), bytes.fromhex(coordinator)), values
 
 
 def seconds_left(roster: Roster, wall_ms: int) -> float:

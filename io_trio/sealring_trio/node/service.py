@@ -196,6 +196,7 @@ def prepare(config: AnyFile, pause: Pause | None = time.sleep) -> NodeSetup[AnyF
         )
     store = RosterStore(config.state, coordinator)
     roster = store.newest(config.roster, wall_ms())
+    store.ballot(roster.roster)  # it can be read
     own = node_id(signer.public_key)
     check_member(config, roster.roster, own)
     suites = tuple(SUITES[name] for name in config.suites)

@@ -772,16 +772,22 @@ class SignedRoster:
         _verify(pinned, roster.cluster, roster.appointment, roster.digest, self.signature)
         if _has_coordinator(roster, pinned):
             raise AuthenticationFailed("the coordinator's key is a member's key")
-        if self.certificate is not None:
-            keys = [member.public_key for member in roster.in_own_order]
-            self.certificate.verify(roster.digest, keys, roster.head_indices)
+        self._verify_certificate()
 
     def verify_signer(self, signer: bytes) -> None:
-        """Check that the key *signer* signed it: enough for whoever has the private half, and knows
-        what it signed. Raises `AuthenticationFailed`."""
+        """Check that the key *signer* signed it, and the certificate's votes: enough for whoever
+        has the private half, and knows what it signed. Raises `AuthenticationFailed`, and
+        `RemoteProtocolError` if the votes make no head."""
         if self.roster.coordinator(signer) != signer:
             raise AuthenticationFailed("another coordinator has been appointed")
         verify(signer, self.signature, _payload(self.roster.digest))
+        self._verify_certificate()
+
+    def _verify_certificate(self) -> None:
+        roster = self.roster
+        if self.certificate is not None:
+            keys = [member.public_key for member in roster.in_own_order]
+            self.certificate.verify(roster.digest, keys, roster.head_indices)
 
 
 def sign_roster(roster: Roster, signer: Signer) -> SignedRoster:
