@@ -98,6 +98,7 @@ def test_roster_from_new_to_verify(home: Path) -> None:
     assert (done.code, facts["signature"], facts["serial"]) == (0, "good", 1)
     assert [(m["rank"], m["name"]) for m in facts["members"]] == [(0, "desk"), (1, "laptop")]
     assert (facts["inner_seal"], facts["tensor_parallelism"]) == (True, True)
+    assert (facts["fixed_head"], facts["term"], facts["taken"]) == (False, 0, False)
     signed = SignedRoster.decode(roster.read_bytes())
     assert signed.roster.members[1].addresses == ("127.0.0.1:7471",)
     shown = sealring("roster", "show", roster)
@@ -142,7 +143,7 @@ def test_signing_again_raises_the_serial(own_home: Path) -> None:
 
 def test_names_are_kept_whole(tmp_path: Path) -> None:
     name = 'Bär "x" \\ 日本'
-    policies = ("--no-inner-seal", "--no-tensor-parallelism")
+    policies = ("--no-inner-seal", "--no-tensor-parallelism", "--fixed-head")
     sealring("roster", "new", name, "--out", tmp_path / "a.toml", *policies)
     sealring("keygen", tmp_path / "c.key")
     sealring("keygen", tmp_path / "n.key")
@@ -150,8 +151,8 @@ def test_names_are_kept_whole(tmp_path: Path) -> None:
     assert sealring(*add, "--key", tmp_path / "n.pub").code == 0
     assert sealring("roster", "sign", tmp_path / "a.toml", "--key", tmp_path / "c.key").code == 0
     facts = sealring("roster", "show", tmp_path / "a.roster", "--json").json()
-    policies = (facts["inner_seal"], facts["tensor_parallelism"])
-    assert (facts["name"], policies) == (name, (False, False))
+    policies = (facts["inner_seal"], facts["tensor_parallelism"], facts["fixed_head"])
+    assert (facts["name"], policies) == (name, (False, False, True))
     assert facts["members"][0]["addresses"] == ["[::1]:1", "h:2"]
 
 

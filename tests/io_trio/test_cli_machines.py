@@ -25,9 +25,11 @@ from sealring.service.service import due_in
 from sealring.service.verification import Reply
 from sealring_model import tiny
 from sealring_protocol.security.identity import SoftwareSigner
+from sealring_protocol.security.mandate import Certificate, Mandate, vote_payload
 from sealring_protocol.security.roster import Rights, Roster, SignedRoster, sign_roster
 from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import OperationError, UserError
+from sealring_trio.files.key_files import read_key
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.units import wall_ms
 
@@ -124,6 +126,46 @@ def test_a_machine_may_see_no_texts_and_be_a_witness(home: Path) -> None:
     done = machines(home, "rights", "laptop", "--text", "--no-witness")
     assert "laptop: may see texts, and be the head: roster 4" in done.out
     assert machines(home, "move", "laptop", "--rank", "0").code == 0
+
+
+def test_the_head_is_fixed_and_elected(home: Path) -> None:
+    done = machines(home, "heads", "fixed")
+    assert done.code == 0, done.err
+    assert "desk alone is the head: roster 2" in done.out
+    assert roster_in(home).fixed_head
+    assert machines(home, "rename", "laptop", "den").code == 0
+    assert roster_in(home).fixed_head
+    again = machines(home, "heads", "fixed")
+    assert (again.code, "heads are fixed already" in again.err) == (2, True)
+    shown = sealring("roster", "show", home / "home.roster")
+    assert "desk, and never another (fixed)" in shown.out
+    done = machines(home, "heads", "elected")
+    assert "desk is the head until another is elected: roster 4" in done.out
+    assert not roster_in(home).fixed_head
+    assert machines(home, "heads", "always").code == 2
+
+
+def test_what_follows_an_election_has_its_head_first(home: Path) -> None:
+    before = SignedRoster.decode((home / "home.roster").read_bytes())
+    payload = vote_payload(before.roster.digest, 3, 1)
+    keys = [read_key(home / f"{name}.key") for name in ("desk", "laptop")]
+    votes = tuple((voter, key.sign(payload)) for voter, key in enumerate(keys))
+    elected = before.elected(Certificate(3, 1, votes))
+    (home / "home.roster").write_bytes(elected.encode())
+    assert names(roster_in(home)) == ["laptop", "desk"]
+    told = sealring("roster", "show", home / "home.roster")
+    assert "laptop, elected in term 3" in told.out
+    assert machines(home, "rename", "desk", "den").code == 0
+    after = roster_in(home)
+    assert (names(after), after.mandate) == (["laptop", "den"], Mandate())
+    # Of a certificate whose votes nobody gave, nothing is signed.
+    forged = before.elected(Certificate(3, 1, (votes[0], (1, votes[0][1]))))
+    (home / "home.roster").write_bytes(forged.encode())
+    renew = ("roster", "renew", home / "home.roster", "--key", home / "coordinator.key")
+    assert "it was changed" in sealring(*renew).err
+    (home / "home.roster").write_bytes(elected.encode())
+    assert sealring(*renew).code == 0
+    assert names(roster_in(home)) == ["laptop", "desk"]
 
 
 def test_a_machine_is_removed_and_another_key_takes_its_place(home: Path) -> None:

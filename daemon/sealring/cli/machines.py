@@ -64,8 +64,8 @@ sealring start
 
 app = cyclopts.App(name="machines", help=HELP)
 for _command in (
-    *(members.remove, members.replace, members.move, members.rights, members.rename),
-    members.address,
+    *(members.remove, members.replace, members.move, members.heads, members.rights),
+    *(members.rename, members.address),
 ):
     app.command(_command)
 

@@ -1,5 +1,5 @@
-"""`sealring machines remove | replace | move | rights | rename | address`: each changes the roster
-in force, signs what follows it, and installs that at the node that runs here.
+"""`sealring machines remove | replace | move | heads | rights | rename | address`: each changes the
+roster in force, signs what follows it, and installs that at the node that runs here.
 
 The roster is the running node's; where none runs, the newest in the state folder and the config.
 There the new one goes to the file that the config names, and the node hands it on when it starts.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import attrs
 from cyclopts import Parameter
@@ -137,10 +137,17 @@ def install_roster(config: Config, signed: SignedRoster) -> dict[str, Any]:
         return answer_of(config.control_socket, "roster", fields, report=report)
 
 
-def have_members(cluster: OwnCluster, members: Sequence[Member], key: Path | None) -> Roster:
-    """Put the roster with *members* in force, signed as `read_signer` says. Raises `UserError`."""
-    signer = read_signer(cluster, key)
-    signed = sign_next(cluster.roster, members, signer, wall_ms(), cluster.spent)
+def have_members(
+    cluster: OwnCluster,
+    members: Sequence[Member],
+    key: Path | None,
+    *,
+    fixed_head: bool | None = None,
+) -> Roster:
+    """Put the roster with *members* in force, signed as `read_signer` says. *fixed_head* stays as
+    it is if it is not given. Raises `UserError`."""
+    signer, spent = read_signer(cluster, key), cluster.spent
+    signed = sign_next(cluster.roster, members, signer, wall_ms(), spent, fixed_head=fixed_head)
     return put_in_force(cluster, signed)
 
 
@@ -179,11 +186,17 @@ class ClusterChange:
     json: AsJson = False
 
     def make(
-        self, cluster: OwnCluster, members: Sequence[Member], what: str, next_: str = ""
+        self,
+        cluster: OwnCluster,
+        members: Sequence[Member],
+        what: str,
+        next_: str = "",
+        *,
+        fixed_head: bool | None = None,
     ) -> None:
         """Have *cluster* have *members*, and print that *what* was done, and what a person does
-        next. Raises `UserError`."""
-        after = have_members(cluster, members, self.key)
+        next. *fixed_head* is that of `have_members`. Raises `UserError`."""
+        after = have_members(cluster, members, self.key, fixed_head=fixed_head)
         if self.json:
             print_json(roster_installed(cluster, after))
             return
@@ -349,6 +362,36 @@ def _check_may_lead(member: Member) -> None:
             f"Move another machine; or first: sealring machines rights {shlex.quote(member.name)} "
             "--text --no-witness",
         )
+
+
+def heads(which: Literal["fixed", "elected"], *, change: ClusterChange = AS_CONFIGURED) -> None:
+    """Say whether the machines elect another head when the head is away.
+
+    'elected', as in every new cluster: when the head dies, the others elect
+    the next machine that may be it, and go on. That takes more than half of
+    all machines: of two machines neither can alone, and of three one may be
+    away.
+
+    'fixed': only the first machine is ever the head, and the ring waits for
+    it. For who switches most machines off at night: it goes on with the first
+    machine alone.
+
+        sealring machines heads fixed
+        sealring machines heads elected
+
+    Next: sealring head
+
+    Parameters
+    ----------
+    which
+        'fixed' or 'elected'.
+    """
+    cluster = read_cluster(change.config)
+    fixed, name = which == "fixed", cluster.members[0].name
+    if fixed == cluster.roster.roster.fixed_head:
+        raise UserError(f"heads are {which} already", "Nothing has changed.")
+    what = f"{name} alone is the head" if fixed else f"{name} is the head until another is elected"
+    change.make(cluster, cluster.members, what, fixed_head=fixed)
 
 
 def rights(

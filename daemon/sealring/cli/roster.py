@@ -24,8 +24,10 @@ from sealring.files.cluster import (
     MAX_SERIAL,
     Draft,
     build_roster,
+    describe_head,
     describe_rights,
     find_twins,
+    head_text,
     make_draft,
     make_member,
     read_draft,
@@ -54,6 +56,7 @@ def print_roster(path: Path, signed: SignedRoster, *, json: bool, signature: str
             ("expires", format_time(roster.expires_ms)),
             ("inner seal", "yes" if roster.inner_seal else "no"),
             ("tensor parallelism", "allowed" if roster.tensor_parallelism else "forbidden"),
+            ("head", head_text(roster.members[0].name, describe_head(roster))),
             ("trust", roster.trust.name.lower()),
             ("coordinator", _coordinator(roster)),
             ("signature", signature),
@@ -90,6 +93,7 @@ def roster_facts(roster: Roster) -> dict[str, Any]:
         "expires_ms": roster.expires_ms,
         "inner_seal": roster.inner_seal,
         "tensor_parallelism": roster.tensor_parallelism,
+        **describe_head(roster),
         "digest": roster.digest.hex(),
         "coordinator": None if made is None else made.coordinator.hex(),
         "coordinator_number": None if made is None else made.number,
@@ -142,6 +146,7 @@ def new(
     tensor_parallelism: Annotated[
         bool, cyclopts.Parameter(negative="--no-tensor-parallelism")
     ] = True,
+    fixed_head: bool = False,
     json: AsJson = False,
 ) -> None:
     """Begin a draft for a cluster called NAME, with no members yet.
@@ -165,6 +170,9 @@ def new(
         Allow tensor parallelism, in which the inner seal covers nothing: the ranks' sums are
         sealed between nodes, and in the clear inside each node's process. A policy of the whole
         cluster too.
+    fixed_head
+        Nobody but the first member is ever the head: when it is away, the others elect none, and
+        the ring waits for it. For who switches most machines off at night.
     """
     path = out if out is not None else Path(f"{name}.toml")
     if is_there(path):
@@ -172,7 +180,11 @@ def new(
             f"{path} already exists, and is left as it is", "Choose another file with --out."
         )
     draft = make_draft(
-        name, secrets.token_bytes(32), inner_seal, tensor_parallelism=tensor_parallelism
+        name,
+        secrets.token_bytes(32),
+        inner_seal,
+        tensor_parallelism=tensor_parallelism,
+        fixed_head=fixed_head,
     )
     write_draft(path, draft)
     if json:

@@ -139,6 +139,12 @@ class Draft(pydantic.BaseModel, extra="forbid", frozen=True, strict=True):
         description="allow it; its sums are in the clear in the nodes of either end",
         examples=["false"],
     )
+    fixed_head: bool = pydantic.Field(
+        default=False,
+        description="nobody but the first member is ever the head: the others elect none when it "
+        "is away",
+        examples=["true"],
+    )
     member: list[DraftMember] = pydantic.Field(
         default=[], max_length=MAX_MEMBERS, description="the nodes, in rank order"
     )
@@ -167,7 +173,12 @@ def find_twins(members: Sequence[AnyMember]) -> str:
 
 
 def make_draft(
-    name: str, cluster: bytes, inner_seal: bool, *, tensor_parallelism: bool = True
+    name: str,
+    cluster: bytes,
+    inner_seal: bool,
+    *,
+    tensor_parallelism: bool = True,
+    fixed_head: bool = False,
 ) -> Draft:
     """A draft without members. Raises `UserError` for a name that is none."""
     try:
@@ -176,6 +187,7 @@ def make_draft(
             cluster=cluster.hex(),
             inner_seal=inner_seal,
             tensor_parallelism=tensor_parallelism,
+            fixed_head=fixed_head,
         )
     except pydantic.ValidationError as error:
         raise _refused(error) from None
@@ -225,6 +237,7 @@ def write_draft(path: Path, draft: Draft) -> None:
         f"cluster = {_quoted(draft.cluster)}",
         f"inner_seal = {_quoted(draft.inner_seal)}",
         f"tensor_parallelism = {_quoted(draft.tensor_parallelism)}",
+        f"fixed_head = {_quoted(draft.fixed_head)}",
     ]
     for member in draft.member:
         lines += ["", "[[member]]"]
@@ -262,6 +275,7 @@ def build_roster(
             members=tuple(_member(member) for member in draft.member),
             tensor_parallelism=draft.tensor_parallelism,
             appointment=appointment,
+            fixed_head=draft.fixed_head,
         )
     except SealringError as error:
         raise UserError(
@@ -302,6 +316,26 @@ def unusual_rights(facts: Mapping[str, Any]) -> str:
     return "" if sees_texts else "sees no texts, and is never the head"
 
 
+# ---------------------------------------------------------------------- the head
+
+
+def describe_head(roster: Roster) -> dict[str, Any]:
+    """Since which *term* the head of *roster* is head, whether it was *taken* by its owner, and
+    whether the first member alone may be it, as the commands print it for programs."""
+    mandate = roster.mandate
+    return {"term": mandate.term, "taken": mandate.taken, "fixed_head": roster.fixed_head}
+
+
+def head_text(name: str, facts: Mapping[str, Any]) -> str:
+    """Why the member *name* is head, by the `describe_head` in *facts*, in words."""
+    if facts["fixed_head"]:
+        return f"{name}, and never another (fixed)"
+    if not facts["term"]:
+        return f"{name}, by the roster"
+    how = "made it by its owner" if facts["taken"] else "elected"
+    return f"{name}, {how} in term {facts['term']}"
+
+
 # ---------------------------------------------------------------------- the next roster
 
 
@@ -311,11 +345,14 @@ def changed_roster(
     wall_ms: int,
     spent: int = 0,
     appointment: Appointment | None = None,
+    *,
+    fixed_head: bool | None = None,
 ) -> Roster:
-    """The roster that follows *before*, with these *members* in rank order. It has the next serial,
-    which is beyond *spent* too, that of a roster that was sent and never in force. It is valid from
-    *wall_ms* on (milliseconds since 1970) for as long as *before* was in all. It has the
-    *appointment* of *before*, if it is given no other.
+    """The roster that follows *before*, with these *members* in rank order: whoever is head there,
+    elected or not, is the first member here. It has the next serial, which is beyond *spent* too,
+    that of a roster that was sent and never in force. It is valid from *wall_ms* on (milliseconds
+    since 1970) for as long as *before* was in all. It has the *appointment* and the policy
+    *fixed_head* of *before*, if it is given no other.
 
     Raises `UserError` for members that no roster can have, and for a clock that is behind that of
     whoever signed *before*.
@@ -345,6 +382,7 @@ def changed_roster(
             expires_ms=issued_ms + before.expires_ms - before.issued_ms,
             members=tuple(members),
             appointment=before.appointment if appointment is None else appointment,
+            fixed_head=before.fixed_head if fixed_head is None else fixed_head,
             mandate=UNELECTED,  # whom its members have elected, it has as its first member
         )
     except SealringError as error:
@@ -354,7 +392,13 @@ def changed_roster(
 
 
 def sign_next(
-    before: SignedRoster, members: Sequence[Member], signer: Signer, wall_ms: int, spent: int = 0
+    before: SignedRoster,
+    members: Sequence[Member],
+    signer: Signer,
+    wall_ms: int,
+    spent: int = 0,
+    *,
+    fixed_head: bool | None = None,
 ) -> SignedRoster:
     """`changed_roster`, signed by *signer*, which must have signed *before*. Raises `UserError`."""
     check_signed_by(before, signer)
@@ -364,7 +408,8 @@ def sign_next(
                 f"the key of '{member.name}' is the coordinator's, which belongs to no machine",
                 f"Make one for '{member.name}', on that machine: sealring keygen node.key",
             )
-    return sign_roster(changed_roster(before.roster, members, wall_ms, spent), signer)
+    after = changed_roster(before.roster, members, wall_ms, spent, fixed_head=fixed_head)
+    return sign_roster(after, signer)
 
 
 def check_signed_by(before: SignedRoster, signer: Signer) -> None:
