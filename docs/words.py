@@ -232,6 +232,8 @@ ERRORS: Final = {
     "keys_unreadable": ("503", "The file of API keys cannot be read."),
     "head_lost": ("503", "The follower that was asked lost the head before the answer was "
                   "complete. In a stream it is the last event."),
+    "no_majority": ("503", "The head that was asked may not answer: too few machines are there to "
+                    "be sure that they have elected no other. Ask another machine."),
     "no_head": ("503", "The follower that was asked cannot reach the head; the message says why."),
     "no_texts": ("503", "The roster lets the member that was asked see no texts; ask the head."),
     "no_tokenizer": ("503", "The model's tokenizer is missing."),

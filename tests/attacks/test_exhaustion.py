@@ -83,6 +83,7 @@ def idle() -> Runtime:
         engine=engine,
         listen=at,
         keep=lambda _: None,
+        keep_vote=lambda *_: None,
         model=tiny.path(),
     )
 

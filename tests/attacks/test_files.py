@@ -277,17 +277,21 @@ def test_an_election_that_nobody_won_does_not_count(disk: Disk) -> None:
         disk.start(signed(1))
 
 
+def keep_vote(disk: Disk, roster: Roster, ballot: Ballot) -> None:
+    disk.store().keep_ballot(roster.cluster, roster.digest, ballot)
+
+
 def test_a_vote_counts_for_its_roster_alone(disk: Disk) -> None:
-    store = disk.store()
+    store, keep = disk.store(), partial(keep_vote, disk)
     three, four = signed(3).roster, signed(4).roster
     assert store.ballot(three) == Ballot()
-    store.keep_ballot(three, Ballot(7, 1))
+    keep(three, Ballot(7, 1))
     assert disk.store().ballot(three) == Ballot(7, 1)
     assert disk.store().ballot(elected(signed(3), 7).roster) == Ballot(7, 1)
     assert store.ballot(four) == Ballot()
     other = signed(1, cluster=b"d" * 32).roster
-    store.keep_ballot(other, Ballot(2, 0))
-    store.keep_ballot(four, Ballot(1, 0))
+    keep(other, Ballot(2, 0))
+    keep(four, Ballot(1, 0))
     assert disk.store().ballot(four) == Ballot(1, 0)
     assert disk.store().ballot(three) == Ballot()
     assert disk.store().ballot(other) == Ballot(2, 0)
@@ -308,9 +312,12 @@ def test_a_vote_that_cannot_be_read_is_told_with_the_way_out(
     disk: Disk, spoil: Callable[[Path], object]
 ) -> None:
     roster, vote = signed(3).roster, disk.state / VOTE
-    disk.store().keep_ballot(roster, Ballot(7, 1))
+    keep_vote(disk, roster, Ballot(7, 1))
     spoil(vote)
-    for ask in (lambda: disk.store().ballot(roster), partial(keep_vote, disk, roster)):
+    for ask in (
+        lambda: disk.store().ballot(roster),
+        partial(keep_vote, disk, roster, Ballot(8, 1)),
+    ):
         with pytest.raises(UserError, match="cannot tell for whom this node has voted") as caught:
             ask()
         assert f"rm {vote}" in caught.value.advice
@@ -319,19 +326,15 @@ def test_a_vote_that_cannot_be_read_is_told_with_the_way_out(
     assert disk.store().ballot(roster) == Ballot()
 
 
-def keep_vote(disk: Disk, roster: Roster) -> None:
-    disk.store().keep_ballot(roster, Ballot(8, 1))
-
-
 def test_a_full_disk_takes_a_vote_all_the_same(small_disk: Path) -> None:
     disk = Disk(small_disk)
     disk.start(signed(1))
     fill(small_disk)
     roster = signed(1).roster
-    disk.store().keep_ballot(roster, Ballot(1, 1))
+    keep_vote(disk, roster, Ballot(1, 1))
     assert disk.store().ballot(roster) == Ballot(1, 1)
     with pytest.raises(OSError, match="No space"):  # the room was that of one
-        disk.store().keep_ballot(roster, Ballot(2, 1))
+        keep_vote(disk, roster, Ballot(2, 1))
     assert disk.store().ballot(roster) == Ballot(1, 1)
 
 

@@ -139,6 +139,7 @@ async def at_work(model: Path | None = None) -> AsyncIterator[AtWork]:
         engine=engine,
         listen=address,
         keep=lambda _: None,
+        keep_vote=lambda *_: None,
         model=model or tiny.path(),
     )
     with trio.fail_after(120):

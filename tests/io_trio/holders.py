@@ -77,6 +77,7 @@ async def holding(folders: Mapping[int, Path | None]) -> AsyncIterator[Ring]:
                     engine=engine,
                     listen=addresses[index],
                     keep=lambda _: None,
+                    keep_vote=lambda *_: None,
                     model=folder,
                 )
                 await nursery.start(runtime.run)

@@ -315,6 +315,7 @@ def test_a_model_that_is_not_served_is_no_conversation(served: Served) -> None:
     ("code", "advice"),
     [
         ("no_head", "Or ask another machine: --url URL."),
+        ("no_majority", "Or ask another machine: --url URL."),
         ("no_texts", "Or ask another machine: --url URL."),
         ("overloaded", "The head's log says more."),
     ],

@@ -88,6 +88,7 @@ GROUPS: Final = {
         "start": ("start:start", "Make a cluster of this machine, and invite others."),
         "join": ("join:join", "Join a cluster by an invitation, and serve."),
         "machines": ("machines:app", "Show and change which machines belong to the cluster."),
+        "head": ("head:app", "Show which machine is the head, and make another one it."),
         "keygen": ("keys:keygen", "Make a key pair for a node, or for the coordinator."),
         "roster": ("roster:app", "Say who belongs to the cluster, and sign it."),
         "coordinator": ("coordinator:app", "Take the key that signs off this machine, or back."),

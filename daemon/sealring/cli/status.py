@@ -14,7 +14,7 @@ from sealring_trio.units import format_size
 
 from sealring.cli.members import print_rights
 from sealring.cli.options import NO_KEY, Access, AsJson, head_at
-from sealring.files.cluster import unusual_rights
+from sealring.files.cluster import head_text, unusual_rights
 from sealring.files.config import has_own_config, own_config
 from sealring.local.node_socket import NobodyThere, answer_of
 from sealring.output import guesses_text, print_facts, print_json, print_table, visible
@@ -263,8 +263,10 @@ def _ring(facts: dict[str, Any]) -> str:
 
 
 def _head(facts: dict[str, Any]) -> str:
-    """Which machine is the head, unless it is this one."""
-    return next((str(peer["name"]) for peer in facts["peers"] if not peer["rank"]), "")
+    """Which machine is the head, and why."""
+    if (head := facts.get("head")) is None:
+        return next((str(peer["name"]) for peer in facts["peers"] if not peer["rank"]), "")
+    return head_text(head["name"], head)
 
 
 def _addresses(peer: dict[str, Any]) -> str:

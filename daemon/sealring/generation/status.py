@@ -18,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 import trio
 from sealring_protocol.codec.messages import Backend, Decode, Prefill, Progress
 from sealring_protocol.control.effects import INSIDE, Standing, StepTiming
+from sealring_protocol.control.election import ElectionState
 from sealring_protocol.control.plan import Plan, Strategy
 from sealring_protocol.diagnosis import Facts, link_trouble, obstacles, starving
 from sealring_protocol.links.peers import PeerState
@@ -31,7 +32,7 @@ from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import this_build
 from sealring_trio.units import wall_ms
 
-from sealring.files.cluster import describe_rights
+from sealring.files.cluster import describe_head, describe_rights
 
 
 @attrs.frozen
@@ -74,6 +75,7 @@ def describe_node(
         "bounds": list(standing.plan.split.bounds) if standing.plan else [],
         "head_fault": runtime.head_fault() if node.rank in roster.heads[1:] else "",
         **describe_rights(roster.members[node.rank]),
+        "head": describe_election(runtime),
         **describe_roster(roster),
         "activations": describe_seals(roster.inner_seal, place["strategy"], collective),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
@@ -132,6 +134,29 @@ def describe_node(
             for rank, member in enumerate(roster.members)
             if rank != node.rank
         ],
+    }
+
+
+def describe_election(runtime: Runtime) -> dict[str, Any]:
+    """Who is head, and how *runtime*'s node stands to it: *state* is that of its elections, *leads*
+    whether it is the head and may answer, *majority* how many of the *members* elect one, and
+    *absent* who does not answer it. A node that sees the head looks for nobody else."""
+    node = runtime.node
+    roster = node.roster.roster
+    names = [member.name for member in roster.members]
+    found = node.election(trio.current_time())
+    follows = found.state is ElectionState.FOLLOWING
+    return {
+        "name": names[0],
+        **describe_head(roster),
+        "here": names[node.rank],
+        "state": found.state.name.lower(),
+        "leads": found.leads,
+        "may_take": found.may_take,
+        "may_be": [names[rank] for rank in found.heads],
+        "members": found.members,
+        "majority": found.majority,
+        "absent": [] if follows else [names[rank] for rank in found.absent],
     }
 
 

@@ -374,6 +374,13 @@ class NodeCollector(Collector):
             seconds_left(node.roster.roster, wall_ms()),
         )
         yield _gauge("roster_serial", "The roster in force.", node.roster.roster.serial)
+        term = node.roster.roster.mandate.term
+        yield _gauge("head_term", "The election of the present head; 0 without one.", term)
+        yield _gauge(
+            "head_leads",
+            "1 on the head while it may answer: no other can have been elected.",
+            float(node.leads(trio.current_time())),
+        )
         yield _counter(
             "engine_restarts",
             "Engines of this node that ended and were replaced.",

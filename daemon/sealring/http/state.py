@@ -37,6 +37,7 @@ from sealring.generation.status import (
     collective_of,
     describe_collective,
     describe_costs,
+    describe_election,
     describe_fetching,
     describe_guesses,
     describe_roster,
@@ -135,6 +136,7 @@ def describe(head: ApiHead) -> dict[str, Any]:
     return {
         "version": this_build().version,
         **describe_roster(roster),
+        "head": describe_election(runtime),
         "activations": describe_seals(roster.inner_seal, strategy, collective_of(standing)),
         "suite": next((SUITE_NAMES[link.suite] for _, _, link in links if link.suite), "none"),
         "model": head.model,

@@ -476,7 +476,7 @@ def refused(response: httpx2.Response) -> OperationError:
         )
     if _error(response).get("code") == "context_length_exceeded":
         return OperationError(message, "Ask for less; in a conversation, /undo or /clear")
-    if _error(response).get("code") in ("no_head", "no_texts"):
+    if _error(response).get("code") in ("no_head", "no_majority", "no_texts"):
         return OperationError(message, "Or ask another machine: --url URL.")
     return OperationError(message, "The head's log says more.")
 

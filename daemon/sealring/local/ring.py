@@ -279,13 +279,19 @@ def write_cluster(
     layers: Sequence[int] = (),
     api: str = NO_API,
     options: Mapping[str, Setting] = {},
+    *,
+    elects: bool = False,
 ) -> list[Path]:
-    """Keys, a signed roster and a config for each rank, in *folder*; the configs. The head alone
-    has an API, at the address *api*."""
+    """Keys, a signed roster and a config for each rank, in *folder*; the configs. The first rank
+    alone is ever the head, and has an API, at the address *api*; unless the cluster *elects* heads:
+    then each rank has one."""
     coordinator = create_key(folder / "coordinator.key")
     names = [f"rank{rank}" for rank in range(ranks)]
     ports = free_ports(ranks)
-    draft = make_draft("demo", secrets.token_bytes(32), inner_seal=True)
+    draft = make_draft("demo", secrets.token_bytes(32), inner_seal=True, fixed_head=not elects)
+    apis = [api] + [NO_API] * (ranks - 1)
+    if elects:
+        apis[1:] = [f"127.0.0.1:{port}" for port in free_ports(ranks)[1:]]
     members = [
         make_member(
             name, create_key(folder / f"{name}.key").public_key, [f"127.0.0.1:{port}"], None, None
@@ -304,7 +310,7 @@ def write_cluster(
             f'coordinator = "{public_path(folder / "coordinator.key").name}"',
             f'listen = "127.0.0.1:{port}"',
             f'model = "{model}"',
-            f'api = "{NO_API if rank else api}"',
+            f'api = "{apis[rank]}"',
             *([f"layers = {list(layers)}"] if layers else []),
             *(f"{key} = {json.dumps(value)}" for key, value in {**_OPTIONS, **options}.items()),
         ]

@@ -2,11 +2,12 @@
 them.
 
 `Requests` answers for a life of the node: `generate` and `verify` are for the head, `status`,
-`profile` and `roster` for every rank, `end` for a head that people watch; `verify` is in
-`verification`. `answer_at_door` answers for the node's door: `invite`, which then reports what
-happens until the invitation is over; `waiting`, `accept` and `refuse`; and `members`: the roster
-that the next one follows, and the serial that this has to exceed. `use` outlives the node that it
-is asked of, so `ModelSwitch` answers that, and `nearby` is for `Presence`.
+`profile`, `roster` and `take` for every rank, `move` for the head, `end` for a head that people
+watch; `verify` is in `verification`. `answer_at_door` answers for the node's door: `invite`, which
+then reports what happens until the invitation is over; `waiting`, `accept` and `refuse`; and
+`members`: the roster that the next one follows, and the serial that this has to exceed. `use`
+outlives the node that it is asked of, so `ModelSwitch` answers that, and `nearby` is for
+`Presence`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from sealring_trio.errors import OperationError, UserError
 
 from sealring.files.cluster import rights_of
 from sealring.generation.generation import Answer, Generator, Job
-from sealring.generation.status import describe_node, describe_place
+from sealring.generation.status import describe_election, describe_node, describe_place
 from sealring.generation.trace import StepRecorder, Trace, processor_times
 from sealring.http.connections import OWNER
 from sealring.joining.door import JOINED_SECONDS, Door, DoorNews
@@ -95,6 +96,12 @@ class _EndFields(_Fields):
         """The reason as one line, cut off if need be."""
         cut = self.why[:_LONGEST_CAUSE]
         return "".join(char if char.isprintable() else " " for char in cut)
+
+
+class _MoveFields(_Fields):
+    """The name of the member that is to be head; empty for the next that may be."""
+
+    to: str = ""
 
 
 class _RosterFields(_Fields):
@@ -169,11 +176,17 @@ class Requests:
                     await self._install(bytes.fromhex(fields.roster), reply)
                     roster = self._runtime.node.roster.roster
                     await reply({"event": "done", "serial": roster.serial})
+                case "take":
+                    await self._runtime.take()
+                    await reply({"event": "done", **describe_election(self._runtime)})
+                case "move":
+                    await self._move(read_fields(_MoveFields, body, "head move").to)
+                    await reply({"event": "done", **describe_election(self._runtime)})
                 case _:
                     raise UserError(
                         f"the node does not know '{name}'",
-                        "It knows: accept, end, generate, invite, members, nearby, profile, "
-                        "refuse, roster, status, use, verify, waiting.",
+                        "It knows: accept, end, generate, invite, members, move, nearby, profile, "
+                        "refuse, roster, status, take, use, verify, waiting.",
                     )
 
     @contextlib.contextmanager
@@ -236,6 +249,30 @@ class Requests:
                     await reply({"event": "waiting", "text": leaving})
         if failed:
             raise failed[0]
+
+    async def _move(self, name: str) -> None:
+        """Have the member called *name*, or the next that may be, elected head. Raises
+        `UserError`."""
+        node = self._runtime.node
+        members = node.roster.roster.members
+        if node.rank:
+            raise UserError(
+                f"this machine is not the head, {members[0].name} is",
+                f"Type it on the machine of {members[0].name}. If that does not answer: sealring "
+                "head",
+            )
+        if not name:
+            rank = self._runtime.next_head()
+            if rank is None:
+                raise UserError(
+                    "no machine that may be the head is there", "See who is away: sealring head."
+                )
+        else:
+            rank = next((rank for rank, each in enumerate(members) if each.name == name), None)
+            if rank is None:
+                known = ", ".join(member.name for member in members)
+                raise UserError(f"there is no machine called '{name}'", f"There are: {known}.")
+        await self._runtime.move(rank)
 
     def _check_head(self) -> None:
         self._check_rank()

@@ -180,10 +180,10 @@ async def _live(
 
 
 async def _serve_texts(generator: Generator) -> None:
-    """Run the text workers and load the tokenizer, from when this node is the head. A newer roster
-    may make it the head later."""
+    """Run the text workers and load the tokenizer, from when this node may be the head: it serves
+    at once then."""
     runtime = generator.runtime
-    while runtime.node.rank:
+    while runtime.node.rank not in runtime.node.roster.roster.heads:
         await runtime.roster_changed.wait()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.texts.serve)
@@ -226,8 +226,23 @@ async def _until_over(
         else:
             await generator.drain(drain, "the head is shutting down")
         await api.finish(drain)
+        if switch.next is None:
+            await _hand_over(generator.runtime)
         await api.close()
         nursery.cancel_scope.cancel()
+
+
+async def _hand_over(runtime: Runtime) -> None:
+    """If this node is the head, which is about to stop, have the next machine that may be elected
+    in its place: else the others would first have to notice that it is gone."""
+    if (rank := runtime.next_head()) is None:
+        return
+    name = runtime.node.roster.roster.members[rank].name
+    log.info("stopping: %s is to be the head", name)
+    try:
+        await runtime.move(rank)
+    except UserError as error:
+        log.warning("%s. %s", error.what, error.advice)
 
 
 async def _stop_after(

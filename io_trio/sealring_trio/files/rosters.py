@@ -286,11 +286,12 @@ class RosterStore:
         cast = self._votes().get(self._place(roster))
         return cast.ballot if cast is not None and cast.digest == roster.digest else Ballot()
 
-    def keep_ballot(self, roster: Roster, ballot: Ballot) -> None:
-        """Have *ballot*, a vote of *roster* that is about to be signed, on disk. Raises `OSError`,
-        or `UserError` when the votes there cannot be read."""
+    def keep_ballot(self, cluster: bytes, digest: bytes, ballot: Ballot) -> None:
+        """Have *ballot*, a vote that is about to be signed, on disk; it is of the roster of
+        *cluster* with this *digest*. Raises `OSError`, or `UserError` when the votes there cannot
+        be read."""
         votes = self._votes()
-        votes[self._place(roster)] = CastBallot(roster.digest, ballot)
+        votes[cluster, node_id(self._coordinator)] = CastBallot(digest, ballot)
         replace_file(self._vote, _encode_votes(votes), 0o600)
         reserve(self._vote, _ROOM)
 

@@ -47,6 +47,7 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
+from sealring_protocol.control.election import Ballot, ElectionState
 from sealring_protocol.control.head.epochs import RING_READY
 from sealring_protocol.control.requests import (
     FinishReason,
@@ -111,7 +112,9 @@ TIMINGS_KEPT: Final = 4096
 """Step timings of the present epoch that are kept for `status`."""
 
 STORE_SECONDS: Final = 10.0
-"""Seconds that a roster may take to be stored."""
+"""Seconds that a roster may take to be stored, and an election by hand to be over."""
+
+_LOOK: Final = 0.05  # seconds between two looks at whether a new head knows that it is
 
 ACCEPT_ENTROPY: Final = 32
 """Random bytes that the handshake of an accepted connection takes."""
@@ -234,10 +237,12 @@ class Runtime:
         engine: Callable[[EngineOwner], Supervisor],
         listen: tuple[str, int],
         keep: Callable[[SignedRoster], None],
+        keep_vote: Callable[[bytes, bytes, Ballot], None],
         model: Path,
     ) -> None:
         """Run *node*: sign with *signer*, keep an *engine* alive, listen at *listen* (host, port),
-        and have *keep* put an adopted roster on disk (in a thread; it may raise `OSError`). Other
+        and have *keep* put an adopted roster on disk, and *keep_vote* a vote: of a cluster, in a
+        roster with this digest (in a thread; they may raise `OSError` or `UserError`). Other
         members may have files of the *model*'s folder."""
         self.node = node
         self.engine = engine(self)
@@ -266,6 +271,8 @@ class Runtime:
         self._stopping = False
         self._listen = listen
         self._keep = keep
+        self._keep_vote = keep_vote
+        self._signer = signer
         self._sockets = NodeSockets(self, signer, model)
         self.drafts: Drafts | None = None  # a draft model, which follows rows
         self._streams: dict[int, Stream] = {}
@@ -397,6 +404,71 @@ class Runtime:
         finally:
             self.head_finishing = ""
 
+    # ------------------------------------------------------------ who is head
+
+    async def take(self) -> None:
+        """Make this node the head by its own vote alone, and wait until it is.
+
+        Raises `UserError` if it may not be, or sees the head, and `OperationError` if its vote
+        could not be stored.
+        """
+        try:
+            await self._elect(self.node.take)
+        except LocalProtocolError as error:
+            advice = "sealring head says who is the head, and who may be."
+            raise UserError(f"this machine is not made the head: {error}", advice) from None
+        if self.node.rank:
+            raise OperationError("another machine was elected meanwhile", "See: sealring head.")
+
+    async def move(self, rank: int) -> None:
+        """Have the member of *rank* elected in place of this node, the head, and wait until it
+        knows.
+
+        Raises `UserError` if that cannot be, and `OperationError` if it was not elected.
+        """
+        target = self.node.roster.roster.members[rank]
+        try:
+            await self._elect(partial(self.node.move, rank))
+        except LocalProtocolError as error:
+            raise UserError(
+                f"the head is not moved to {target.name}: {error}",
+                "sealring head says who is the head, and who may be.",
+            ) from None
+        head = self.node.roster.roster.members[0]
+        if head.id != target.id:
+            raise OperationError(
+                f"{target.name} was not elected, and {head.name} is the head",
+                f"The log of {target.name} may say why. Try again.",
+            )
+        with trio.move_on_after(STORE_SECONDS):  # it has the votes from this node, over a link
+            while self.node.election(trio.current_time()).state is not ElectionState.FOLLOWING:  # noqa: ASYNC110  no event is for it
+                await trio.sleep(_LOOK)
+
+    def next_head(self) -> int | None:
+        """The rank to which this node, the head, can be moved; None if there is none, or this node
+        does not lead."""
+        linked = {rank for rank, purpose, _ in self.links() if purpose is Purpose.CONTROL}
+        if self.node.rank or not self.node.leads(trio.current_time()):
+            return None
+        return next((rank for rank in self.node.roster.roster.heads if rank in linked), None)
+
+    async def _elect(self, call: Callable[[float], None]) -> None:
+        """Wait until what *call* asks of the node has led to another election. Raises
+        `OperationError` if it has not, and whatever the node raises."""
+        before = self.node.roster.roster
+        self.enter(call)
+        with trio.move_on_after(STORE_SECONDS):
+            while (roster := self.node.roster.roster) is before or (
+                roster.digest == before.digest and not roster.mandate.beats(before.mandate)
+            ):
+                await self.roster_changed.wait()
+            return
+        raise OperationError(
+            "nobody was elected",
+            "This node's log says why (a full disk, say), or that too few machines are there: see "
+            "sealring head. Then try again.",
+        )
+
     # ------------------------------------------------------------------ state
 
     @property
@@ -512,7 +584,7 @@ class Runtime:
             case StoreRoster(link, data):
                 self.spawn(self._store_roster, link, data)
             case CastVote():
-                pass
+                self.spawn(self._cast_vote, event)
             case _:
                 self._sockets.carry_out(event)
 
@@ -567,12 +639,13 @@ class Runtime:
         try:
             await trio.to_thread.run_sync(self._keep, signed)
         except (OSError, UserError, RuntimeError) as error:  # the last where there is no thread
-            reason = getattr(error, "strerror", None) or getattr(error, "what", None) or error
-            log.warning("cannot keep a newer roster, which a peer brought: %s", reason)
+            log.warning("cannot keep a newer roster: %s", _reason(error))
             self.enter(self.node.roster_not_stored, link)
             return
-        before, after = self.node.roster.roster.members[0], signed.roster.members[0]
-        if self.giving_way is None or self.node.rank or before.id == after.id:
+        current = self.node.roster.roster
+        before, after = current.members[0], signed.roster.members[0]
+        elected = signed.roster.serial == current.serial
+        if self.giving_way is None or self.node.rank or before.id == after.id or elected:
             self.enter(self.node.roster_stored, link)
             return
         self._gives_way = True
@@ -580,6 +653,22 @@ class Runtime:
         async with self.giving_way(why):
             self.enter(self.node.roster_stored, link)
         self._gives_way = False
+
+    async def _cast_vote(self, vote: CastVote) -> None:
+        """Store *vote*, then sign it, and give the signature to the node."""
+        cluster = self.node.roster.roster.cluster
+
+        def cast() -> bytes:
+            self._keep_vote(cluster, vote.digest, vote.ballot)
+            return self._signer.sign(vote.payload)
+
+        try:
+            signature = await trio.to_thread.run_sync(cast)
+        except (OSError, UserError, RuntimeError) as error:  # the last where there is no thread
+            log.warning("cannot keep a vote for a head: %s", _reason(error))
+            self.enter(self.node.vote_not_cast)
+            return
+        self.enter(self.node.vote_cast, signature)
 
     async def _keep_time(self) -> None:
         while True:
@@ -592,6 +681,11 @@ class Runtime:
                 self.enter(self.node.handle_timeout)
             deadline = self.node.next_timeout()
             self._armed = math.inf if deadline is None else deadline
+
+
+def _reason(error: Exception) -> object:
+    """Why something could not be kept on disk."""
+    return getattr(error, "strerror", None) or getattr(error, "what", None) or error
 
 
 class NodeSockets:

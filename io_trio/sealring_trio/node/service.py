@@ -376,6 +376,7 @@ def build_runtime(
         engine=engine,
         listen=config.listen,
         keep=setup.store.keep,
+        keep_vote=setup.store.keep_ballot,
         model=setup.model,
     )
 
@@ -386,6 +387,7 @@ def _build_node(setup: NodeSetup[AnyFile], *, relays: bool) -> Node:
         NodeConfig(
             public_key=setup.identity.signer.public_key,
             roster=setup.roster,
+            ballot=setup.store.ballot(setup.roster.roster),
             coordinator=setup.identity.coordinator,
             instance=setup.identity.instance,
             build=this_build(),

@@ -309,10 +309,10 @@ class Election:
         return 1 + sum(now < sent + LEASE_SECONDS for sent in self._lease.fresh.values())
 
     def absent(self, now: float) -> list[int]:
-        """The other members that do not answer this node: to its questions for a lease if it is
-        head, else those with which it has no CONTROL link."""
+        """The other members that do not answer this node: to its questions for a lease if it asks
+        for one, else those with which it has no CONTROL link."""
         here = self._linked
-        if self.mandate.head == self._own:
+        if self._needs_lease:
             here = {peer for peer, sent in self._lease.fresh.items() if now < sent + LEASE_SECONDS}
         return [peer for peer in range(self._members) if peer not in here and peer != self._own]
 

@@ -26,6 +26,8 @@ export class Monitor {
     say(byId("cluster"), cluster.cluster);
     say(byId("model"), cluster.model);
     say(byId("trust"), cluster.trust);
+    const { name, term } = cluster.head;
+    say(byId("head"), term ? `${name}, elected in term ${term}` : name);
     say(byId("roster"), `serial ${cluster.serial}, ${cluster.roster_left}`);
     say(byId("version"), cluster.version);
     say(byId("suite"), cluster.suite === "none" ? "no hops yet" : sealed(cluster));

@@ -10,6 +10,7 @@ const ADVICE = {
   rate_limit_exceeded: "Others ask too. Ask again when the time is up.",
   overloaded: "Others ask too. Ask again when the time is up.",
   ring_not_ready: "The ring's view says what it waits for. Ask again when it serves.",
+  no_majority: "Open the page of another machine, or start those that are away.",
   not_head: "Open the page of the node that it names.",
   shutting_down: "The head is being stopped. Ask again when it is back.",
   model_not_found: "The ring has changed its model. Ask again: the new one will be asked.",
