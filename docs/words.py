@@ -308,6 +308,8 @@ LIMITS: Final = {
 CAUSES: Final = {
     Cause.DRAINING: "The node is to stop, to load another model, or to be the head no more, and "
     "finishes what runs.",
+    Cause.NO_MAJORITY: "The head does not answer, as another may have been elected; or too few "
+    "machines are there to elect one.",
     Cause.STARVED: "An engine gets too little processor time, or its memory is on disk. The ring "
     "is slow, or takes long to come up.",
     Cause.ROSTER_EXPIRED: "The roster's time is over, so every link has ended.",

@@ -301,7 +301,7 @@ class Node:
         )
         self._relays = RelayLinks(self._links)
         self._events: deque[NodeEvent] = self._links.events
-        self._voting = Voting(self._links, config.ballot, now)
+        self._voting = Voting(self._links, config.ballot, now, stands=config.stands)
         self._build = config.build
         self._ring_due: float | None = None  # when to look at who is in the ring
         self._needs_all = ""  # why it waits for all, as it was last logged

@@ -65,6 +65,9 @@ class NodeConfig:
     ballot: Ballot = attrs.field(factory=Ballot)
     """The last vote that this node has stored, of *roster*; none if it has stored none, or of
     another roster."""
+    stands: bool = True
+    """This node could serve as head, and asks for votes when the head is gone. One that does not
+    stand is head where the roster, its owner or the head before it says so."""
     listens: tuple[str, int] | None = None
     """Host and port at which peers can dial this node, which it tells them."""
     relays: bool = False

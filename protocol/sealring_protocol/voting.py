@@ -83,10 +83,11 @@ class Leadership:
 
 class Voting:
     """The elections of the node with *links*, which has cast *ballot* last, in the roster that is
-    in force. Times are monotonic seconds."""
+    in force. *stands* is that of `NodeConfig`. Times are monotonic seconds."""
 
-    def __init__(self, links: LinkManager, ballot: Ballot, now: float) -> None:
+    def __init__(self, links: LinkManager, ballot: Ballot, now: float, *, stands: bool) -> None:
         self._links = links
+        self._stands = stands
         self._unanswered: CastVote | None = None  # what the caller was asked to cast
         self._waiting: CastVote | None = None  # it is asked for next
         self._led = now  # when this node last led, or began
@@ -96,9 +97,8 @@ class Voting:
         self._roster = roster = self._links.config.roster.roster
         self._budgets: dict[int, TokenBucket] = {}
         own = roster.index(self._links.rank)
-        self._election = Election(
-            len(roster.members), own, roster.head_indices, now, roster.mandate, ballot
-        )
+        place = len(roster.members), own, roster.head_indices
+        self._election = Election(*place, now, roster.mandate, ballot, stands=self._stands)
         self._leads_until = self._election.leads_until
         self.due = self._election.next_timeout()
         """When to call `handle_timeout`; None: not at all. To be read only."""

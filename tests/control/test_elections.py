@@ -110,6 +110,20 @@ def test_candidates_ask_one_after_the_other_in_the_order_of_heads():
     assert witness.handle_timeout(100.0) == []
 
 
+def test_one_that_could_not_serve_asks_for_no_votes_and_votes_for_others():
+    one = member(1, linked=(0, 2), stands=False)
+    one.link_down(0, 0.0)
+    assert one.next_timeout() is None
+    assert one.handle_timeout(100.0) == []
+    assert one.receive(2, Candidacy(1, 2), 100.0) == [Cast(Ballot(1, 2))]
+    one.cast(SIGNED, 100.0)
+    # Its owner knows better.
+    taken = member(1, stands=False)
+    assert taken.take(LOST) == [Cast(Ballot(1, 1))]
+    (chosen,) = taken.cast(SIGNED, LOST)
+    assert chosen == Chosen(Mandate(1, 1, taken=True), ((1, SIGNED),))
+
+
 def test_who_is_cut_off_asks_in_vain_and_raises_no_term():
     one = lost(1)
     now = LOST

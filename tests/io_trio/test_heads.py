@@ -16,11 +16,13 @@ import attrs
 import pytest
 import trio
 from sealring.cli import head as commands
+from sealring.dialects.errors import from_refusal
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_election
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_protocol.control.election import Ballot
+from sealring_protocol.control.requests import NoMajority
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.mandate import Mandate
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
@@ -191,6 +193,12 @@ async def test_a_head_that_is_fixed_needs_nobody(tmp_path: Path) -> None:
     async with alone(tmp_path / "den", rank=1, roster=three(fixed_head=True)) as node:
         with pytest.raises(UserError, match="does not let this machine be head"):
             await node.ask("take")
+
+
+def test_a_client_hears_that_the_head_has_no_majority() -> None:
+    refused = from_refusal(NoMajority("this node is the head, and another may be"), "prompt", 1)
+    assert (refused.status, refused.code) == (503, "no_majority")
+    assert refused.message.startswith("The ring cannot serve: this node is the head, and another")
 
 
 # ------------------------------------------------------------------ what people read

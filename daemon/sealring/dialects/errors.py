@@ -23,6 +23,7 @@ from sealring_protocol.control.requests import (
     ContextOverflow,
     FinishReason,
     HistoryOverflow,
+    NoMajority,
     NotServed,
     QueueFull,
     RequestDone,
@@ -165,6 +166,8 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
             )
         case Withdrawn():
             return _cancelled()
+        case NoMajority():
+            return unavailable(f"The ring cannot serve: {error}.", "no_majority")
         case NotServed():
             return _not_served(str(error))
         case _:

@@ -118,11 +118,8 @@ class ApiHead:
         if refusal := self._elsewhere():
             raise unavailable(refusal, "not_head")
         if not self.generator.goes_on and (waiting := self.generator.missing()):
-            found = self.generator.obstacles()
-            advice = dict.fromkeys(each.advice for each in found)
+            advice = dict.fromkeys(each.advice for each in self.generator.obstacles())
             message = " ".join(filter(None, (f"The ring is not up: {waiting}.", *advice)))
-            if any(each.cause.value == "no_majority" for each in found):
-                raise unavailable(message, "no_majority")
             raise unavailable(message, "ring_not_ready")
 
     def _elsewhere(self) -> str:

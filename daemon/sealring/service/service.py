@@ -149,7 +149,8 @@ async def _live(
 ) -> None:
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
     config = switch.reread_into(setup.config)
-    runtime = build_runtime(setup, relays=config.api is not None)
+    serves = config.api is not None  # without an API nobody could ask it as the head
+    runtime = build_runtime(setup, relays=serves, stands=serves)
     generator = Generator(
         runtime,
         setup.model,

@@ -350,14 +350,15 @@ def build_runtime(
     arguments: tuple[str, ...] = (),
     *,
     relays: bool = False,
+    stands: bool = True,
 ) -> Runtime:
     """Make the node of *setup*, not yet running. Its engine runs *module* with *arguments*, or with
-    the usual ones if there are none; *relays* as `NodeConfig` has it. Raises `UserError` where the
-    parts do not fit."""
+    the usual ones if there are none; *relays* and *stands* as `NodeConfig` has them, but that a
+    node without an engine never stands. Raises `UserError` where the parts do not fit."""
     config = setup.config
     engine: Callable[[EngineOwner], Supervisor] = partial(NoEngine, setup.lacking)
     try:
-        node = _build_node(setup, relays=relays)
+        node = _build_node(setup, relays=relays, stands=stands and setup.has_engine)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
     if not arguments:
@@ -381,7 +382,7 @@ def build_runtime(
     )
 
 
-def _build_node(setup: NodeSetup[AnyFile], *, relays: bool) -> Node:
+def _build_node(setup: NodeSetup[AnyFile], *, relays: bool, stands: bool) -> Node:
     config = setup.config
     return Node(
         NodeConfig(
@@ -402,6 +403,7 @@ def _build_node(setup: NodeSetup[AnyFile], *, relays: bool) -> Node:
             patience=config.patience,
             listens=config.listen,
             relays=relays,
+            stands=stands,
             key_log=None if config.keylog is None else KeyLog(config.keylog).write,
             scheduler=SchedulerConfig(
                 groups=config.groups,

@@ -226,8 +226,9 @@ class _Lease:
 
 class Election:
     """The elections of one member, *own*, of a roster with *members* members, of whom *heads* may
-    be head, in their order. *mandate* and *ballot* are those that were stored last. Times are
-    monotonic seconds, and go on while the machine sleeps."""
+    be head, in their order. *mandate* and *ballot* are those that were stored last. One that does
+    not *stand* could not serve as head: it asks for no votes by itself. Times are monotonic
+    seconds, and go on while the machine sleeps."""
 
     def __init__(
         self,
@@ -237,8 +238,11 @@ class Election:
         now: float,
         mandate: Mandate | None = None,
         ballot: Ballot | None = None,
+        *,
+        stands: bool = True,
     ) -> None:
         self._members, self._own, self._heads = members, own, heads
+        self._stands = stands and own in heads
         self.mandate = Mandate(0, heads[0]) if mandate is None else mandate
         """Who is head. To be read only."""
         self.ballot = Ballot() if ballot is None else ballot
@@ -442,7 +446,7 @@ class Election:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         asking = None if self._proposal is None else min(self._proposal.ends, self._proposal.ask_at)
-        asks = self.state is ElectionState.LOST and self._own in self._heads
+        asks = self.state is ElectionState.LOST and self._stands
         lease = self._lease.due if self._needs_lease else None
         return earliest(asking, self._ask_at if asks else None, lease)
 
@@ -458,7 +462,7 @@ class Election:
             return found + self._give_up(now)
         if proposal is not None and now >= proposal.ask_at:
             return found + self._ask(proposal, now)
-        if self.state is ElectionState.LOST and self._own in self._heads and now >= self._ask_at:
+        if self.state is ElectionState.LOST and self._stands and now >= self._ask_at:
             found += [MeetMembers(), *self._propose(self._own, now)]
         return found
 
