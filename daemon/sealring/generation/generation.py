@@ -175,7 +175,8 @@ class Generator:
     ) -> None:
         self.runtime = runtime
         self.model = model
-        self.sampling: Final = sampling_of(model) if own_sampling else {}
+        self._own_sampling: Final = sampling_of(model)
+        self.sampling = self._own_sampling if own_sampling else {}
         """How tokens are drawn where a request does not say, by the API's names."""
         self.guesses: Final = guesses
         self.tracer = Tracer()
@@ -371,6 +372,10 @@ class Generator:
     def loading(self) -> bool:
         """Whether the head's first text worker is still loading the tokenizer."""
         return self.texts.loading
+
+    def sample_as(self, *, own: bool) -> None:
+        """Draw from now on as the model has it if *own*, else as the API has it."""
+        self.sampling = self._own_sampling if own else {}
 
     @property
     def draining(self) -> bool:

@@ -117,7 +117,7 @@ def add_key(path: Path, name: str, key: str, *, admit: bool = False) -> None:
             f"'{name}' cannot be a key's name",
             "Use up to 64 letters, digits, dots, hyphens, underscores and @, with no space.",
         ) from None
-    _write(path, [*file.keys, record])
+    write_keys(path, [*file.keys, record])
 
 
 def revoke_key(path: Path, name: str) -> None:
@@ -127,10 +127,11 @@ def revoke_key(path: Path, name: str) -> None:
     if len(left) == len(records):
         known = ", ".join(record.name for record in records) or "none"
         raise UserError(f"there is no key called '{name}'", f"The keys are: {known}.")
-    _write(path, left)
+    write_keys(path, left)
 
 
-def _write(path: Path, records: list[KeyRecord]) -> None:
+def write_keys(path: Path, records: list[KeyRecord]) -> None:
+    """Give *path* these *records* in place of what it has. Raises `UserError`."""
     # Without the rights that a key lacks: an earlier release refuses a field that it does not know.
     text = KeyFile(keys=records).model_dump_json(indent=2, exclude_defaults=True)
     try:
