@@ -461,7 +461,7 @@ class MessageShape(Shape):
     and yet cut off was bounded by the model's context. One that is *streamed* keeps nothing of what
     it has sent."""
 
-    silence = event({"type": "ping"})
+    silence = b": keepalive\n" + event({"type": "ping"})
     _about: About
     _prompt: int
     _limit: int | None
@@ -477,7 +477,8 @@ class MessageShape(Shape):
     def opening(self) -> bytes:
         """The message before it has anything."""
         usage = _usage(self._prompt, 0, 0)
-        return self.event({"type": "message_start", "message": self._message(usage)}) + self.silence
+        ping = event({"type": "ping"})
+        return self.event({"type": "message_start", "message": self._message(usage)}) + ping
 
     def add(self, delta: Delta) -> list[Fields]:
         """The events of *delta*, and of the blocks that it ends and begins."""

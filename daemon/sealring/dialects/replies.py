@@ -421,7 +421,8 @@ class Shape(ABC):
     delta's `add`, then `closing`, or else `failure`."""
 
     silence: bytes = KEEPALIVE
-    """What breaks the silence of a stream."""
+    """What breaks the silence of a stream. It begins as a comment: no such event is counted, nor
+    given again to who comes back."""
 
     kept: int = 0
     """Bytes that it keeps of what it was given."""

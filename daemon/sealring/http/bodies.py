@@ -4,6 +4,10 @@ A request's body is bounded before a byte of it is kept, and so are all bodies t
 too large is read to its end and thrown away, as far as that goes quickly, since a client that is
 cut off while it writes never sees why.
 
+What a client has of a stream is counted in whole events, the answer's own: what breaks a silence
+begins as a comment, and does not count (`count_events`). So whoever makes the rest of a stream knows
+where that begins.
+
 A client that leaves ends its request at once: `attended` runs the work beside a task that listens
 for that alone. A stream sends a comment after a while of silence, since a long prompt can take
 minutes to read in, and proxies cut silent connections.
@@ -123,6 +127,11 @@ _HEADERS: Final = [
     (b"cache-control", b"no-cache, no-transform"),  # a proxy that compresses keeps events back
     (b"x-accel-buffering", b"no"),  # has nginx pass each event on
 ]
+
+
+def count_events(data: bytes) -> int:
+    """The number of events in *data*, which is whole events. What begins with a comment is none."""
+    return data.count(b"\n\n") - data.startswith(b":") - data.count(b"\n\n:")
 
 
 class ClientGone(Exception):
