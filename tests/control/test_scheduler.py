@@ -436,6 +436,32 @@ def test_a_preempted_row_is_read_in_again_with_its_tokens_so_far():
     assert answer(made, back, 42) == [TokenOut(uid, 42, 5)]
 
 
+def test_a_row_with_drawn_tokens_begins_as_one_that_was_interrupted_after_them():
+    made = scheduler(chunk=100)
+    asked = Request((1, 2, 3), 5, frozenset({9}), PENALTY, min_tokens=3, drawn=(40, 41))
+    uid = made.submit(asked)
+    first = made.plan(0.0)
+    (row,) = first.rows
+    assert (row.history, row.generated, row.least) == ((1, 2, 3, 40, 41), 2, 6)
+    assert (first.step.work, first.step.ids) == (Prefill(uid, 0, 4), (1, 2, 3, 40))
+    answer(made, first.step)
+    back = plan(made)
+    assert ([join.uid for join in back.join], back.ids) == ([uid], (41,))
+    assert answer(made, back, 42) == [TokenOut(uid, 42, 5)]
+    assert [type(each) for each in answer(made, plan(made), 43)] == [TokenOut]
+    ended = answer(made, plan(made), 44)
+    assert ended == [TokenOut(uid, 44, 7), RequestDone(uid, FinishReason.LENGTH)]
+
+
+def test_a_row_whose_tokens_are_all_drawn_is_read_and_ends():
+    made = scheduler(chunk=100)
+    uid = made.submit(Request((1, 2, 3), 2, drawn=(40, 41)))
+    assert answer(made, plan(made)) == [RequestDone(uid, FinishReason.LENGTH)]
+    made.submit(Request((1,) * 997, drawn=(40, 41, 42)))  # the context is full
+    assert not any(isinstance(step.work, Decode) for step in drain(made))
+    assert made.live == 0
+
+
 def test_a_row_preempted_with_a_token_on_the_way_gets_it_once():
     made = scheduler(window=2)
     uid = made.submit(Request((1,), 9))

@@ -169,7 +169,7 @@ class Drafts:
     def begin(self, uid: int, request: Request) -> None:
         """Row *uid* has been submitted, as *request*."""
         if len(self._rows) < ROWS and not self._given_up:
-            self._rows[uid] = _Followed(request, list(request.prompt))
+            self._rows[uid] = _Followed(request, [*request.prompt, *request.drawn])
             self._send_open(uid)
 
     def token(self, uid: int, position: int, token: int) -> None:

@@ -81,6 +81,9 @@ class Request:
     earliest. *sampling* is a `Row` without uid, history, least length and ends.
     *prediction* has tokens that the answer is likely to contain: guesses are looked up there, too.
     *guesses* has a guess for each place of the answer; then none is looked up.
+    *drawn* are the tokens of the answer that are known already, none of them in *eos*: the row goes
+    on after them as if it had drawn them itself. They count to *max_tokens*, are not output again,
+    and no scores come if there are any.
     Owners take turns in the queue. Snapshots of a row serve only later requests of the same *owner*
     and *scope*. The scope separates callers that share an owner's turns. *branches* are lengths of
     the prompt at which a later one is likely to go another way.
@@ -97,6 +100,12 @@ class Request:
     scores: bool = False
     min_tokens: int = 0
     branches: tuple[int, ...] = ()
+    drawn: TokenIds = attrs.field(default=TokenIds(), converter=TokenIds)
+
+    @property
+    def known(self) -> int:
+        """The number of its tokens before the first that is still to be drawn."""
+        return len(self.prompt) + len(self.drawn)
 
     @property
     def sharer(self) -> tuple[str, str]:

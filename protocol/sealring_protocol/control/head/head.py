@@ -141,7 +141,8 @@ class Head:
         if self.scheduler is None:
             raise LocalProtocolError("the head has not read its model yet; try again in a moment")
         info = self._engine.info
-        for ids in (request.prompt, request.prediction, TokenIds(request.guesses or ())):
+        guesses = TokenIds(request.guesses or ())
+        for ids in (request.prompt, request.drawn, request.prediction, guesses):
             for token in ids.bounds:
                 if info is not None and not 0 <= token < info.vocabulary:
                     text = f"token {token} is beyond the vocabulary of {info.vocabulary}"

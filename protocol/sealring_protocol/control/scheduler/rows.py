@@ -107,8 +107,8 @@ class LiveRow:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn after its prompt."""
-        return self.request.max_tokens != 0
+        """Whether tokens are drawn after those that it begins with."""
+        return self.end > self.request.known
 
     @property
     def held(self) -> bool:
@@ -123,7 +123,8 @@ class LiveRow:
     @property
     def wants_scores(self) -> bool:
         """Whether not all scores of its prompt are known."""
-        return self.request.scores and self.scored < len(self.request.prompt) - 1
+        wants = self.request.scores and not self.request.drawn
+        return wants and self.scored < len(self.request.prompt) - 1
 
     @property
     def coming(self) -> int:

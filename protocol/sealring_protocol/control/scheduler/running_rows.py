@@ -504,7 +504,8 @@ class RunningRows:
         """Queue *request*; returns its uid.
 
         Raises `ContextOverflow` or `RoomOverflow` if it can never fit, `QueueFull` if the queue is
-        full, and another `LocalProtocolError` for an empty prompt, or for what no ROW can say.
+        full, and another `LocalProtocolError` for an empty prompt, for more tokens drawn than the
+        answer may have, or for what no ROW can say.
         """
         length = len(request.prompt)
         if not length:
@@ -517,12 +518,16 @@ class RunningRows:
             if length + least > MAX_IDS:
                 raise HistoryOverflow(length, least, MAX_IDS)
             longest = min(longest, MAX_IDS)
-        if length + least > longest:
-            raise RoomOverflow(length + least, longest)
+        needed = max(length + least, request.known)
+        if needed > longest:
+            raise RoomOverflow(needed, longest)
         if self.waiting.is_full(request.owner, self.config.queue):
             raise QueueFull(len(self.waiting))
         uid = self._number()
         end = longest if request.max_tokens is None else length + least
+        if request.known > end:
+            text = f"{len(request.drawn)} tokens are drawn already, of {least} that are asked for"
+            raise LocalProtocolError(text)
         row = LiveRow(uid, request, end, [])
         encode(row.settings)  # or else the fault would come where nobody waits for it
         self.rows[uid] = row
@@ -756,7 +761,7 @@ class RunningRows:
             if row is None:
                 return
             if not row.tokens:
-                row.tokens.extend(row.request.prompt)
+                row.tokens += (*row.request.prompt, *row.request.drawn)
             if self._says_too_much(row) or not self._open(row):
                 return
 
