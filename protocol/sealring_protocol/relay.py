@@ -203,6 +203,11 @@ class Relay:
         """The number of streams that are not over: at most `MAX_STREAMS`."""
         return len(self._streams)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the link is gone."""
+        return bool(self._ended)
+
     def messages(self) -> list[Message]:
         """Take what is to be sent, in order."""
         out, self._out = self._out, []

@@ -8,6 +8,7 @@ events of a stream or the whole body. Both forms come from one source, so they c
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
 import secrets
 from abc import ABC, abstractmethod
@@ -313,14 +314,34 @@ _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 
 
 @attrs.define(eq=False)
+class Names:
+    """Names for parts of one answer: of no other, and the same again from the same *secret*."""
+
+    secret: bytes = attrs.field(factory=lambda: secrets.token_bytes(16), repr=False)
+    _count: int = 0
+
+    def next(self) -> str:
+        """24 hex digits."""
+        self._count += 1
+        count = self._count.to_bytes(8, "big")
+        return hashlib.blake2b(count, key=self.secret, digest_size=12).hexdigest()
+
+    def of(self, part: int) -> Names:
+        """Those of a *part* of the answer, whatever others are given."""
+        secret = hashlib.blake2b(b"%d" % part, key=self.secret, digest_size=16).digest()
+        return Names(secret)
+
+
+@attrs.define(eq=False)
 class Choice:
     """Choice *index* on its way, whose *text* has tool calls that *read_call* reads. With
-    *single_call* it ends after its first tool call."""
+    *single_call* it ends after its first tool call. Calls without an id get one of *names*."""
 
     _index: int
     _text: AnswerText
     _read_call: ReadCall
     _single_call: bool = attrs.field(default=False, kw_only=True)
+    _names: Names = attrs.field(factory=Names, kw_only=True)
     _held: list[TokenOut] = attrs.field(factory=list)  # tokens of text that is still held back
     _thought: int = 0  # of them
     _calls: int = 0
@@ -370,7 +391,7 @@ class Choice:
                     calls = await self._read_call(text)
                     said += self._calls_of(calls, type(otherwise)) if calls else [otherwise]
                 case CallStart():
-                    said.append(_named(part))
+                    said.append(self._named(part))
                 case CallEnd():
                     self._calls += 1
                     said.append(part)
@@ -385,15 +406,15 @@ class Choice:
             if not call.name:
                 said.append(text(call.arguments))
                 continue
-            said += [_named(CallStart(call.name, call.id)), CallPart(call.arguments), CallEnd()]
+            begun = self._named(CallStart(call.name, call.id))
+            said += [begun, CallPart(call.arguments), CallEnd()]
             self._calls += 1
             if self._single_call:
                 break
         return said
 
-
-def _named(call: CallStart) -> CallStart:
-    return call if call.id else attrs.evolve(call, id=f"call_{secrets.token_hex(12)}")
+    def _named(self, call: CallStart) -> CallStart:
+        return call if call.id else attrs.evolve(call, id=f"call_{self._names.next()}")
 
 
 TokenBytes = Callable[[int], bytes]
@@ -404,13 +425,14 @@ Json = bytes | bytearray
 @attrs.frozen
 class About:
     """What every answer says of itself: its *id*, when it was *created* (Unix seconds), the name of
-    the *model* and its *fingerprint*. *trace* has the counts so far."""
+    the *model* and its *fingerprint*. *trace* has the counts so far. Its parts have *names*."""
 
     id: str
     created: int
     model: str
     fingerprint: str
     trace: Trace
+    names: Names = attrs.field(factory=Names, eq=False)
 
 
 KEEPALIVE: Final = b": keepalive\n\n"

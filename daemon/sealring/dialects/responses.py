@@ -841,7 +841,7 @@ class ResponseShape(Shape):
         item = self._open
         if item is None or item.filled is not _FILLED[kind]:
             yield from self._close()
-            self._open = item = _opened(kind)
+            self._open = item = self._opened(kind)
             yield self._of_item("added", item.body)
             yield self._of(item, "added", parted=True, part=_Made(item.part()))
         for part in cut(tokens):
@@ -887,7 +887,7 @@ class ResponseShape(Shape):
         kind = "custom_tool_call" if custom else "function_call"
         filled = _FILLED[kind]
         body = {
-            "id": _name(filled.prefix),
+            "id": self._name(filled.prefix),
             "type": kind,
             "status": "in_progress",
             "call_id": call.id,
@@ -944,15 +944,13 @@ class ResponseShape(Shape):
             **more,
         }
 
+    def _opened(self, kind: str) -> _Open:
+        """An item of *kind* with nothing in it."""
+        filled = _FILLED[kind]
+        type_ = "message" if kind == "message" else "reasoning"
+        body: Fields = {"id": self._name(filled.prefix), "type": type_, "status": "in_progress"}
+        more: Fields = {"role": "assistant"} if kind == "message" else {"summary": []}
+        return _Open({**body, **more, filled.field: []}, filled)
 
-def _opened(kind: str) -> _Open:
-    """An item of *kind* with nothing in it."""
-    filled = _FILLED[kind]
-    type_ = "message" if kind == "message" else "reasoning"
-    body: Fields = {"id": _name(filled.prefix), "type": type_, "status": "in_progress"}
-    more: Fields = {"role": "assistant"} if kind == "message" else {"summary": []}
-    return _Open({**body, **more, filled.field: []}, filled)
-
-
-def _name(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(12)}"
+    def _name(self, prefix: str) -> str:
+        return f"{prefix}_{self._about.names.next()}"

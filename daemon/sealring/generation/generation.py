@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from sealring_protocol.control.requests import (
 from sealring_protocol.diagnosis import Obstacle, first_permanent, obstacles
 from sealring_protocol.words import lasting
 from sealring_trio.errors import OperationError, Withdrawn
-from sealring_trio.node.runtime import Counted, Runtime, Stream
+from sealring_trio.node.runtime import Counted, Event, Runtime, Stream
 
 from sealring.generation.status import TakenRing
 from sealring.generation.trace import Trace, Tracer
@@ -113,8 +113,14 @@ class Answer:
     fitted: bool
     """Whether it has less room than was asked for."""
 
+    done: RequestDone | None = None
+    """How it ended; None while it goes on."""
+
+    came: Sequence[Event] = ()
+    """What the last piece was made of."""
+
     _last: float | None = None
-    _done: RequestDone | None = None
+    _scored: int = 0  # tokens of the prompt whose scores came before
 
     @property
     def stopped_by(self) -> str:
@@ -123,42 +129,62 @@ class Answer:
 
     async def next(self) -> TextPiece | RequestDone:
         """Wait for the next piece, or for how the answer ended."""
-        if self._done is not None:
-            return self._done
-        events = await self._stream.take()
-        texts, tokens = [], []
-        scores = tuple(event.scores for event in events if isinstance(event, ScoresOut))
+        if self.done is not None:
+            self.came = ()
+            return self.done
+        self.came = await self._stream.take()
+        return self._piece(self.came)
+
+    def again(self, came: Sequence[Event]) -> TextPiece:
+        """The piece that was made once of what *came* then, before this node had the request."""
+        for event in came:
+            if isinstance(event, TokenOut):
+                self._trace.tokens += 1
+            elif isinstance(event, ScoresOut):
+                self._scored = event.scores.end
+        return self._piece(came, counts=False)
+
+    def _piece(self, events: Sequence[Event], *, counts: bool = True) -> TextPiece:
+        texts, tokens, scores = [], [], list[Scores]()
         try:
             for event in events:
                 if isinstance(event, ScoresOut):
+                    if not counts:
+                        scores.append(event.scores)
+                    elif event.scores.end > self._scored:
+                        scores.append(event.scores.since(self._scored))
                     continue
                 if isinstance(event, RequestDone):
-                    self._done = event
+                    self.done = event
                     texts.append(self._stop.add(self._detokenise(None)) + self._stop.rest())
                     if self._stop.reached and event.reason is FinishReason.LENGTH:
-                        self._done = RequestDone(self.uid, FinishReason.STOP)
+                        self.done = RequestDone(self.uid, FinishReason.STOP)
                     break
                 tokens.append(event)
+                if counts:
+                    self._count()
                 texts.append(self._stop.add(self._detokenise(event.token)))
                 if self._stop.reached:
                     self.finish()
                     break
         except TextError as error:
             self.finish()
-            self._done = RequestDone(self.uid, FinishReason.FAILED, str(error))
-        return TextPiece(tuple(texts), tuple(tokens), scores)
+            self.done = RequestDone(self.uid, FinishReason.FAILED, str(error))
+        return TextPiece(tuple(texts), tuple(tokens), tuple(scores))
 
     def finish(self) -> None:
         """End the answer here, whatever the model would have added."""
-        self._done = RequestDone(self.uid, FinishReason.STOP)
+        self.done = RequestDone(self.uid, FinishReason.STOP)
         self._finish()
+
+    def _count(self) -> None:
+        """One more token is drawn."""
+        now = trio.current_time()
+        self._tracer.token(self._trace, self._last, now)
+        self._last = now
 
     def _detokenise(self, token: int | None) -> str:
         """The text that *token* completes, or what is left at the end."""
-        if token is not None:
-            now = trio.current_time()
-            self._tracer.token(self._trace, self._last, now)
-            self._last = now
         began = time.perf_counter()
         text = self._words.finish() if token is None else self._words.add(token)
         self._trace.detokenise += time.perf_counter() - began
@@ -246,12 +272,18 @@ class Generator:
 
     @contextlib.contextmanager
     def answering(
-        self, words: Vocabulary, job: Job, trace: Trace, counted: Counted | None = None
+        self,
+        words: Vocabulary,
+        job: Job,
+        trace: Trace,
+        counted: Counted | None = None,
+        past: Sequence[Event] = (),
     ) -> Iterator[Answer]:
         """Submit *job*, and give its answer, the bytes of whose tokens are *counted* as the ring
         gives them. The row ends with the block at the latest. A job that may become longer than
         the context, or the ranks' memory, may become as long as they allow; its answer is
-        `Answer.fitted`.
+        `Answer.fitted`. Of the answer another head had all of the *past*: the ring draws what
+        follows, if that has no end.
 
         Raises `LocalProtocolError` if the job can never be done, or not now.
         """
@@ -266,6 +298,8 @@ class Generator:
             request = attrs.evolve(request, eos=request.eos | words.eos)
         if not self.guesses:
             request = attrs.evolve(request, guesses=())
+        drawn = [event.token for event in past if isinstance(event, TokenOut)]
+        request = attrs.evolve(request, drawn=drawn)
         runtime, tracer = self.runtime, self.tracer
         with contextlib.ExitStack() as over:
 
@@ -274,15 +308,18 @@ class Generator:
                 tracer.follow(uid, trace)
                 over.callback(tracer.leave, uid)
 
-            fitted = False
-            try:
-                uid, stream = runtime.submit(request, known, counted)
-            except (ContextOverflow, RoomOverflow):
-                if not request.max_tokens:
-                    raise
-                fitted = True
-                request = attrs.evolve(request, max_tokens=None)
-                uid, stream = runtime.submit(request, known, counted)
+            uid, stream, fitted = 0, Stream(counted), False
+            if any(isinstance(event, RequestDone) for event in past):
+                trace.choices += 1
+            else:
+                try:
+                    uid, stream = runtime.submit(request, known, counted)
+                except (ContextOverflow, RoomOverflow):
+                    if not request.max_tokens:
+                        raise
+                    fitted = True
+                    request = attrs.evolve(request, max_tokens=None)
+                    uid, stream = runtime.submit(request, known, counted)
             try:
                 yield Answer(
                     uid,
@@ -386,6 +423,11 @@ class Generator:
     def refusal(self) -> str:
         """Why new requests are refused; empty if they are not."""
         return self._stopping or self._giving_way
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this node shuts down, or begins another life."""
+        return bool(self._stopping)
 
     @property
     def gives_way(self) -> bool:

@@ -5,8 +5,8 @@ too large is read to its end and thrown away, as far as that goes quickly, since
 cut off while it writes never sees why.
 
 What a client has of a stream is counted in whole events, the answer's own: what breaks a silence
-begins as a comment, and does not count (`count_events`). So whoever makes the rest of a stream knows
-where that begins.
+begins as a comment, and does not count (`count_events`). So whoever makes the rest of a stream
+knows where that begins.
 
 A client that leaves ends its request at once: `attended` runs the work beside a task that listens
 for that alone. A stream sends a comment after a while of silence, since a long prompt can take
@@ -201,9 +201,11 @@ class HeldBytes:
 
 @attrs.define(eq=False)
 class EventStream:
-    """A response of server-sent events; several tasks may write."""
+    """A response of server-sent events; several tasks may write. *before* is called before anything
+    is sent."""
 
     _send: Send
+    _before: Callable[[], None] = lambda: None
     opened: bool = False
     _writing: trio.Lock = attrs.field(factory=trio.Lock)
     _last: float = attrs.field(factory=trio.current_time)
@@ -216,6 +218,7 @@ class EventStream:
     async def write(self, events: bytes) -> None:
         """Send *events*. Waits while the client does not read."""
         async with self._writing:
+            self._before()
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
             self._last = trio.current_time()
 
@@ -229,3 +232,23 @@ class EventStream:
             await trio.sleep_until(self._last + KEEPALIVE_SECONDS)
             if trio.current_time() >= self._last + KEEPALIVE_SECONDS:
                 await self.write(events)
+
+
+@attrs.define(eq=False)
+class RestOfStream(EventStream):
+    """As such, of which somebody has the first *after* events, as `count_events` counts: they are
+    made again, and not sent."""
+
+    after: int = attrs.field(default=0, kw_only=True)
+
+    async def write(self, events: bytes) -> None:
+        """Send what is new of *events*."""
+        if self.after:
+            blocks = [block + b"\n\n" for block in events.split(b"\n\n")[:-1]]
+            while blocks and self.after:
+                self.after -= count_events(blocks.pop(0))
+            events = b"".join(blocks)
+            if not events:
+                await trio.lowlevel.checkpoint()
+                return
+        await super().write(events)

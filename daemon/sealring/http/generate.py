@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import secrets
 import sys
@@ -31,7 +32,7 @@ from sealring_trio.node.runtime import size_of
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from sealring.dialects.anthropic import MessageShape
 from sealring.dialects.chat import ChatShape, PromptScores, TextShape
@@ -47,15 +48,23 @@ from sealring.dialects.errors import (
 )
 from sealring.dialects.fields import adapt, headers_of
 from sealring.dialects.messages import PLAIN
-from sealring.dialects.replies import About, AnswerText, Choice, Delta, Json, Shape
+from sealring.dialects.replies import About, AnswerText, Choice, Delta, Json, Names, Shape
 from sealring.dialects.responses import ResponseShape, Wanted
 from sealring.dialects.schema import ChatOptions, CompletionOptions
-from sealring.generation.generation import Answer, Generator, Job
+from sealring.generation.generation import Answer, Generator, Job, TextPiece
 from sealring.generation.trace import Trace
-from sealring.http.bodies import ClientGone, EventStream, HeldBytes, attended, beside
+from sealring.http.bodies import (
+    ClientGone,
+    EventStream,
+    HeldBytes,
+    RestOfStream,
+    attended,
+    beside,
+)
 from sealring.http.gate import Caller
 from sealring.http.head import ApiHead
 from sealring.http.kept import Kept, ResponseStore, earlier
+from sealring.http.records import ANSWER, Asked, Moved, Piece, Record, Records, pieces
 from sealring.http.resume import KeptAnswer, Resumed, ResumeFields, left
 from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
 
@@ -69,7 +78,7 @@ Options = ChatOptions | CompletionOptions
 class ChoiceContext:
     """What the choices of a request of *owner* share: the model's *words*, and the text workers of
     *generator*, whose work counts to *account*. The items *before* its own are of earlier
-    *responses* that are kept."""
+    *responses* that are kept. What they call their parts are *names*."""
 
     generator: Generator
     words: Vocabulary
@@ -77,6 +86,7 @@ class ChoiceContext:
     account: str = ""
     responses: ResponseStore = attrs.field(factory=ResponseStore)
     before: tuple[bytes, ...] = ()
+    names: Names = attrs.field(factory=Names)
 
 
 _REPEATED: Final = 5
@@ -126,6 +136,7 @@ def _messages(asked: ChatOptions, parsed: ParsedRequest, context: ChoiceContext)
             ),
             calls.read,
             single_call=asked.parallel_tool_calls is False,
+            names=context.names.of(index),
         )
         for index in range(asked.n or 1)
     ]
@@ -238,6 +249,15 @@ COMPLETION: Final = ApiKind(
 )
 
 
+KINDS: Final = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
+"""What is asked for at which path."""
+
+
 @attrs.frozen
 class CallReader:
     """Has a text worker read tool calls; *tools* is the JSON of the tools that may be called. They
@@ -265,11 +285,14 @@ _U64: Final = (1 << 64) - 1
 _OWNERS: Final = secrets.token_bytes(32)  # so that no rank knows who an owner is
 
 
-def jobs(asked: Options, parsed: ParsedRequest, vocabulary: int, caller: Caller) -> Iterator[Job]:
-    """A job for each choice of each prompt, in the order of their indices. Raises `ApiError`."""
+def jobs(
+    asked: Options, parsed: ParsedRequest, vocabulary: int, caller: Caller, seed: int
+) -> Iterator[Job]:
+    """A job for each choice of each prompt, in the order of their indices, with *seed* if none was
+    *asked* for. Raises `ApiError`."""
     scope = f"{caller.scope} salt {asked.cache_salt}" if asked.cache_salt else caller.scope
     grammar = _owned(parsed.grammar, f"{caller.owner}\n{scope}")
-    row = attrs.evolve(_row(asked, vocabulary), grammar=grammar, bad=parsed.bad)
+    row = attrs.evolve(_row(asked, vocabulary, seed), grammar=grammar, bad=parsed.bad)
     ends = frozenset(asked.stop_token_ids or ()) | parsed.ends
     if beyond := [token for token in asked.stop_token_ids or () if token >= vocabulary]:
         raise invalid(
@@ -309,15 +332,15 @@ def _owned(grammar: bytes, owner: str) -> bytes:
     return b'{"owner":"%s",' % mark.encode() + grammar.removeprefix(b"{")
 
 
-def _row(asked: Options, vocabulary: int) -> Row:
-    """How the tokens of *asked* are drawn."""
+def _row(asked: Options, vocabulary: int, seed: int) -> Row:
+    """How the tokens of *asked* are drawn, by *seed* if it has none."""
 
     def value(name: str, default: float) -> float:
         return default if (given := getattr(asked, name)) is None else given
 
     return Row(
         uid=0,
-        seed=secrets.randbits(64) if asked.seed is None else asked.seed & _U64,
+        seed=seed if asked.seed is None else asked.seed & _U64,
         temperature=value("temperature", 1.0),
         top_p=asked.top_p or 1.0,
         # The likeliest tokens that make up no share at all are the likeliest one.
@@ -356,7 +379,11 @@ Make = Callable[[], Awaitable[Response]]
 class Call:
     """One request on its way: who asks, its times, what it is *holding*, of which the answer's
     shape has *kept* some, the *stream* for its answer, and that shape. *refused* is why it may hold
-    no more. It *asked* to come back or did not, and is *over* when that is closed."""
+    no more. It *asked* to come back or did not, and is *over* when that is closed.
+
+    The next head can go on with it by its *record*, which *records* have, if it has one. *past* is
+    what another head's ring has drawn. Rows without a seed have *seed*, and parts *names*. A door
+    may have *relayed* the request, and the answer may be made *beside* the connection."""
 
     caller: Caller
     trace: Trace
@@ -367,6 +394,18 @@ class Call:
     shape: Shape | None = None
     refused: ApiError | None = None
     kept: int = 0
+    records: Records = attrs.field(factory=Records)
+    record: Record | None = None
+    past: tuple[Piece, ...] = ()
+    seed: int = attrs.field(factory=lambda: secrets.randbits(64))
+    names: Names = attrs.field(factory=Names)
+    relayed: bool = False
+    beside: bool = False
+
+    def note(self, piece: Piece) -> None:
+        """A choice is about to be given *piece*."""
+        if self.record is not None:
+            self.records.add(self.record, piece)
 
     async def add(self, delta: Delta, shape: Shape) -> None:
         """Add *delta* to *shape*, and write its events if the stream is open. Others have their
@@ -380,6 +419,7 @@ class Call:
             for _ in shape.add(delta):
                 self._keep(shape)
                 await trio.lowlevel.checkpoint()
+            self.records.flush()
         self._keep(shape)
         scores = (ScoresOut(delta.index, each) for each in delta.scores)
         self.holding.grow(-size_of((*delta.tokens, *scores)))
@@ -420,7 +460,9 @@ class Generate:
         with contextlib.ExitStack() as over:
             over.enter_context(self._traced(trace))
             holding = over.enter_context(self._head.holding(caller.account, 0))
-            call = Call(caller, trace, holding, EventStream(send), over)
+            stream = EventStream(send, self._head.records.flush)
+            call = Call(caller, trace, holding, stream, over, records=self._head.records)
+            call.relayed = bool(scope["state"].get("relayed"))
             resumed = await self._answer(scope, receive, send, call)
         del call  # the answer counts what it keeps itself, and its reader may take long
         if resumed is not None:
@@ -456,13 +498,90 @@ class Generate:
         if (resumed := self._resumed(call)) is not None:
             return resumed
         head.check_serving()
+        if name := request.headers.get(ANSWER, ""):
+            call.record = head.records.begin(name, _asked(scope["path"], body, call))
         texts = [body]
         del body  # which would stay for as long as the answer takes
+        with self._recorded(scope, call):
+            return await self._made(scope, receive, send, call, texts)
+        return None
+
+    async def go_on(
+        self, record: Record, after: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a door by what follows the first *after* events of *record*'s answer, which
+        another head began, or this one before it lost the door. Raises `ApiError`."""
+        head, resumed = self._head, None
+        stream = RestOfStream(send, head.records.flush, after=after)
+        with self._known(record, stream) as call:
+            caller = scope["state"]["visitor"] = call.caller
+            with self._recorded(scope, call):
+                body = Asked.decode(record.asked).body
+                resumed = await self._made(scope, receive, send, call, [body])
+        del call  # as below
+        if resumed is not None:
+            with head.holding(caller.account, 0) as holding:
+                await resumed.answer.reach(after - 1)
+                await resumed.answer.give(scope, receive, send, holding, after - 1)
+
+    async def take_up(self, record: Record) -> None:
+        """Go on with the kept answer of *record*, which another head began, for nobody."""
+
+        async def send(message: Message) -> None:
+            raise RuntimeError("an answer that is not kept, for nobody")
+
+        try:
+            with (
+                self._known(record, EventStream(send)) as call,
+                self._recorded({"state": {}}, call),
+            ):
+                await self._generate([Asked.decode(record.asked).body], call)
+        except ApiError as error:
+            log.warning("%s: the answer ended with its head: %s", record.id, error.in_log())
+
+    @contextlib.contextmanager
+    def _known(self, record: Record, stream: EventStream) -> Iterator[Call]:
+        """The request of *record* as if it were asked again, until the block ends, for an answer
+        into *stream*."""
+        asked = Asked.decode(record.asked)
+        caller = Caller(**{**asked.caller, "arrived": trio.current_time()})
+        trace = Trace(
+            caller.id,
+            self._kind.name,
+            caller.name,
+            began_ms=asked.began,
+            asked=caller.asked,
+            trace_id=caller.trace_id,
+        )
+        digest = hashlib.blake2b(asked.body, digest_size=32).digest() if asked.key else b""
+        with contextlib.ExitStack() as over:
+            over.enter_context(self._traced(trace))
+            yield Call(
+                caller,
+                trace,
+                over.enter_context(self._head.holding(caller.account, 0)),
+                stream,
+                over,
+                ResumeFields(asked.path, asked.key, digest),
+                records=self._head.records,
+                record=record,
+                past=tuple(pieces(record.drawn)),
+                seed=asked.seed,
+                names=Names(asked.names),
+                relayed=True,
+            )
+
+    async def _made(
+        self, scope: Scope, receive: Receive, send: Send, call: Call, texts: list[bytes]
+    ) -> Resumed | None:
+        """Make the answer to the body that *texts* has, and send it; or return that of one which is
+        kept, for this client to read it."""
         stream = call.stream
         try:
             work = partial(self._within_time, partial(self._generate, texts, call), call)
             response = await attended(receive, work)
         except ApiError as error:
+            self._check_moved(call)
             if not stream.opened:
                 raise
             await self._fail(call, error)
@@ -475,11 +594,50 @@ class Generate:
         await stream.close()
         return None
 
+    @contextlib.contextmanager
+    def _recorded(self, scope: Scope, call: Call) -> Iterator[None]:
+        """Until the block ends, the answer of *call* is made, and then its record is over, unless
+        that goes on beside; or unless the door is lost, or this node is head no more: then somebody
+        may go on with it."""
+        records, record = call.records, call.record
+        if record is None:
+            yield
+            return
+        record.left = None
+        try:
+            yield
+        except Moved:
+            scope["state"]["moved"] = True
+            call.trace.outcome = "moved"
+            records.leave(record)
+            return
+        except Exception:
+            if scope["state"].get("lost"):
+                records.leave(record)
+            elif not call.beside:
+                records.over(record)
+            raise
+        except BaseException:  # this node stops
+            records.leave(record)
+            raise
+        if not call.beside:
+            records.over(record)
+
     async def _fail(self, call: Call, error: ApiError) -> None:
-        """End the answer of *call* by *error*."""
+        """End the answer of *call* by *error*. Raises `Moved` if another node is to go on."""
+        self._check_moved(call)
         call.trace.outcome, call.trace.fault = error.code, error.in_log()
         if call.shape is not None and call.stream.opened:
             await call.stream.write(call.shape.failure(error))
+
+    def _check_moved(self, call: Call) -> None:
+        """Raise `Moved` if the node is head no more, and the next one can go on with *call*."""
+        if call.record is not None and self._moved(call):
+            raise Moved
+
+    def _moved(self, call: Call) -> bool:
+        stops = call.relayed and self._head.generator.stopping
+        return self._head.moved or stops
 
     def _resumed(self, call: Call) -> Resumed | None:
         """The answer to the request of *call*, if it was sent before and its answer is kept. Raises
@@ -524,13 +682,19 @@ class Generate:
         head, trace = self._head, call.trace
         words = await self._vocabulary()
         owned = ChoiceContext(
-            head.generator, words, call.caller.owner, call.caller.account, head.responses
+            head.generator,
+            words,
+            call.caller.owner,
+            call.caller.account,
+            head.responses,
+            names=call.names,
         )
         parsed, context = await self._parse(texts.pop(), call, owned)
         asked = self._kind.options.model_validate(parsed.fields["options"])
         call.caller.headers.update(headers_of(parsed.fields))
         choices = self._kind.choices(asked, parsed, context)
-        about = About(trace.id, trace.began_ms // 1000, asked.model, head.fingerprint, trace)
+        began = trace.began_ms // 1000
+        about = About(trace.id, began, asked.model, head.fingerprint, trace, call.names)
         shape = self._kind.shape(asked, parsed, context, about)
         make = partial(self._make, asked, words, parsed, choices, shape, call)
         background = parsed.fields.get("background", False)
@@ -556,10 +720,11 @@ class Generate:
         with contextlib.ExitStack() as stack:
             answers = await self._open(asked, words, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
+            filled = _Choices(pairs, shape, call, partial(self._moved, call))
             if asked.stream:
-                await _stream(pairs, shape, call)
+                await _stream(filled, shape, call)
             else:
-                await _follow_all(pairs, shape, call)
+                await filled.follow()
         if asked.stream:  # now that the rows are over, their counts are known
             await call.write(shape.closing(call.trace))
             return Response()
@@ -581,7 +746,9 @@ class Generate:
             shape.silence,
             shape.so_far if isinstance(shape, ResponseShape) else None,
         )
-        call.stream = answer
+        call.stream, call.beside = answer, True
+        if call.record is not None:
+            call.records.keep(call.record)
         head.answers.start(answer, partial(self._go_on, make, call, answer, call.over.pop_all()))
         return Resumed(answer, -1)
 
@@ -602,11 +769,17 @@ class Generate:
         with over:
             try:
                 response = await self._within_time(make, call, leave)
-            except ApiError as error:
-                await self._fail(call, error)
-                answer.finish(error=None if answer.opened else error)
-            else:
                 answer.finish(None if answer.opened else response)
+            except ApiError as error:
+                try:
+                    await self._fail(call, error)
+                except Moved:
+                    answer.move()
+                    return
+                answer.finish(error=None if answer.opened else error)
+            finally:
+                if call.record is not None:
+                    (call.records.leave if answer.moved else call.records.over)(call.record)
 
     async def _vocabulary(self) -> Vocabulary:
         """What is known of the model's tokens. Raises `ApiError`."""
@@ -670,8 +843,11 @@ class Generate:
 
         try:
             answers = []
-            for job in jobs(asked, parsed, vocabulary, call.caller):
-                answering = head.generator.answering(words, job, call.trace, counted)
+            made = jobs(asked, parsed, vocabulary, call.caller, call.seed)
+            for index, job in enumerate(made):
+                pieces = [piece.events for piece in call.past if piece.index == index]
+                past = [*itertools.chain.from_iterable(pieces)]
+                answering = head.generator.answering(words, job, call.trace, counted, past)
                 answers.append(stack.enter_context(answering))
                 await trio.lowlevel.checkpoint()
         except LocalProtocolError as error:
@@ -697,7 +873,7 @@ async def _joined(parts: Iterable[Json]) -> bytes:
     return b"".join(made)
 
 
-async def _stream(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
+async def _stream(filled: _Choices, shape: Shape, call: Call) -> None:
     """All choices into *shape*, whose events are written as they come. Raises `ApiError`."""
     await call.stream.open()
     if opening := shape.opening():
@@ -706,39 +882,102 @@ async def _stream(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
     async def keep_alive(_: trio.CancelScope) -> None:
         await call.stream.keep_alive(shape.silence)
 
-    await beside(partial(_follow_all, pairs, shape, call), keep_alive)
+    await beside(filled.follow, keep_alive)
 
 
-async def _follow_all(pairs: Sequence[Pair], shape: Shape, call: Call) -> None:
-    """All *pairs* into *shape* at once, so that none has tokens that wait for another's end. Raises
-    `ApiError`."""
-    reasons: list[str] = []
-    errors: list[ApiError] = []
+class _Choices:
+    """The choices of the answer to *call* on their way into *shape*: *pairs*, by their indices."""
 
-    async def follow(answer: Answer, choice: Choice, scope: trio.CancelScope) -> None:
-        try:
-            while not isinstance(piece := await answer.next(), RequestDone):
-                if (delta := await choice.take(piece)) is not None:
-                    await call.add(delta, shape)
-                if choice.complete:
-                    answer.finish()
-            if (ended := from_end(piece)) is not None:
+    def __init__(
+        self, pairs: Sequence[Pair], shape: Shape, call: Call, moved: Callable[[], bool]
+    ) -> None:
+        self._pairs = pairs
+        self._shape = shape
+        self._call = call
+        self._moved = moved
+        self._reasons: dict[int, str] = {}  # why those ended that did
+        # What several are given makes events in the order in which the record has it.
+        self._turn: contextlib.AbstractAsyncContextManager[None, bool | None] = (
+            trio.Lock() if len(pairs) > 1 else contextlib.nullcontext()
+        )
+
+    async def follow(self) -> None:
+        """All at once, so that none has tokens that wait for another's end; first what they were
+        given before. Raises `ApiError`, or `Moved`."""
+        for piece in self._call.past:
+            answer, _ = self._pairs[piece.index]
+            if not piece.last:
+                self._call.holding.grow(size_of(piece.events))
+                await self._take(piece.index, answer.again(piece.events))
+            elif answer.done is not None:
+                await self._end(piece.index, answer.done)
+        errors: list[ApiError] = []
+
+        async def follow(index: int, scope: trio.CancelScope) -> None:
+            try:
+                await self._follow(index)
+            except ApiError as error:
+                errors.append(error)
+                scope.cancel()
+
+        async with trio.open_nursery() as choices:
+            for index in range(len(self._pairs)):
+                if index not in self._reasons:
+                    choices.start_soon(follow, index, choices.cancel_scope)
+        if errors:
+            raise errors[0]
+
+    async def _follow(self, index: int) -> None:
+        answer, _ = self._pairs[index]
+        while index not in self._reasons:
+            came = await answer.next()
+            async with self._turn:
+                if isinstance(came, RequestDone):
+                    self._check_end(came)
+                    self._call.note(Piece(index, last=True))
+                    await self._end(index, came)
+                    continue
+                if answer.done is not None:
+                    self._check_end(answer.done, errors=False)
+                self._call.note(Piece(index, tuple(answer.came)))
+                await self._take(index, came)
+
+    async def _take(self, index: int, piece: TextPiece) -> None:
+        """The choice *index* is given *piece*."""
+        answer, choice = self._pairs[index]
+        if (delta := await choice.take(piece)) is not None:
+            await self._call.add(delta, self._shape)
+        if choice.complete:
+            answer.finish()
+
+    async def _end(self, index: int, done: RequestDone) -> None:
+        """The choice *index* is *done*."""
+        answer, choice = self._pairs[index]
+        last = await choice.finish(done, answer.stopped_by)
+        self._reasons[index] = last.finish.reason if last.finish is not None else ""
+        if len(self._reasons) == len(self._pairs):  # a client may go when it has this
+            self._call.trace.outcome = ",".join(sorted(set(self._reasons.values())))
+        await self._call.add(last, self._shape)
+
+    def _check_end(self, done: RequestDone, *, errors: bool = True) -> None:
+        """Raise the `ApiError` that a choice ends by, if *errors*; or `Moved`, if that is only the
+        end of this head."""
+        if (ended := from_end(done)) is not None:
+            if self._call.record is not None and self._moved():
+                raise Moved
+            if errors:
                 raise ended
-            last = await choice.finish(piece, answer.stopped_by)
-            if last.finish is not None:
-                reasons.append(last.finish.reason)
-            if len(reasons) == len(pairs):  # a client may go when it has this
-                call.trace.outcome = ",".join(sorted(set(reasons)))
-            await call.add(last, shape)
-        except ApiError as error:
-            errors.append(error)
-            scope.cancel()
 
-    async with trio.open_nursery() as choices:
-        for answer, choice in pairs:
-            choices.start_soon(follow, answer, choice, choices.cancel_scope)
-    if errors:
-        raise errors[0]
+
+def _asked(path: str, body: bytes, call: Call) -> Asked:
+    """The request of *call* for *path*, as the next head needs it."""
+    caller = attrs.asdict(call.caller, filter=lambda field, _: field.name not in _OF_HERE)
+    names, began = call.names.secret, call.trace.began_ms
+    return Asked(path, body, caller, began, call.seed, names, call.asked.key)
+
+
+_OF_HERE: Final = ("arrived", "headers")
+"""What is of this node of a caller."""
 
 
 def _timing(trace: Trace) -> dict[str, str]:

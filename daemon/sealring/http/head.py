@@ -26,6 +26,7 @@ from sealring.http.bodies import Bodies, HeldBytes
 from sealring.http.kept import ResponseStore
 from sealring.http.keys import ApiKeys
 from sealring.http.metrics import History, Metrics
+from sealring.http.records import Records
 from sealring.http.resume import KeptAnswers
 from sealring.http.tls import Tls
 from sealring.text.workers import SharedBudget
@@ -67,6 +68,7 @@ class ApiHead:
     bodies: Bodies = attrs.field(factory=Bodies)
     responses: ResponseStore = attrs.field(factory=ResponseStore)
     answers: KeptAnswers = attrs.field(factory=KeptAnswers)
+    records: Records = attrs.field(factory=Records)
     held: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_HELD))
     has_chat_template: bool = attrs.field(
         default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)
@@ -81,6 +83,7 @@ class ApiHead:
     def __attrs_post_init__(self) -> None:
         self.generator.tracer.observers.append(self.metrics)
         self.metrics.watch(self)
+        self.answers.before = self.records.flush
 
     @property
     def models(self) -> list[str]:
@@ -112,6 +115,11 @@ class ApiHead:
             yield holding
         finally:
             holding.end()
+
+    @property
+    def moved(self) -> bool:
+        """Whether this node is the head no more."""
+        return bool(self.generator.runtime.node.rank)
 
     def check_serving(self) -> None:
         """Raises `ApiError` when no request can be answered now."""

@@ -25,7 +25,7 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote
 
 import attrs
@@ -66,6 +66,9 @@ from sealring.http.names import (
     shared_with,
 )
 
+if TYPE_CHECKING:
+    from sealring.http.succession import Ring
+
 log = logging.getLogger("sealring.api")
 
 CONNECTION: Final = b"x-sealring-connection"
@@ -95,6 +98,11 @@ _WATCHING: Final = "/v1/cluster/events"
 
 _BRIEF: Final = "No request can be answered here now."
 """Why, to whoever names another server: a message may name machines and their addresses."""
+
+RING: Final = "/_ring/"
+"""How the paths begin that are for doors alone."""
+
+SUCCESSION: Final = f"{RING}succession"
 
 _EVENTS: Final = b"text/event-stream"
 _ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
@@ -166,6 +174,24 @@ class RelayStream:
         self._relay.reply(self._number, status, headers)
         self._flush()
 
+    def offer(self, data: bytes) -> int:
+        """Send as much of *data* as the other end has room for, at once, and nothing of a stream
+        that is over; how much that was."""
+        if piece := data[: self._relay.room(self._number)]:
+            self._relay.send(self._number, piece, last=False)
+            self._flush()
+        return len(piece)
+
+    async def changed(self) -> bool:
+        """Wait until there is room, or something has come; whether the stream goes on."""
+        await self._changed.park()
+        return self._relay.is_live(self._number)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is over because its link is gone."""
+        return self._relay.ended
+
     async def send(self, data: bytes, *, last: bool) -> None:
         """Send *data*, as the other end has room for it; nothing follows the *last*. An end that
         makes no room for `STUCK_SECONDS` is given up. Raises `StreamGone`."""
@@ -219,6 +245,7 @@ class RelayStreams:
         self._flush = flush
         self._open: dict[tuple[int, int], RelayStream] = {}
         self._links: Counter[int] = Counter()  # that each rank has had
+        self._linked = trio.lowlevel.ParkingLot()
         self.asked: Asked | None = None
         self.lost: Callable[[int], None] | None = None
         """Hears that the link with a rank is lost."""
@@ -236,6 +263,11 @@ class RelayStreams:
         """Whether this node can ask the head."""
         return self._relay_of(0) is not None
 
+    async def linked(self) -> None:
+        """Wait until this node can ask the head."""
+        while not self.up:
+            await self._linked.park()
+
     def link_of(self, rank: int) -> str:
         """A name of the link with *rank*, which no other link has. A member that starts again, or
         another of the same rank, numbers its clients' connections anew."""
@@ -247,6 +279,7 @@ class RelayStreams:
         match news:
             case RelayUp(rank):
                 self._links[rank] += 1
+                self._linked.unpark_all()
             case RelayEventCame(rank, AskCame(number, question)):
                 if self.asked is not None and (relay := self._relay_of(rank)) is not None:
                     self.asked(rank, question, self._made(relay, rank, number))
@@ -511,12 +544,13 @@ class _SeenEvents:
 
 @attrs.define(eq=False)
 class RelayedRequests:
-    """Has the head's *app* answer what members ask by *streams*. *name_of* gives the name of a
-    rank's member."""
+    """Has the head's *app* answer what members ask by *streams*, and *ring* what their doors ask.
+    *name_of* gives the name of a rank's member."""
 
     streams: RelayStreams
     app: Callable[[], ASGIApp]
     name_of: Callable[[int], str]
+    ring: Ring | None = None
     _coming: deque[tuple[int, Question, str, str, RelayStream]] = attrs.field(factory=deque)
     _asked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -552,7 +586,12 @@ class RelayedRequests:
         with self.streams.lasting(stream):
             try:
                 scope = _scope(question, member, link)
-                await Relayed(stream).run(self.app(), scope)
+                if self.ring is None or not scope["path"].startswith(RING):
+                    await Relayed(stream).run(self.app(), scope)
+                elif scope["path"] == SUCCESSION:
+                    await self.ring.tell(stream)
+                else:
+                    await Relayed(stream).run(self.ring, scope)
             except* Exception:
                 log.exception("a request of a member failed")
 
@@ -589,9 +628,11 @@ class Relayed:
     _read: bool = False  # the whole body
     _begun: bool = False
     _gone: bool = False
+    _state: dict[str, Any] = attrs.field(factory=dict)
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
-        """Have *app* answer the request of *scope*."""
+        """Have *app* answer the request of *scope*, whose state says if its link is ``lost``."""
+        self._state = scope["state"]
         try:
             _check(scope)
             await app(scope, self._receive, self._send)
@@ -607,6 +648,7 @@ class Relayed:
                     return {"type": "http.request", "body": data, "more_body": not last}
                 case DropCame():
                     self._gone = True
+        self._state["lost"] = self._stream.lost
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:

@@ -135,6 +135,9 @@ class KeptAnswer:
     """Whether it is a stream, and has begun."""
 
     over: bool = False
+    moved: bool = False
+    """Whether another head goes on with it. Then its reader's answer has no end here."""
+
     kept: bool = True
     """Whether a reader may come back."""
 
@@ -188,6 +191,7 @@ class KeptAnswer:
             self.keep_no_longer()
         self._wake()
         await trio.lowlevel.checkpoint()
+        self._answers.before()
         while not self.kept and self._place < self.end and (self._reader or not self._readers):
             await self._changed.park()
 
@@ -199,6 +203,12 @@ class KeptAnswer:
     async def keep_alive(self, _: bytes) -> None:
         """Its reader does that."""
         await trio.sleep_forever()
+
+    def move(self) -> None:
+        """Another head goes on with it: here it is over, and not whole."""
+        self.moved = True
+        self.finish()
+        self.keep_no_longer()
 
     def finish(self, whole: Response | None = None, error: ApiError | None = None) -> None:
         """It is over: a stream, or *whole*, or there is none because of *error*. The last is not
@@ -255,6 +265,11 @@ class KeptAnswer:
 
     # -------------------------------------------------------- who reads it
 
+    async def reach(self, after: int) -> None:
+        """Wait until there is an event *after*, or there will be none."""
+        while after >= self.end and not self.over:
+            await self._changed.park()
+
     def check_after(self, after: int) -> None:
         """Raise `ApiError` unless there is an event *after*."""
         if after >= self.end:
@@ -302,8 +317,11 @@ class KeptAnswer:
             raise self.error
         if self.whole is not None:
             await self.whole(scope, receive, send)
-            return
-        stream = EventStream(send)
+        elif self.opened:
+            await self._tell_events(send, holding, mine)
+
+    async def _tell_events(self, send: Send, holding: HeldBytes, mine: int) -> None:
+        stream = EventStream(send, self._answers.before)
         await stream.open()
         place, error = self._place, None
         while self._reader == mine and not (self.over and place == self.end):
@@ -327,6 +345,8 @@ class KeptAnswer:
                 await self._changed.park()
             if silent.cancelled_caught:
                 await stream.write(self.silence)
+        if self.moved:
+            return
         if self._reader != mine:
             error = self._taken_over()
         if error is not None:
@@ -343,7 +363,7 @@ class KeptAnswer:
 
 
 def _nothing() -> None:
-    """What is left to withdraw of an answer that is over."""
+    """What is left to withdraw of an answer that is over, and what nobody wants to know."""
 
 
 def _some(events: list[bytes], begin: int) -> tuple[bytes, int]:
@@ -378,6 +398,8 @@ class KeptAnswers:
         self._accounts: dict[str, _Account] = {}
         self._room = 0
         self._making: trio.Nursery | None = None
+        self.before: Callable[[], None] = _nothing
+        """Is called before any of them is given to a client."""
 
     async def run(self) -> None:
         """Make answers until cancelled."""

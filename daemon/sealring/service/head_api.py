@@ -116,7 +116,9 @@ class NodeApi:
 
     def __init__(self, generator: Generator, config: Config, door: Door) -> None:
         # An import that a node's start does not wait for.
+        from sealring.http.records import Records  # noqa: PLC0415
         from sealring.http.relay import RelayApp, RelayedRequests, RelayStreams  # noqa: PLC0415
+        from sealring.http.succession import Ring  # noqa: PLC0415
 
         self._generator = generator
         self._runtime = generator.runtime
@@ -131,7 +133,9 @@ class NodeApi:
         self._server: ApiServer | None = None  # while it listens
         self._streams = RelayStreams(self._runtime.node.relay, self._runtime.send_relayed)
         self._runtime.relayed = self._streams.hear
-        self._members = RelayedRequests(self._streams, self._app, self._name_of)
+        self.records = Records()
+        self.ring = Ring(self.records, self._leading)
+        self._members = RelayedRequests(self._streams, self._app, self._name_of, self.ring)
         self._relay = RelayApp(
             self._streams,
             lambda: self._config,
@@ -145,6 +149,9 @@ class NodeApi:
         """Serve until cancelled. Raises `UserError` or `OperationError` if the node is the head
         from the start and cannot serve. Later, and at another rank, such an error is only logged:
         the ring runs on."""
+        # An import that a node's start does not wait for.
+        from sealring.http.succession import hear_of_answers  # noqa: PLC0415
+
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             if self._is_head and self._config.api is not None:
@@ -154,6 +161,8 @@ class NodeApi:
             task_status.started()
             nursery.start_soon(self._members.serve)
             nursery.start_soon(self._sample)
+            nursery.start_soon(self.records.run)
+            nursery.start_soon(hear_of_answers, self._streams, self.records)
             while True:
                 changed = self._runtime.roster_changed
                 await self._follow(nursery)
@@ -216,6 +225,9 @@ class NodeApi:
         """Listen, if the node does not yet, and take up the part of its present rank."""
         address, leads, led = self._config.api, self._is_head, self._led
         self._led = leads
+        if leads and not led:
+            self.records.leave_all()
+            nursery.start_soon(self.ring.take_up)
         if address is None:
             if leads:
                 log.info("this node is the head, and its config says api = 'off': it has no API")
@@ -301,12 +313,18 @@ class NodeApi:
                 ApiKeys(self._config.state / KEY_FILE),
                 self._tls,
                 newcomers_at(self._door),
+                records=self.records,
             )
             if self._nursery is not None:
                 self._nursery.start_soon(self._head.answers.run)
             pages = [*NewcomersApi(self._door, self._config).routes(), *routes()]
             self._head_app = build_app(self._head, pages, most_connections())
         return self._head_app
+
+    def _leading(self) -> ApiHead | None:
+        """The API's state if this node is the head; else None."""
+        self._app()
+        return self._head if self._is_head else None
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The files of the page, where the head cannot give them."""

@@ -1,0 +1,477 @@
+"""What is known of answers under way, so that the next head can go on with them.
+
+The door through which a request came gives its answer an id. Under it the head has a `Record`: what
+was asked, and by whom; the seed; and each piece of tokens that the ring drew, as it was taken up.
+From that the whole answer can be made again, event by event, and then be gone on with: the same
+pieces make the same events, and the ring draws the rest as if it had never been interrupted. So
+neither texts nor events are kept.
+
+Each member that passes requests on and sees texts is a **successor**. It has the head tell it of
+all records, as they begin, grow and end, by a stream of its API link that does not end
+(`succession`). Whatever a client is given in one turn of the event loop is told to the successors
+before: `Records.flush` is called first. As a door is a successor itself, and has both by one link,
+it never gives a client what it has no record of.
+
+A node has one `Records` for its life, whatever its rank. What nobody makes is forgotten after
+`KEEP_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import attrs
+import trio
+from sealring_protocol.codec.local_messages import Logprobs, Scores
+from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut, TokenOut
+from sealring_protocol.limits import STREAM_WINDOW
+from sealring_trio.node.runtime import Event
+
+from sealring.dialects.errors import ApiError
+from sealring.text.workers import SharedBudget
+
+ANSWER: Final = "x-sealring-answer"
+"""The header by which a door names an answer. What a client sends by this name is left out."""
+
+MAX_RECORDS: Final = 128 << 20
+"""Bytes of all records, of which one account may have half. What finds no room is not kept, and
+ends with its head."""
+
+MAX_BEHIND: Final = 32 << 20
+"""Bytes that wait for one successor: what is asked in the largest request, and what is drawn
+meanwhile. One that takes less is let go, and begins anew."""
+
+KEEP_SECONDS: Final = 60.0
+"""Seconds for which an answer is known that nobody makes."""
+
+_LOOK: Final = 5.0
+_ID: Final = re.compile(r"[0-9a-f]{24}")
+_ID_SIZE: Final = 12
+_FRAME: Final = struct.Struct(">BI12s")
+_PIECE: Final = struct.Struct(">HBHI")
+_TOKEN: Final = struct.Struct(">I")
+_LENGTH: Final = struct.Struct(">I")
+_MAX_FRAME: Final = 1 << 26
+
+
+class Moved(ApiError):
+    """This node is the head no more: the next one goes on with the answer."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "This node is the head no more.", "not_head")
+
+
+class Kind(enum.IntEnum):
+    """What a frame of a stream to a successor tells of an answer, or of the head."""
+
+    BEGUN = 1
+    MORE = 2
+    KEPT = 3
+    OVER = 4
+    SETTINGS = 5
+
+
+_ENDS: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
+
+
+@attrs.frozen
+class Piece:
+    """What choice *index* of an answer was given at once: *events*, or its end, if it is the
+    *last*."""
+
+    index: int
+    events: tuple[Event, ...] = ()
+    last: bool = False
+
+    def encode(self) -> bytes:
+        """As bytes. Of ends there are those alone that are no errors."""
+        tokens = [event for event in self.events if isinstance(event, TokenOut)]
+        scores = [event.scores for event in self.events if isinstance(event, ScoresOut)]
+        ends = [event.reason for event in self.events if isinstance(event, RequestDone)]
+        how = _ENDS.index(ends[0]) if ends and ends[0] in _ENDS else 0
+        more = b""
+        if scores or any(token.logprobs is not None for token in tokens):
+            likely = [_of_logprobs(token.logprobs) for token in tokens]
+            more = json.dumps([likely, [_of_scores(each) for each in scores]]).encode()
+        head = _PIECE.pack(self.index, 4 * self.last + how, len(tokens), len(more))
+        ids = b"".join([_TOKEN.pack(token.token) for token in tokens])
+        return head + ids + more
+
+
+def pieces(data: bytes | bytearray) -> Iterator[Piece]:
+    """The pieces in *data*. Raises `ValueError`."""
+    at = 0
+    try:
+        while at < len(data):
+            index, flags, count, size = _PIECE.unpack_from(data, at)
+            at += _PIECE.size
+            ids = struct.unpack_from(f">{count}I", data, at)
+            at += 4 * count
+            if at + size > len(data):
+                raise ValueError("a piece that is cut off")
+            likely, scores = json.loads(data[at : at + size]) if size else ([None] * count, [])
+            at += size
+            events: list[Event] = [ScoresOut(0, _scores(each)) for each in scores]
+            for token, found in zip(ids, likely, strict=True):
+                events.append(TokenOut(0, token, 0, _logprobs(found)))
+            if (reason := _ENDS[flags & 3]) is not None:
+                events.append(RequestDone(0, reason))
+            yield Piece(index, tuple(events), bool(flags & 4))
+    except (struct.error, TypeError, IndexError) as error:
+        raise ValueError(f"no pieces of an answer: {error}") from None
+
+
+def _of_logprobs(found: Logprobs | None) -> Any:
+    return None if found is None else (found.chosen, found.ids, found.values)
+
+
+def _logprobs(found: Any) -> Logprobs | None:
+    return None if found is None else Logprobs(0, 0, *map(_plain, found))
+
+
+def _of_scores(scores: Scores) -> Any:
+    return scores.position, scores.chosen, scores.ranks, scores.ids, scores.values
+
+
+def _scores(found: Any) -> Scores:
+    return Scores(0, 0, *map(_plain, found))
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@attrs.frozen
+class Asked:
+    """A request for *path* with *body*, and what its answer has from the start: the fields of its
+    *caller* (`gate.Caller`), when it *began* (Unix milliseconds), the *seed* of rows that have none
+    of their own, the secret of its *names*, and the digest of its *key*, empty for none."""
+
+    path: str
+    body: bytes = attrs.field(repr=False)
+    caller: dict[str, Any]
+    began: int
+    seed: int
+    names: bytes = attrs.field(repr=False)
+    key: bytes = b""
+
+    @property
+    def account(self) -> str:
+        """Whose memory it takes."""
+        return str(self.caller["account"])
+
+    def encode(self) -> bytes:
+        """As bytes."""
+        fields = {
+            "path": self.path,
+            "caller": self.caller,
+            "began": self.began,
+            "seed": self.seed,
+            "names": self.names.hex(),
+            "key": self.key.hex(),
+        }
+        head = json.dumps(fields).encode()
+        return _LENGTH.pack(len(head)) + head + self.body
+
+    @classmethod
+    def decode(cls, data: bytes) -> Asked:
+        """The one that *data* has. Raises `ValueError`."""
+        try:
+            end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+            fields = json.loads(data[_LENGTH.size : end])
+            names, key = bytes.fromhex(fields.pop("names")), bytes.fromhex(fields.pop("key"))
+            asked = cls(**fields, body=data[end:], names=names, key=key)
+            _ = asked.account
+        except (struct.error, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"no request of an answer: {error}") from None
+        return asked
+
+
+@attrs.define(eq=False)
+class Record:
+    """What is known of the answer *id*: the encoded `Asked`, and its encoded pieces so far. Those
+    only grow: another head's are another record."""
+
+    id: str
+    asked: bytes
+    drawn: bytearray = attrs.field(factory=bytearray)
+    account: str = ""
+    kept: bool = False
+    """Whether it is made for nobody, too, and its client may come back."""
+
+    room: int = 0
+    left: float | None = None
+    """Since when nobody makes it, by trio's clock; None while somebody does."""
+
+    def encoded(self) -> bytes:
+        """All of it."""
+        return _LENGTH.pack(len(self.asked)) + self.asked + self.drawn
+
+    @classmethod
+    def decode(cls, id: str, data: bytes) -> Record:
+        """The record of answer *id* that *data* has. Raises `ValueError`."""
+        if len(data) < _LENGTH.size:
+            raise ValueError("no record of an answer")
+        end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
+        record = cls(id, bytes(data[_LENGTH.size : end]), bytearray(data[end:]))
+        record.account = Asked.decode(record.asked).account
+        for _ in pieces(record.drawn):
+            pass
+        return record
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes."""
+        return len(self.asked) + len(self.drawn)
+
+
+class Wire(Protocol):
+    """One end of a stream that takes what it can at once."""
+
+    def offer(self, data: bytes) -> int:
+        """Send as much of *data* as there is room for; how much that was."""
+
+    def drop(self, reason: str = "") -> None:
+        """Let go of it, for *reason*."""
+
+
+class Successor:
+    """A member that is told of all *records* by *wire*, and what it is still to be told."""
+
+    def __init__(self, wire: Wire, records: Records) -> None:
+        self._wire = wire
+        self._records = records
+        self._behind = bytearray()
+        self._told: set[str] = set()
+        self._untold: deque[str] = deque(each.id for each in records)
+        if records.settings:
+            self._behind += _frame(Kind.SETTINGS, "", records.settings)
+
+    def begun(self, record: Record) -> None:
+        """*record* is new, or another of an answer that was known."""
+        self._told.discard(record.id)
+        self._untold.append(record.id)
+
+    def more(self, record: Record, frame: bytes) -> None:
+        """*frame* tells of *record*, which has it already."""
+        if record.id in self._told:
+            self.tell(frame)
+
+    def tell(self, frame: bytes) -> None:
+        """Have it told *frame*."""
+        self._behind += frame
+        if len(self._behind) > MAX_BEHIND:
+            self._wire.drop("it takes too little of what it is told")
+
+    def over(self, record: Record) -> None:
+        """*record* is over."""
+        if record.id in self._told:
+            self._told.discard(record.id)
+            self.tell(_frame(Kind.OVER, record.id))
+
+    def flush(self) -> None:
+        """Send what there is, as far as there is room."""
+        while self._behind or self._next():
+            sent = self._wire.offer(bytes(self._behind[:STREAM_WINDOW]))
+            del self._behind[:sent]
+            if not sent:
+                return
+
+    def _next(self) -> bool:
+        """Take up what it has not been told of; whether there is something."""
+        while self._untold:
+            record = self._records.find(self._untold.popleft())
+            if record is not None and record.id not in self._told:
+                self._told.add(record.id)
+                self._behind += _frame(Kind.BEGUN, record.id, record.asked)
+                self._behind += _frame(Kind.MORE, record.id, record.drawn)
+                if record.kept:
+                    self._behind += _frame(Kind.KEPT, record.id)
+                return True
+        return False
+
+
+def _frame(kind: Kind, id: str, data: bytes | bytearray = b"") -> bytes:
+    return _FRAME.pack(kind, len(data), bytes.fromhex(id)) + data
+
+
+class Records:
+    """The records of a node. *settled* hears what the head tells of its settings."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Record] = {}
+        self._budget = SharedBudget(MAX_RECORDS)
+        self._successors: list[Successor] = []
+        self.settings = b""
+        """What successors are told of this head; empty for nothing."""
+        self.settled: Callable[[bytes], None] = _ignored
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter([*self._records.values()])
+
+    def find(self, id: str) -> Record | None:
+        """The record of answer *id*; None if it is not known."""
+        return self._records.get(id)
+
+    async def run(self) -> None:
+        """Forget what nobody makes, until cancelled."""
+        while True:
+            await trio.sleep(_LOOK)
+            now = trio.current_time()
+            for record in self:
+                if record.left is not None and now >= record.left + KEEP_SECONDS:
+                    self.over(record)
+
+    # ------------------------------------------------------------- at the head
+
+    def begin(self, id: str, asked: Asked) -> Record | None:
+        """A record of the answer *id* to what was *asked*; None if that is no id, or there is no
+        room."""
+        if not _ID.fullmatch(id):
+            return None
+        record = Record(id, asked.encode(), account=asked.account)
+        return record if self.put(record) else None
+
+    def put(self, record: Record) -> bool:
+        """Keep *record* in place of another of its answer, if there is room; whether there is."""
+        if (before := self._records.get(record.id)) is not None:
+            self._remove(before)
+        if not self._has_room(record):
+            return False
+        self._records[record.id] = record
+        for successor in self._successors:
+            successor.begun(record)
+        self.flush()
+        return True
+
+    def add(self, record: Record, piece: Piece) -> None:
+        """*record* has *piece*. Call `flush` before anybody is given what it makes."""
+        if self._records.get(record.id) is not record:
+            return
+        data = piece.encode()
+        record.drawn += data
+        if not self._has_room(record):
+            self.over(record)
+            return
+        if self._successors:
+            frame = _frame(Kind.MORE, record.id, data)
+            for successor in self._successors:
+                successor.more(record, frame)
+
+    def over(self, record: Record) -> None:
+        """*record* is over, and is forgotten."""
+        if self._records.get(record.id) is record:
+            self._remove(record)
+            for successor in self._successors:
+                successor.over(record)
+            self.flush()
+
+    def keep(self, record: Record) -> None:
+        """From now on *record* is made whether or not there is a client."""
+        record.kept = True
+        for successor in self._successors:
+            successor.more(record, _frame(Kind.KEPT, record.id))
+
+    def leave(self, record: Record) -> None:
+        """Nobody makes *record* any more, and somebody may go on with it."""
+        record.left = trio.current_time()
+
+    def leave_all(self) -> None:
+        """The head that made all of them is lost, or is this node no more."""
+        for record in self:
+            if record.left is None:
+                self.leave(record)
+
+    def flush(self) -> None:
+        """Tell the successors what they are to know before any client is given more."""
+        for successor in self._successors:
+            successor.flush()
+
+    def settle(self, settings: bytes) -> None:
+        """From now on tell the successors *settings*."""
+        self.settings = settings
+        for successor in self._successors:
+            successor.tell(_frame(Kind.SETTINGS, "", settings))
+        self.flush()
+
+    def join(self, successor: Successor) -> None:
+        """*successor* is told everything from now on."""
+        self._successors.append(successor)
+        successor.flush()
+
+    def part(self, successor: Successor) -> None:
+        """*successor* is told nothing more."""
+        self._successors.remove(successor)
+
+    # ------------------------------------------------------------- at a successor
+
+    def hear(self, frame: Kind, id: str, data: bytes) -> None:
+        """The head tells this of answer *id*, or of itself. Raises `ValueError`."""
+        match frame:
+            case Kind.BEGUN:
+                if (before := self._records.get(id)) is not None:
+                    self._remove(before)
+                record = Record(id, data, account=Asked.decode(data).account)
+                if self._has_room(record):
+                    self._records[id] = record
+            case Kind.MORE if (known := self._records.get(id)) is not None:
+                known.drawn += data
+                if not self._has_room(known):
+                    self._remove(known)
+            case Kind.KEPT if (known := self._records.get(id)) is not None:
+                known.kept = True
+            case Kind.OVER if (known := self._records.get(id)) is not None:
+                self._remove(known)
+            case Kind.SETTINGS:
+                self.settled(data)
+
+    def _has_room(self, record: Record) -> bool:
+        """Whether *record* may have its size, of which it then has the room."""
+        more = record.size - record.room
+        if more > 0:
+            more = max(more, min(record.size, 1 << 16))
+            if not self._budget.take(record.account, more):
+                self._free(record)
+                return False
+            record.room += more
+        return True
+
+    def _free(self, record: Record) -> None:
+        if record.room:
+            self._budget.give_back(record.account, record.room)
+            record.room = 0
+
+    def _remove(self, record: Record) -> None:
+        self._free(record)
+        del self._records[record.id]
+
+
+def _ignored(data: bytes) -> None:
+    """This node keeps no settings of a head."""
+
+
+class Frames:
+    """Makes frames of what comes of a stream."""
+
+    def __init__(self) -> None:
+        self._came = bytearray()
+
+    def add(self, data: bytes) -> Iterator[tuple[Kind, str, bytes]]:
+        """The frames that *data* completes. Raises `ValueError`."""
+        self._came += data
+        while len(self._came) >= _FRAME.size:
+            kind, size, id = _FRAME.unpack_from(self._came)
+            if size > _MAX_FRAME:
+                raise ValueError(f"a frame of {size} bytes")
+            end = _FRAME.size + size
+            if len(self._came) < end:
+                return
+            body = bytes(self._came[_FRAME.size : end])
+            del self._came[:end]
+            yield Kind(kind), id.hex(), body

@@ -1,0 +1,173 @@
+"""The next head goes on with the answers of the one before: what the members ask each other for.
+
+A successor has the head tell it of all answers under way (`hear_of_answers`; `records` has what is
+told). Once another member is the head, the door that has an answer's client asks that one for the
+rest, after the events that the client has, and brings its own record along: that is never behind
+the client, and the new head's may be. `/_ring/` is for doors alone: whoever is in front of a head's
+app lets no client ask there, and a head answers members, and its own door.
+
+Answers that are kept for their clients need no door. The new head waits a moment for one, and then
+makes them as the old one did.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs
+
+import attrs
+import trio
+from sealring_protocol.codec.relay_messages import Question
+from sealring_protocol.errors import LocalProtocolError
+from sealring_protocol.relay import BodyCame, DropCame, ReplyCame
+from starlette.types import Receive, Scope, Send
+
+from sealring.dialects.errors import ApiError, unavailable
+from sealring.http.gate import error_response
+from sealring.http.records import Asked, Frames, Record, Records, Successor
+from sealring.http.relay import RING, SUCCESSION, RelayStream, RelayStreams, StreamGone
+
+if TYPE_CHECKING:
+    from sealring.http.generate import Generate
+    from sealring.http.head import ApiHead
+
+log = logging.getLogger("sealring.api")
+
+MAX_RECORD: Final = 32 << 20
+"""Bytes of a record that a door may bring."""
+
+AGAIN: Final = 1.0
+"""Seconds after which a head that tells nothing is asked again."""
+
+DOOR_SECONDS: Final = 5.0
+"""Seconds that a new head waits for the doors of answers that are kept."""
+
+_ANSWER: Final = re.compile(rf"{RING}answers/([0-9a-f]{{24}})")
+
+
+async def hear_of_answers(streams: RelayStreams, records: Records) -> None:
+    """Have the head tell *records* of all answers, whoever it is, by *streams*, until cancelled."""
+    while True:
+        await streams.linked()
+        try:
+            await _hear(streams, records)
+        except (LocalProtocolError, StreamGone):
+            pass  # the link is lost
+        except ValueError as error:
+            log.warning("what the head tells of its answers cannot be read: %s", error)
+        records.leave_all()
+        if streams.up:
+            await trio.sleep(AGAIN)
+
+
+async def _hear(streams: RelayStreams, records: Records) -> None:
+    """Hear what the head tells, until it ends. Raises `ValueError` for what is no such thing."""
+    frames = Frames()
+    with streams.asking(Question("GET", SUCCESSION.encode(), True, "", ())) as stream:
+        stream.endless = True
+        await stream.send(b"", last=True)
+        while True:
+            match await stream.take():
+                case ReplyCame(_, status) if status != 200:
+                    return
+                case BodyCame(_, data):
+                    for frame in frames.add(data):
+                        records.hear(*frame)
+                    stream.took(len(data))
+                case DropCame():
+                    return
+
+
+@attrs.define(eq=False)
+class Ring:
+    """The ASGI app for what doors ask at `RING` of *head*, if this node is that, which goes on with
+    the answers of *records*."""
+
+    records: Records
+    head: Callable[[], ApiHead | None]
+
+    async def tell(self, stream: RelayStream) -> None:
+        """Tell the member that asks by *stream* of all answers, until it leaves."""
+        stream.endless = True
+        if self.head() is None:
+            stream.reply(503, ())
+            await stream.send(b"", last=True)
+            return
+        stream.reply(200, ())
+        successor = Successor(stream, self.records)
+        self.records.join(successor)
+        try:
+            while await stream.changed():
+                successor.flush()
+        finally:
+            self.records.part(successor)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Give a door the rest of an answer."""
+        try:
+            id, after = _place(scope)
+            record = self._best(id, await _body(receive))
+            await self._generate(record).go_on(record, after, scope, receive, send)
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+
+    def _generate(self, record: Record) -> Generate:
+        """What makes *record*'s answer. Raises `ApiError`."""
+        # An import that only a head pays for.
+        from sealring.http.generate import KINDS, Generate  # noqa: PLC0415
+
+        if (head := self.head()) is None:
+            raise unavailable("This node is not the head.", "not_head")
+        return Generate(head, KINDS[Asked.decode(record.asked).path])
+
+    def _best(self, id: str, brought: bytes) -> Record:
+        """The longer record of answer *id*: what was *brought*, or what is here. It is another one,
+        so that nobody who still works on that changes it. Raises `ApiError`."""
+        found = self.records.find(id)
+        if brought:
+            try:
+                given = Record.decode(id, brought)
+            except ValueError as error:
+                raise ApiError(400, f"This is no record: {error}.", "bad_request") from None
+            if found is None or len(given.drawn) >= len(found.drawn):
+                found = given
+        if found is None:
+            text = "Nothing is known of this answer here: it is over, or ended with its head."
+            raise ApiError(404, text, "answer_not_found")
+        record = Record.decode(id, found.encoded())
+        if not self.records.put(record):
+            raise unavailable("Too many answers are to be gone on with.", "overloaded")
+        return record
+
+    async def take_up(self) -> None:
+        """Go on with the answers that are kept and that no door has come for."""
+        await trio.sleep(DOOR_SECONDS)
+        for each in self.records:
+            if each.kept and each.left is not None and self.head() is not None:
+                record = Record.decode(each.id, each.encoded())
+                if self.records.put(record):
+                    await self._generate(record).take_up(record)
+
+
+def _place(scope: Scope) -> tuple[str, int]:
+    """The answer that a door asks for, and how many of its events it has. Raises `ApiError`."""
+    found = _ANSWER.fullmatch(scope["path"])
+    after = parse_qs(scope["query_string"].decode("latin-1")).get("after", ["0"])[0]
+    if found is None or scope["method"] != "POST" or not after.isdecimal():
+        raise ApiError(404, "There is no such path for doors.", "not_found")
+    return found[1], int(after)
+
+
+async def _body(receive: Receive) -> bytes:
+    """What a door has brought. Raises `ApiError`."""
+    body = bytearray()
+    while (message := await receive())["type"] == "http.request":
+        body += message["body"]
+        if len(body) > MAX_RECORD:
+            raise ApiError(413, "The record is too large.", "request_too_large")
+        if not message["more_body"]:
+            return bytes(body)
+    raise ApiError(499, "The door has left.", "client_gone")

@@ -1,0 +1,273 @@
+"""Answers that the next head goes on with: from any moment on, and as if nothing had happened.
+
+One ring serves two heads in these tests: the second one has heard of the first one's answers, as a
+successor has, and the first is taken for lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from sealring.files.config import load_config
+from sealring.generation.generation import Generator
+from sealring.http.app import build_app
+from sealring.http.bodies import count_events
+from sealring.http.head import ApiHead
+from sealring.http.keys import KEY_FILE, ApiKeys
+from sealring.http.records import ANSWER, Frames, Records, Successor
+from sealring.http.succession import Ring
+from sealring.local.ring import write_cluster
+from sealring.service.head_api import prepare
+from sealring_model import tiny
+from sealring_trio.node.service import build_runtime, running
+from starlette.types import ASGIApp, Message
+
+from tests.serving import PATIENCE
+
+ID = "0123456789abcdef01234567"
+
+
+class Link:
+    """Tells *hears* what a head tells, as far as there is *room*."""
+
+    def __init__(self, hears: Records) -> None:
+        self.hears = hears
+        self.room = 1 << 40
+        self.dropped = ""
+        self._frames = Frames()
+
+    def offer(self, data: bytes) -> int:
+        taken = data[: self.room]
+        self.room -= len(taken)
+        for frame in self._frames.add(taken):
+            self.hears.hear(*frame)
+        return len(taken)
+
+    def drop(self, reason: str = "") -> None:
+        self.dropped = reason
+
+
+@attrs.define
+class Asked:
+    """One request of a door: its *body*, and what it gets; *seen* is called with each message
+    before."""
+
+    path: str
+    body: bytes
+    headers: dict[str, str] = attrs.field(factory=dict)
+    seen: Any = None
+    got: list[Message] = attrs.field(factory=list)
+    state: dict[str, Any] = attrs.field(factory=dict)
+    left: trio.Event = attrs.field(factory=trio.Event)
+    _sent: bool = False
+
+    async def of(self, app: ASGIApp) -> Asked:
+        path, _, query = self.path.partition("?")
+        given = {"content-type": "application/json", "host": "localhost", **self.headers}
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "state": self.state,
+        }
+        await app(scope, self._receive, self._send)
+        return self
+
+    async def _receive(self) -> Message:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if self.seen is not None:
+            self.seen(message)
+        self.got.append(message)
+        await trio.lowlevel.checkpoint()
+
+    @property
+    def status(self) -> int:
+        return int(self.got[0]["status"])
+
+    @property
+    def whole(self) -> bytes:
+        return b"".join(each.get("body", b"") for each in self.got)
+
+    @property
+    def events(self) -> list[bytes]:
+        """The events that count."""
+        blocks = [block + b"\n\n" for block in self.whole.split(b"\n\n")[:-1]]
+        return [block for block in blocks if count_events(block)]
+
+
+@attrs.define
+class Heads:
+    """Two heads of one ring; the second hears what the first one tells by *link*."""
+
+    first: ASGIApp
+    ring: Ring
+    records: tuple[Records, Records]
+    link: Link
+    head: ApiHead
+    next: ApiHead
+
+
+@asynccontextmanager
+async def heads() -> AsyncIterator[Heads]:
+    with tempfile.TemporaryDirectory(prefix="sealring-") as name:
+        folder = Path(name)
+        (path,) = write_cluster(folder, 1, tiny.path(), api="127.0.0.1:1")
+        setup = prepare(load_config(path))
+        runtime = build_runtime(setup)
+        generator = Generator(runtime, setup.model)
+        keys = ApiKeys(setup.config.state / KEY_FILE)
+        first, second = (ApiHead(generator, setup.config, "tiny", keys) for _ in range(2))
+        link = Link(second.records)
+        first.records.join(Successor(link, first.records))
+        with trio.fail_after(PATIENCE):
+            async with running(setup, runtime), trio.open_nursery() as nursery:
+                nursery.start_soon(generator.texts.serve)
+                for head in (first, second):
+                    nursery.start_soon(head.answers.run)
+                await generator.warm_up()
+                while not generator.serving:
+                    await trio.sleep(0.01)
+                app = build_app(first)
+                ring = Ring(second.records, lambda: second)
+                yield Heads(app, ring, (first.records, second.records), link, first, second)
+                nursery.cancel_scope.cancel()
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+TALK = [{"role": "user", "content": "Tell me a story about a fox."}]
+WEATHER = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 12}}}
+COMMON = {"model": "tiny", "stream": True, "temperature": 0.9}
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": TALK, "max_tokens": 24, "seed": 5}),
+    "no seed": (CHAT, {"messages": TALK, "max_tokens": 16, "frequency_penalty": 1.0}),
+    "choices": (CHAT, {"messages": TALK, "max_tokens": 12, "n": 3, "logprobs": True}),
+    "usage": (
+        CHAT,
+        {
+            "messages": TALK,
+            "max_tokens": 12,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "stream_options": {"include_usage": True},
+        },
+    ),
+    "stop": (CHAT, {"messages": TALK, "max_tokens": 40, "seed": 5, "stop": [" a", "e "]}),
+    "form": (
+        CHAT,
+        {
+            "messages": TALK,
+            "max_tokens": 30,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "w", "schema": WEATHER, "strict": True},
+            },
+        },
+    ),
+    "text": (TEXT, {"prompt": ["Once", "The fox"], "max_tokens": 10, "logprobs": 1}),
+    "echo": (TEXT, {"prompt": "Once", "max_tokens": 6, "echo": True}),
+    "least": (TEXT, {"prompt": "Once", "max_tokens": 16, "min_tokens": 9, "seed": 3}),
+    "response": (RESPONSES, {"input": "Tell me a story.", "max_output_tokens": 16}),
+    "message": (MESSAGES, {"messages": TALK, "max_tokens": 16}),
+}
+
+
+def without_times(event: bytes) -> bytes:
+    """*event* without what depends on the moment at which it is made."""
+    for name in (b"completed_at", b"cached_tokens", b"cache_read_input_tokens", b"input_tokens"):
+        event = re.sub(rb'"%b":(?:\d+|null)' % name, b'"%b":0' % name, event)
+    return re.sub(rb'"(accepted|rejected)_prediction_tokens":\d+', rb'"\1":0', event)
+
+
+def told(event: bytes) -> Any:
+    """What *event* has."""
+    data = without_times(event).split(b"data: ", 1)[1]
+    return data if data.startswith(b"[DONE]") else json.loads(data)
+
+
+def said(events: list[bytes]) -> dict[str, Any]:
+    """What *events* say, in whatever pieces."""
+    all_of: dict[str, Any] = {}
+
+    def add(key: str, value: Any) -> None:
+        if value:
+            all_of[key] = all_of[key] + value if key in all_of else value
+
+    for each in map(told, events):
+        if not isinstance(each, dict):
+            add("done", each)
+        elif "choices" in each:
+            add("names", {each["id"], str(each["created"])} - all_of.get("names", set()) and "")
+            for choice in each["choices"]:
+                at = str(choice["index"])
+                add(f"text {at}", choice.get("text") or choice.get("delta", {}).get("content"))
+                add(f"finish {at}", choice["finish_reason"])
+                likely = choice["logprobs"] or {}
+                add(f"likely {at}", likely.get("content") or likely.get("tokens"))
+                add(f"values {at}", likely.get("token_logprobs"))
+            if not each["choices"]:
+                all_of["usage"] = each["usage"]
+        elif "delta" in each:
+            delta = each["delta"]
+            text = delta if isinstance(delta, str) else delta.get("text", json.dumps(delta))
+            add(f"delta {each['type']}", text)
+        else:
+            each.pop("sequence_number", None)
+            add(each["type"], [each])
+    return all_of
+
+
+async def test_the_rest_is_the_same_from_any_event_on() -> None:
+    """Of each answer the successor's record is taken at every event. The next head makes the same
+    events up to there, and then draws the same tokens, whose events may come in other pieces."""
+    async with heads() as made:
+        for name, (path, more) in BODIES.items():
+            moments: list[tuple[int, bytes]] = []
+            passed = 0
+
+            def seen(message: Message, moments: Any = moments) -> None:
+                nonlocal passed
+                if message["type"] == "http.response.body" and message["body"]:
+                    passed += count_events(message["body"])
+                    if (known := made.records[1].find(ID)) is not None:
+                        moments.append((passed, known.encoded()))
+
+            body = json.dumps({**COMMON, **more}).encode()
+            asked = await Asked(path, body, {ANSWER: ID}, seen).of(made.first)
+            assert asked.status == 200, (name, asked.whole)
+            assert made.records[1].find(ID) is None  # it is over, and given
+            whole = asked.events
+            assert len(whole) == passed > 3, name
+            assert moments[-1][0] == passed, name
+            for at, (count, known) in enumerate(moments[:: max(1, len(moments) // 6)]):
+                after = max(0, count - at % 3)
+                rest = await Asked(f"/_ring/answers/{ID}?after={after}", known).of(made.ring)
+                assert rest.status == 200, (name, rest.whole)
+                got = rest.events
+                again = [*map(without_times, got[: count - after])]
+                assert again == [*map(without_times, whole[after:count])], (name, count)
+                assert said(whole[:after] + got) == said(whole), (name, count)
+                assert made.records[1].find(ID) is None
