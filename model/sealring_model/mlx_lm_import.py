@@ -4,7 +4,8 @@
 small machine. An engine needs neither: `mlx_lm` for "models.*", and `model_loader`, take 0.15 s.
 They put the package into `sys.modules` without running its ``__init__``, which runs once somebody
 asks for something that it defines. `without_mlx` is for a node, which needs transformers and not
-MLX.
+MLX. It does the same with transformers, whose ``__init__`` reads the source of every model: half of
+the time of its import.
 
 `mlx_lm.utils` lowers the process's limits on open files, also the hard one, which an ordinary user
 cannot raise again. So no module imports mlx_lm at its top, and `resource.setrlimit` does nothing
@@ -20,8 +21,9 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
@@ -30,6 +32,20 @@ from sealring_model.errors import LoadError
 
 _NAME: Final = "mlx_lm"
 _HUB: Final = "huggingface_hub"
+
+_TRANSFORMERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "transformers": {
+        "AutoTokenizer": "models.auto.tokenization_auto",
+        "CONFIG_MAPPING": "models.auto.configuration_auto",
+        "PreTrainedConfig": "configuration_utils",
+        "PreTrainedTokenizer": "tokenization_python",
+        "PreTrainedTokenizerFast": "tokenization_utils_tokenizers",
+    },
+    "transformers.models": {},
+}
+"""The packages of transformers whose ``__init__`` reads every model, and the module of each name
+that the tokenizers of most models are made with."""
+
 _finishing: Final = threading.RLock()
 
 
@@ -68,8 +84,38 @@ def without_mlx(module: str) -> ModuleType:
 
     Raises `LoadError` if mlx-lm is not installed.
     """
+    bare = _bare("sealring_model._mlx_lm")
     with _torch_hidden():
-        return importlib.import_module(f"{_bare('sealring_model._mlx_lm')}.{module}")
+        if "transformers" not in sys.modules:
+            for name, homes in _TRANSFORMERS.items():
+                _put_off(name, homes)
+        return importlib.import_module(f"{bare}.{module}")
+
+
+def _put_off(name: str, homes: Mapping[str, str]) -> None:
+    """Put the package *name* of transformers into `sys.modules` with its ``__init__`` not run.
+    What its module in *homes* defines comes from there; whoever asks for something else gets it
+    from the whole package, which takes the place of this one."""
+    spec = importlib.util.find_spec(name)
+    if spec is None:
+        return  # mlx-lm says so as it imports it
+    package = importlib.util.module_from_spec(spec)
+
+    def missing(asked: str) -> Any:
+        """The module of *asked* if it is known, or all modules."""
+        if asked == "__version__":
+            return metadata.version("transformers")
+        if asked.startswith("__") and asked != "__all__":
+            raise AttributeError(f"module {name!r} has no attribute {asked!r}", name=asked)
+        with _torch_hidden():
+            if asked in homes:
+                found = getattr(importlib.import_module(f"{name}.{homes[asked]}"), asked)
+                return vars(package).setdefault(asked, found)
+            _finish(package)
+            return getattr(sys.modules[name], asked)
+
+    vars(package)["__getattr__"] = missing
+    sys.modules[name] = package
 
 
 def _spec() -> ModuleSpec:
@@ -111,7 +157,11 @@ def _package() -> ModuleType:
 
 
 def _finish(package: ModuleType) -> None:
+    """Run the ``__init__`` of *package*, unless that was done. Where it puts another module in its
+    place, *package* has all that is asked of it from that."""
     with _finishing:
+        if sys.modules[package.__name__] is not package:
+            return
         missing = vars(package).pop("__getattr__", None)
         if missing and (found := package.__spec__) and found.loader:
             try:
@@ -121,6 +171,8 @@ def _finish(package: ModuleType) -> None:
                     missing  # so that the next call fails with the reason, too
                 )
                 raise
+            if (whole := sys.modules[package.__name__]) is not package:
+                vars(package)["__getattr__"] = functools.partial(getattr, whole)
 
 
 def _stand_in(name: str, *functions: str) -> None:

@@ -76,6 +76,46 @@ def test_a_tokenizer_does_not_import_pytorch(tmp_path: Path) -> None:
     )
 
 
+def test_a_tokenizer_does_not_read_the_source_of_every_model() -> None:
+    """As transformers does when it is imported whole, which takes as long as the rest of it."""
+    run(
+        "import sys",
+        "opened = []",
+        "sys.addaudithook(lambda event, about: event == 'open' and opened.append(str(about[0])))",
+        "from sealring_model import tiny",
+        "from sealring_model.text.tokens import Tokenizer",
+        "assert Tokenizer(tiny.path()).encode('hello')",
+        "models = [name for name in opened if '/transformers/models/' in name]",
+        "assert any('tokenization_auto' in name for name in models)",
+        "assert not any('bert' in name for name in models), models",
+    )
+
+
+def test_transformers_is_whole_for_whoever_else_uses_it() -> None:
+    run(
+        "from sealring_model import tiny",
+        "from sealring_model.text.tokens import Tokenizer",
+        "assert Tokenizer(tiny.path()).encode('hello')",
+        "import transformers as early",
+        "from transformers import AutoTokenizer, __version__",
+        "assert not hasattr(early, '__nothing__')",
+        "from transformers import BertConfig, BertTokenizerFast",
+        "import transformers",
+        "assert transformers.__version__ == __version__ == early.__version__",
+        "assert transformers.AutoTokenizer is AutoTokenizer is early.AutoTokenizer",
+        "assert early.BertConfig is transformers.BertConfig is BertConfig",
+        "from transformers.models import bert",
+        "assert bert.BertConfig is transformers.models.BertConfig is BertConfig",
+        "try:",
+        "    early.nothing",
+        "except AttributeError as error:",
+        "    assert 'nothing' in str(error)",
+        "else:",
+        "    raise AssertionError",
+        "assert Tokenizer(tiny.path()).encode('hello')",
+    )
+
+
 def test_nothing_is_imported_to_find_that_there_is_no_tokenizer(tmp_path: Path) -> None:
     """An engine asks for one as it starts."""
     run(
