@@ -67,6 +67,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return ByRings(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays to the end, so that no collection of garbage needs to look at it: that
+    took a sixth of the time to collect 15,000 tests, which each of the processes does."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def freeze() -> None:
     """What stands now stands to the end: no collection of garbage needs to look at it again. Each

@@ -174,19 +174,17 @@ def test_a_bad_sequence_never_comes(length):
         assert text[:6] == free[:6]
 
 
-def _with(letter: bytes) -> tuple[tuple[int], ...]:
-    return tuple((at,) for at in range(VOCABULARY) if letter in tokenizer().token_bytes(at))
-
-
 @pytest.mark.parametrize(
-    ("grammar", "bad", "why"),
+    ("grammar", "without", "why"),
     [
-        (b"no grammar at all", (), "cannot be followed"),
-        (b"start: /(a{900}){900}/", (), "its grammar"),
-        (b'start: "Q"', _with(b"Q"), "no token that may follow"),
+        (b"no grammar at all", b"", "cannot be followed"),
+        (b"start: /(a{900}){900}/", b"", "its grammar"),
+        (b'start: "Q"', b"Q", "no token that may follow"),
     ],
 )
-def test_a_row_that_cannot_go_on_says_why_and_the_others_go_on(grammar, bad, why):
+def test_a_row_that_cannot_go_on_says_why_and_the_others_go_on(grammar, without, why):
+    tokens = range(VOCABULARY) if without else ()
+    bad = tuple((at,) for at in tokens if without in tokenizer().token_bytes(at))
     one = ring()
     free = ring().generate(prompt("Hi."), 3)
     held = one.admit(prompt(), grammar=grammar, ends=(END,), bad=bad)
