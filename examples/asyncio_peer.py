@@ -49,8 +49,8 @@ async def serve(reader, writer):
                 seals.append(seal.InnerSealer(event.suite, hop.send, cluster))
                 if event.purpose is roles.Purpose.CONTROL:
                     link.send(hello)
-            case m.Bootstrap(epoch=epoch, bounds=bounds):
-                epochs[epoch] = bounds, Ledger()
+            case m.Bootstrap(epoch=epoch, bounds=bounds, kept=kept):
+                epochs[epoch] = bounds, Ledger(kept)
                 link.send(m.Ready(epoch, *bounds[1:], True, 1 << 30, m.CacheCost(0, 1)))
             case m.Step():
                 link.send(m.StepDone(event.epoch, event.n, tensors=compute(event, *seals)))

@@ -260,11 +260,15 @@ class Lookahead:
         return in_time
 
     def end(self) -> None:
-        """Release the device and wait for what was launched: nothing of it will be asked for."""
+        """Release the device and wait for what was launched: nothing of it will be asked for. The
+        caches have no token of it."""
         self.held = None
         for built in self._built:
             with contextlib.suppress(*FORWARD_ERRORS):
                 let_go(built)
+        for batch in list(self._decodes):
+            with contextlib.suppress(SealringError, *FORWARD_ERRORS):
+                self._drop_decode(batch)
         with contextlib.suppress(*FORWARD_ERRORS):
             if self._launches_ahead:  # what was taken may still read the memory of its inlet
                 mx.synchronize()

@@ -72,6 +72,9 @@ MAX_REASONS: Final = 16
 MAX_ROWS: Final = 4096
 """Entries of each list of a STEP. Memory: 4,096 of at most 20 bytes, six lists: 480 KiB."""
 
+MAX_KEPT: Final = 4096
+"""Caches that BOOTSTRAP has a rank keep. Memory: 4,096 of 12 bytes: 48 KiB."""
+
 MAX_GUESSED: Final = MAX_WORLD
 """Tokens at the end of a row that are guesses. Memory: as many states of a row's recurrent layers
 and sliding windows."""

@@ -260,7 +260,9 @@ const told = (map, tell = (/** @type {any} */ value) => value) =>
   Object.fromEntries([...map].map(([key, value]) => [String(key), tell(value)]));
 
 const ledger = once((input, outcome) => {
-  let held = new Ledger();
+  let held = new Ledger(
+    input.kept.map((/** @type {any} */ { number, length }) => ({ number: BigInt(number), length })),
+  );
   /** @type {Buffer[]} */
   const digests = [];
   const tell = () => {

@@ -478,6 +478,61 @@ FAULTS: Final[dict[str, tuple[str, Course, dict[str, Any]]]] = {
 
 
 _GROUP: Final[dict[int, Rows]] = {0: ((1, 7), (2, 1))}
+_OPEN: Final = {90: 5, 91: 7}
+KEPT: Final[dict[str, tuple[str, dict[int, int], Course]]] = {
+    "kept": (
+        "two caches of the epoch before",
+        _OPEN,
+        ((step(), state({}, {}, _OPEN)), (step(drop=(91,)), state({}, {}, {90: 5}))),
+    ),
+    "kept-over": (
+        "a row takes its own cache over, reads on and joins",
+        _OPEN,
+        (
+            (step(open=(Open(90, 90, 5),), work=Prefill(90, 5, 2)), state({90: 7}, {}, {91: 7})),
+            (
+                step(join=(Join(90, 0),), work=Decode(0)),
+                state({}, {0: ((90, 8),)}, {91: 7}),
+            ),
+        ),
+    ),
+    "kept-from": (
+        "a row is opened from a part of another's cache, which stays",
+        _OPEN,
+        ((step(open=(Open(1, 91, 3),)), state({1: 3}, {}, _OPEN)),),
+    ),
+    "saved-over": (
+        "a snapshot of this epoch is taken over",
+        {},
+        (*SAVED, (step(drop=(1,), open=(Open(90, 90, 5),)), state({90: 5}))),
+    ),
+}
+"""Courses of an epoch that begins with kept caches."""
+
+NOT_KEPT: Final[dict[str, tuple[str, dict[str, Any], LedgerState]]] = {
+    "over-part": (
+        "takes a part of a cache over",
+        step(open=(Open(90, 90, 4),)),
+        state({90: 4}, {}, {91: 7}),
+    ),
+    "over-more": (
+        "takes more over than was kept",
+        step(open=(Open(90, 90, 6),)),
+        state({90: 6}, {}, {91: 7}),
+    ),
+    "over-none": (
+        "takes nothing over of what was kept",
+        step(open=(Open(90, 90, 0),)),
+        state({90: 0}, {}, {91: 7}),
+    ),
+    "open-kept": (
+        "opens a row anew with the number of a cache that was kept",
+        step(open=(Open(90),)),
+        state({90: 0}, {}, _OPEN),
+    ),
+}
+"""Steps that `_OPEN` refuses, and what a careless ledger would hold after them."""
+
 CARELESS: Final[dict[str, LedgerState]] = {
     "save-unknown": state({1: 5}, {}, {90: 0}),
     "save-zero": state({1: 5}, {}, {0: 5}),
@@ -543,8 +598,13 @@ that passes 32 bits begins again at 0, as in a language whose maps and integers 
 careless ledgers take in two ways has two vectors."""
 
 
-def _input(course: Course) -> Json:
-    return {"steps": [_step(n, what, after) for n, (what, after) in enumerate(course, 1)]}
+def _input(course: Course, kept: Mapping[int, int] | None = None) -> Json:
+    return {
+        "kept": [
+            {"number": u64(number), "length": length} for number, length in (kept or {}).items()
+        ],
+        "steps": [_step(n, what, after) for n, (what, after) in enumerate(course, 1)],
+    }
 
 
 def _step(n: int, what: dict[str, Any], after: LedgerState) -> str:
@@ -579,6 +639,16 @@ def vectors() -> Iterator[Vector]:
         given["steps"].append(_step(len(course) + 1, bad, CARELESS[name]))
         ids = "LG-01 LG-04" if name.startswith(("back-", "guess-")) else "LG-01"
         yield refused(f"ledger/{name}", "ledger", ids, about, given, LEDGER, output=output)
+    for name, (about, kept, course) in KEPT.items():
+        given = _input(course, kept)
+        yield valid(f"ledger/{name}", "ledger", "LG-01 LG-02 LG-06", about, given, _output(course))
+    for name, (about, bad, careless) in NOT_KEPT.items():
+        given, output = _input((), _OPEN), _output(((step(), state({}, {}, _OPEN)),))
+        given["steps"].append(_step(1, bad, careless))
+        output["digests"] = []
+        yield refused(
+            f"ledger/{name}", "ledger", "LG-01 LG-06", about, given, LEDGER, output=output
+        )
     course = TWO_ROWS
     given = _input(course[:-1])
     last = Step(EPOCH, len(course), course[-1][1].digest(len(course) + 1), **course[-1][0])

@@ -29,6 +29,7 @@ from sealring_protocol.codec.messages import (
     Get,
     Hindrance,
     Join,
+    KeptCache,
     Piece,
     Prefill,
     Reason,
@@ -147,14 +148,14 @@ def _small_messages() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
     for name, about, at, field in [
         ("rank", "rank 2 of 2", 18, u16(2)),
-        ("first", "a first bound of 1", 67, u16(1)),
-        ("equal", "a rank without layers", 69, u16(6)),
-        ("falls", "bounds that fall", 69, u16(7)),
+        ("first", "a first bound of 1", 69, u16(1)),
+        ("equal", "a rank without layers", 71, u16(6)),
+        ("falls", "bounds that fall", 71, u16(7)),
         ("steps-0", "step version 0", 23, u16(0)),
         ("pipeline-trusted", "a pipeline beside the sealed links", 21, b"\1"),
     ]:
         yield f"bootstrap-{name}", "MS-04", f"BOOTSTRAP with {about}", put(boot, at, field)
-    one = put(put(boot, 61, u16(1)), 18, u16(0))[:69]
+    one = put(put(boot, 61, u16(1)), 18, u16(0))[:71]
     yield "bootstrap-one-bound", "MS-04", "BOOTSTRAP for no rank", one
     beside = flat(attrs.evolve(JOIN, trusted=True))
     for code in (b"\0", b"\5"):  # with all that any back end may have
@@ -178,18 +179,34 @@ def _small_messages() -> Iterator[Case]:
     fewer = put(some, 65, u16(2))[:-6] + u16(0) + u16(3)
     yield "bootstrap-members-fewer", "MS-04", "BOOTSTRAP with two members of three places", fewer
     yield "bootstrap-members-cut", "CV-01", "one member fewer than it says", some[:-2]
+    yield from _keeping()
+
+
+def _keeping() -> Iterator[Case]:
+    two = flat(attrs.evolve(BOOTSTRAP, kept=(KeptCache(3, 7), KeptCache(5, 1))))
+    for name, about, first, length in [
+        ("zero", "the number 0 to keep", 0, 7),
+        ("empty", "no token to keep", 3, 0),
+        ("same", "one number twice to keep", 5, 7),
+        ("falls", "numbers to keep that fall", 6, 7),
+    ]:
+        data = put(two, -24, u64(first) + u32(length))
+        yield f"bootstrap-kept-{name}", "MS-04", f"BOOTSTRAP with {about}", data
+    joined = put(flat(JOIN), 67, u16(1)) + u64(3) + u32(7)
+    yield "bootstrap-hosts-kept", "MS-04", "BOOTSTRAP of a collective that keeps caches", joined
+    yield "bootstrap-kept-cut", "CV-01", "one cache to keep fewer than it says", two[:-12]
 
 
 def _collectives() -> Iterator[Case]:
     join, prepare = flat(JOIN), flat(PREPARE)
-    first = 71 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
+    first = 73 + 2 + len(JOIN.hosts[0][0])  # the port of the first host
     alone = put(put(join, 18, u16(0)), 63, u16(1))[: first + 2]
     piped, bounded = put(put(join, 17, b"\1"), 18, u16(0)), put(join, 61, u16(3))
-    bounded = bounded[:67] + u16(0) + u16(6) + bounded[69:]
+    bounded = bounded[:69] + u16(0) + u16(6) + bounded[71:]
     for name, about, data in [
         ("hosts-pipeline", "hosts of a pipeline", piped),
         ("hosts-bounds", "a collective of three bounds", bounded),
-        ("hosts-none", "a collective of no hosts", put(put(join, 63, u16(0)), 18, u16(0))[:71]),
+        ("hosts-none", "a collective of no hosts", put(put(join, 63, u16(0)), 18, u16(0))[:73]),
         ("hosts-one", "a collective of one host", alone),
         ("hosts-rank", "rank 2 of 2 hosts", put(join, 18, u16(2))),
         ("hosts-port", "a port of one rank alone", put(prepare, -2, u16(40002))),
@@ -569,8 +586,8 @@ def _beyond_limits() -> Iterator[Case]:
 
 def _long_bootstraps() -> Iterator[Case]:
     boot = flat(BOOTSTRAP)
-    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 71, u16(1025))
-    bounds = put(boot, 61, u16(18))[:67] + b"".join(u16(bound) for bound in range(18))
+    yield "bootstrap-layers", "MS-04 CV-02", "1,025 layers", put(boot, 73, u16(1025))
+    bounds = put(boot, 61, u16(18))[:69] + b"".join(u16(bound) for bound in range(18))
     yield "bootstrap-bounds-18", "MS-04 CV-02", "18 bounds", bounds
     whole = attrs.evolve(JOIN, hosts=(("h", 1),) * 16)
     hosts = put(flat(whole), 63, u16(17)) + u16(1) + b"h" + u16(1)
@@ -578,8 +595,10 @@ def _long_bootstraps() -> Iterator[Case]:
     members = put(boot, 65, u16(17)) + b"".join(map(u16, range(17)))
     yield "bootstrap-members-17", "MS-04 CV-02", "17 members", members
     host = flat(attrs.evolve(JOIN, hosts=(("h" * 255, 1), ("h", 2))))
-    longer = host[:71] + u16(256) + b"h" + host[73:]
+    longer = host[:73] + u16(256) + b"h" + host[75:]
     yield "bootstrap-host-long", "CV-02", "a host of 256 bytes", longer
+    many = put(boot, 67, u16(4097)) + b"".join(u64(n) + u32(1) for n in range(1, 4098))
+    yield "bootstrap-kept-4097", "MS-04 CV-02", "4,097 caches to keep", many
 
 
 def _long_steps() -> Iterator[Case]:

@@ -24,6 +24,7 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Hello,
     Hindrance,
+    KeptCache,
     Message,
     Prepared,
     Ready,
@@ -50,6 +51,8 @@ PREPARED: Final = Prepared(EPOCH, 40002)
 SERVES: Final = Ready(EPOCH, 0, 12, trimmable=True, room=1 << 33, cost=CacheCost(0, 96))
 JOINED: Final = attrs.evolve(SERVES, sum_us=57, token_us=5900)
 PIPELINE: Final = Bootstrap(EPOCH, Backend.PIPELINE, 1, True, 60000, MODEL, (0, 5, 12))
+KEEPING: Final = attrs.evolve(PIPELINE, kept=(KeptCache(4, 4000), KeptCache(9, 17)))
+NOT_KEPT: Final = CannotServe(EPOCH, FailureKind.LEDGER, "no cache 9 is here")
 RESTARTED: Final = attrs.evolve(PIPELINE, epoch=Epoch(EPOCH.instance - 1, 1))
 SMALLER: Final = attrs.evolve(HELLO, room=1 << 33)
 OTHER_MODEL: Final = entropy("another model", 32)

@@ -45,6 +45,7 @@ from sealring_protocol.codec.messages import (
     Hindrance,
     Join,
     Joined,
+    KeptCache,
     Message,
     Open,
     Piece,
@@ -214,6 +215,10 @@ GOOD: Final[dict[str, tuple[str, Message]]] = {
     "bootstrap-members": (
         "a ring that leaves ranks out",
         attrs.evolve(BOOTSTRAP, members=(0, 65535)),
+    ),
+    "bootstrap-kept": (
+        "caches that are kept, the numbers and lengths at their limits",
+        attrs.evolve(BOOTSTRAP, kept=(KeptCache(1, 1), KeptCache(2**64 - 1, 2**32 - 1))),
     ),
     "bootstrap-hosts-members": (
         "a collective that leaves ranks out",

@@ -42,6 +42,7 @@ from sealring_protocol.codec.messages import (
     Hindrance,
     Join,
     Joined,
+    KeptCache,
     Message,
     Open,
     Piece,
@@ -110,6 +111,16 @@ MESSAGES: dict[str, Message] = {
     ),
     "bootstrap-checked": Bootstrap(
         EPOCH, Backend.PIPELINE, 1, True, 60000, b"d" * 32, (0, 3, 6), checked=True
+    ),
+    "bootstrap-kept": Bootstrap(
+        EPOCH,
+        Backend.PIPELINE,
+        1,
+        True,
+        60000,
+        b"d" * 32,
+        (0, 3, 6),
+        kept=(KeptCache(7, 4000), KeptCache(2**64 - 1, 2**32 - 1)),
     ),
     "checked": Checked(
         EPOCH,

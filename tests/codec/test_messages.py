@@ -31,6 +31,7 @@ from sealring_protocol.codec.messages import (
     FailureKind,
     Get,
     Join,
+    KeptCache,
     Open,
     Piece,
     Prefill,
@@ -173,6 +174,15 @@ def test_the_data_of_a_tunnel_end_where_the_plaintext_does():
             decode_local(data)
 
 
+def kept(count):
+    return tuple(KeptCache(n, 1) for n in range(1, count + 1))
+
+
+def test_as_many_caches_are_kept_as_may_be():
+    message = attrs.evolve(MESSAGES["bootstrap"], kept=kept(limits.MAX_KEPT))
+    assert decode(flat(message)) == message
+
+
 STEP = Step(EPOCH, 1, DIGEST)
 TOO_MUCH = {
     "rows": attrs.evolve(STEP, evict=tuple(range(limits.MAX_ROWS + 1))),
@@ -185,6 +195,7 @@ TOO_MUCH = {
     "u64": attrs.evolve(STEP, n=2**64),
     "negative": attrs.evolve(STEP, n=-1),
     "bounds": Bootstrap(EPOCH, Backend.PIPELINE, 0, True, 1, b"d" * 32, tuple(range(18))),
+    "kept": attrs.evolve(MESSAGES["bootstrap"], kept=kept(limits.MAX_KEPT + 1)),
     "layers-beyond": attrs.evolve(MESSAGES["ready"], last=limits.MAX_LAYERS + 1),
     "hello-layers": attrs.evolve(MESSAGES["hello"], layers=limits.MAX_LAYERS + 1),
     "hello-model": attrs.evolve(MESSAGES["hello"], model=b"short"),
@@ -235,6 +246,11 @@ INVALID = {
     ),
     "collective-sealed": lambda: attrs.evolve(MESSAGES["bootstrap-trusted"], trusted=False),
     "pipeline-hosts": lambda: attrs.evolve(MESSAGES["bootstrap"], hosts=(("h", 1),) * 2),
+    "kept-zero": lambda: KeptCache(0, 1),
+    "kept-empty": lambda: KeptCache(1, 0),
+    "kept-twice": lambda: attrs.evolve(MESSAGES["bootstrap"], kept=kept(1) * 2),
+    "kept-falls": lambda: attrs.evolve(MESSAGES["bootstrap"], kept=kept(2)[::-1]),
+    "collective-kept": lambda: attrs.evolve(MESSAGES["bootstrap-hosts"], kept=kept(1)),
     "pipeline-trusted": lambda: attrs.evolve(MESSAGES["bootstrap"], trusted=True),
     **{
         f"checked-{name}": lambda received=received, given=given: Checked(

@@ -23,6 +23,7 @@ from sealring_protocol.codec.messages import (
     Decode,
     Epoch,
     Join,
+    KeptCache,
     Open,
     Prefill,
     Row,
@@ -80,13 +81,14 @@ class StepFailed(Exception):
 class Author:
     """Writes gap-free steps with the right digests."""
 
-    def __init__(self) -> None:
-        self.ledger = Ledger()
+    def __init__(self, epoch: Epoch = EPOCH, kept: Sequence[KeptCache] = ()) -> None:
+        self.epoch = epoch
+        self.ledger = Ledger(kept)
         self.n = 0
 
     def write(self, **fields) -> Step:
         self.n += 1
-        step = Step(EPOCH, self.n, bytes(16), **fields)
+        step = Step(self.epoch, self.n, bytes(16), **fields)
         self.ledger.apply(step)
         return attrs.evolve(step, digest=self.ledger.digest(self.n))
 
@@ -114,26 +116,16 @@ class Ring:
         world = len(self.bounds) - 1
         self.author = Author()
         self.params = RowParams(matchers)
-        self.executors = []
-        self.device_io = []
+        self.folder, self.limit = folder, limit
+        self.places = [place_of(info, self.bounds, rank, seal) for rank in range(world)]
+        self.activations = []
+        self.device_io = [device_io() for _ in range(world)]
         for rank in range(world):
-            activation_seal = SealedActivations() if seal else PlainActivations()
+            self.activations.append(SealedActivations() if seal else PlainActivations())
             if seal:
                 for key in hop_keys(rank, world):
-                    activation_seal.set_key(key)
-            loaded = stage_of(folder, self.bounds[rank], self.bounds[rank + 1])
-            place = place_of(info, self.bounds, rank, seal)
-            params = self.params if rank == 0 else RowParams()
-            self.device_io.append(device_io())
-            executor = Executor(
-                loaded,
-                place,
-                params,
-                activation_seal,
-                limit,
-                device_io=self.device_io[rank],
-            )
-            self.executors.append(executor)
+                    self.activations[rank].set_key(key)
+        self.executors = [self._executor(rank) for rank in range(world)]
         self.idle = idle
         self.early_fill = early_fill
         self.uids = iter(range(1, 1 << 30))
@@ -141,6 +133,27 @@ class Ring:
         self.text: dict[int, list[int]] = {}
         self.told: dict[int, list[Logprobs | Scores]] = {}
         self.over: dict[int, list[RowOver]] = {}
+
+    def _executor(self, rank: int, kept: dict[int, list] | None = None) -> Executor:
+        return Executor(
+            stage_of(self.folder, self.bounds[rank], self.bounds[rank + 1]),
+            self.places[rank],
+            self.params if rank == 0 else RowParams(),
+            self.activations[rank],
+            self.limit,
+            device_io=self.device_io[rank],
+            kept=kept,
+        )
+
+    def next_epoch(self, kept: Sequence[KeptCache]) -> None:
+        """Another epoch begins, with what is *kept* of this one. Raises `LedgerError` if a rank
+        cannot keep it."""
+        epoch = Epoch(EPOCH.instance, self.author.epoch.counter + 1)
+        self.places = [attrs.evolve(place, epoch=epoch, kept=tuple(kept)) for place in self.places]
+        for rank, before in enumerate(self.executors):
+            before.end()
+            self.executors[rank] = self._executor(rank, before.keep(self.places[rank]))
+        self.author = Author(epoch, kept)
 
     # ------------------------------------------------------------- one step
 

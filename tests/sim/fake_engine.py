@@ -196,6 +196,8 @@ class FakeEngine:
     sealer: InnerSealer | None = None
     opener: InnerOpener | None = None
     forwards: int = 0
+    read: int = 0  # tokens of prefills
+    kept: int = 0  # caches that it has kept
     dead: bool = False
     hung: bool = False
     room: int = 1 << 30  # bytes for caches
@@ -263,12 +265,31 @@ class FakeEngine:
             case _:
                 raise AssertionError(message)
 
+    def _keep(self, order: Bootstrap) -> dict[int, History]:
+        """What *order* has this engine keep, by number. Raises `KeyError` for what is not here."""
+        held = {**self.private, **self.snaps}
+        for group, rows in self.ledger.groups.items():
+            held |= zip(rows, self.groups[group], strict=True)
+        if self.dead and order.kept:
+            raise KeyError("a step failed")
+        for each in order.kept:
+            have = len(held[each.number]) - 1
+            assert have == each.length or (self.model.trimmable and have > each.length)
+        return {each.number: held[each.number][: each.length + 1] for each in order.kept}
+
     def _bootstrap(self, order: Bootstrap) -> list[LocalMessage]:
+        try:
+            kept = self._keep(order)
+        except KeyError as error:
+            self.order = None
+            return [CannotServe(order.epoch, FailureKind.LEDGER, f"{error} is not here")]
         self.order = order
-        self.ledger = Ledger()
+        self.ledger = Ledger(order.kept)
         by_number = (self.private, self.groups, self.snaps, self.last, self.pending, self.scoring)
         for held in (*by_number, self.told):
             held.clear()
+        self.snaps.update(kept)
+        self.kept += len(kept)
         self.dead = False
         first, last = order.bounds[order.rank], order.bounds[order.rank + 1]
         cost = CacheCost(0, 8 * (last - first))
@@ -341,6 +362,10 @@ class FakeEngine:
     def _opened(self, row: Open) -> History:
         if not row.handle:
             return [(0,) * len(self._layers)]
+        if row.handle == row.uid:
+            held = self.snaps.pop(row.uid)
+            assert len(held) == row.keep + 1
+            return held
         held = self.snaps[row.handle]
         assert self.model.trimmable or len(held) == row.keep + 1
         return held[: row.keep + 1]
@@ -406,6 +431,7 @@ class FakeEngine:
         match step.work:
             case Prefill(uid):
                 self.forwards += 1
+                self.read += len(hidden)
                 rows = [self.private[uid]] * len(hidden)
             case Decode(group, _, ahead):
                 self.forwards += 1

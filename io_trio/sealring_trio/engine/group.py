@@ -381,7 +381,16 @@ class _GroupLife:
     def _take(self, order: Bootstrap) -> bool:
         """Handle the order to load. False if these members cannot do it: then it is not sent."""
         if self._claimed:
-            self._refuse(order)
+            self._claimed = False
+            self._refuse(
+                order,
+                FailureKind.GROUP,
+                f"it is a group of {self._settings.size} processes itself (tp in its config), and "
+                "can be a stage of a pipeline alone: use strategy pp",
+            )
+            return False
+        if order.kept and self._machine.state is GroupState.APART:
+            self._refuse(order, FailureKind.LEDGER, "its processes are new, and have no caches")
             return False
         holds = (order.model, order.bounds, order.rank)
         match self._machine.state:
@@ -397,15 +406,10 @@ class _GroupLife:
         self._machine.fire(GroupEvent.ORDERED)
         return True
 
-    def _refuse(self, order: Bootstrap) -> None:
-        """Answer that a group cannot join a collective of ranks."""
-        self._claimed = False
-        why = (
-            f"it is a group of {self._settings.size} processes itself (tp in its config), and "
-            "can be a stage of a pipeline alone: use strategy pp"
-        )
+    def _refuse(self, order: Bootstrap, kind: FailureKind, why: str) -> None:
+        """Answer that this group cannot do what *order* says."""
         # Later: whoever sends does not expect an answer meanwhile.
-        answer = partial(self._answer, CannotServe(order.epoch, FailureKind.GROUP, why))
+        answer = partial(self._answer, CannotServe(order.epoch, kind, why))
         trio.lowlevel.current_trio_token().run_sync_soon(answer)
 
     def _answer(self, message: LocalMessage) -> None:

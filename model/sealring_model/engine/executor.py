@@ -25,7 +25,7 @@ import contextlib
 import hmac
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import mlx.core as mx
@@ -90,15 +90,17 @@ class Executor:
         *,
         device_io: DeviceIO,
         reports_logprobs: bool = True,
+        kept: dict[int, list[Any]] | None = None,
     ) -> None:
+        """*kept* are caches of the epoch before, as *place* says."""
         self._loaded: Final = loaded
         self._place: Final = place
         self._first: Final = place.rank == 0
         self._params: Final = params
         self._activation_seal: Final = activation_seal
         self._limit: Final = limit
-        self._ledger: Final = Ledger()
-        self._caches: Final = CacheStore(loaded.stage, self._ledger)
+        self._ledger: Final = Ledger(place.kept)
+        self._caches: Final = CacheStore(loaded.stage, self._ledger, kept)
         self._hidden_io: Final = HiddenIO(place, loaded.stage, activation_seal, device_io)
         self._sampler: Final = Sampler(params, loaded.vocabulary, device_io)
         self.builds_ahead: Final = (
@@ -225,6 +227,18 @@ class Executor:
     def end(self) -> None:
         """No more steps will come: release the device if it waits."""
         self._lookahead.end()
+
+    def keep(self, place: Bootstrap) -> dict[int, list[Any]]:
+        """What *place*, the order of the next epoch, has this rank keep, by number. Call it after
+        `end`, once all is answered; this object is of no use then. Raises `LedgerError` if a step
+        has failed, or if something is not here as it should be."""
+        own = self._place
+        here = (place.epoch.instance, place.bounds, place.rank)
+        if here != (own.epoch.instance, own.bounds, own.rank):
+            raise LedgerError("this rank had other layers, or another head")
+        if self._failure is not None:
+            raise LedgerError("a step has failed here")
+        return self._caches.keep(place.kept)
 
     # --------------------------------------------------------------- the steps
 

@@ -34,7 +34,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 
@@ -67,6 +67,7 @@ from sealring_model.engine.hidden_io import InFlight, PlainActivations, SealedAc
 from sealring_model.errors import (
     FORWARD_ERRORS,
     CollectiveError,
+    LedgerError,
     LoadError,
     ModelError,
     error_text,
@@ -125,6 +126,7 @@ class EngineLoop:
         self._place: Bootstrap | None = None
         self._received = 0
         self._compute_us = 0
+        self._room = 0  # bytes for caches, when there were none
 
     def run(self) -> None:
         """Serve until the channel closes."""
@@ -219,15 +221,17 @@ class EngineLoop:
     # ---------------------------------------------------------------- bootstrap
 
     def _bootstrap(self, place: Bootstrap) -> None:
-        if self._executor is not None:
-            self._executor.end()
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.end()
         self._answers.drain()
-        if self._executor is not None:
-            self._compute_us += self._executor.compute_us
-        self._executor = None
+        if executor is not None:
+            self._compute_us += executor.compute_us
         self._place = place
         self._params.new_epoch(place.epoch)
         try:
+            kept = _kept(executor, place)
+            executor = None  # its other caches are freed before anything is loaded
             self._check_bootstrap(place)
             first, last = place.bounds[place.rank], place.bounds[place.rank + 1]
             loaded = self._load(first, last)
@@ -235,9 +239,11 @@ class EngineLoop:
             self._send_refusal(error, failure_of_loading(error))
             return
         if isinstance(loaded, LoadedStage):
-            self._start_epoch(place, loaded)
+            self._start_epoch(place, loaded, kept)
 
-    def _start_epoch(self, place: Bootstrap, loaded: LoadedStage) -> None:
+    def _start_epoch(
+        self, place: Bootstrap, loaded: LoadedStage, kept: dict[int, list[Any]] | None = None
+    ) -> None:
         reports_logprobs = self._order is None or self._order.rank == 0
         seal = self._activations if place.inner_seal else PlainActivations()
         # A member of a collective never waits on a guess: the others would wait with it.
@@ -251,6 +257,7 @@ class EngineLoop:
             self._memory_budget,
             device_io=best_device_io(loaded.dtype, wait=device_waits),
             reports_logprobs=reports_logprobs,
+            kept=kept,
         )
         if place.rank == 0:  # where tokens are drawn
             self._matchers.load()
@@ -344,12 +351,14 @@ class EngineLoop:
         self._start_epoch(place, loaded)
 
     def _ready(self, place: Bootstrap, loaded: LoadedStage) -> Ready:
+        if not place.kept:  # what is kept has room already
+            self._room = max(0, self._memory_budget - mx.get_active_memory())
         return Ready(
             epoch=place.epoch,
             first=loaded.first,
             last=loaded.last,
             trimmable=loaded.trimmable,
-            room=max(0, self._memory_budget - mx.get_active_memory()),
+            room=self._room,
             cost=loaded.cost,
         )
 
@@ -424,6 +433,16 @@ class Answers:
             for message in in_flight.pending_answer.preface():
                 self._channel.send(message)
         self._channel.send(answer)
+
+
+def _kept(executor: Executor | None, place: Bootstrap) -> dict[int, list[Any]]:
+    """What *executor*, of the epoch before, keeps for *place*. Raises `LedgerError` if it is not
+    all there."""
+    if not place.kept:
+        return {}
+    if executor is None:
+        raise LedgerError("this process has no caches")
+    return executor.keep(place)
 
 
 def _shard_key(order: Group | None) -> tuple[Backend, int, int] | None:

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import mlx.core as mx
-from sealring_protocol.codec.messages import CacheCost, Decode, Open, Prefill, Step
+from sealring_protocol.codec.messages import CacheCost, Decode, KeptCache, Open, Prefill, Step
 from sealring_protocol.control.epoch.ledger import Change, Ledger, Regroup, Saved
 
 from sealring_model.errors import LedgerError
@@ -50,11 +50,14 @@ class CacheStore:
     """Every cache of one rank in one epoch. Raises `LedgerError` for a row, batch or snapshot that
     it does not hold."""
 
-    def __init__(self, stage: Stage, ledger: Ledger) -> None:
+    def __init__(
+        self, stage: Stage, ledger: Ledger, kept: dict[int, list[Any]] | None = None
+    ) -> None:
+        """*kept* are the caches of the epoch before that *ledger* begins with (see `keep`)."""
         self._stage = stage
         self._ledger = ledger
         self._private: dict[int, list[Any]] = {}
-        self._snaps: dict[int, list[Any]] = {}
+        self._snaps: dict[int, list[Any]] = dict(kept or {})
         self._batched: dict[int, list[Any]] = {}  # by batch
         self._single: dict[int, list[Any]] = {}  # by batch, of those with one row
         self._undo = Undo()
@@ -129,7 +132,7 @@ class CacheStore:
         for save in change.saved:
             needed += cost.of(save.length)
         for row in change.opened:
-            needed += cost.of(row.keep) if row.handle else 0
+            needed += cost.of(row.keep) if row.handle not in (0, row.uid) else 0
         if isinstance(step.work, Prefill):
             needed += cost.of(step.work.position + step.work.count) - cost.of(step.work.position)
         return needed
@@ -158,6 +161,28 @@ class CacheStore:
             if len(change.regroup) > 1 and batch in self._ledger.groups:
                 mx.eval(arrays(self.batch(batch)))  # or all copies would exist at once
 
+    def keep(self, kept: Iterable[KeptCache]) -> dict[int, list[Any]]:
+        """Take the caches that are *kept* out, by number, each cut to its length, and let all
+        others go. The store is of no use after that.
+
+        Raises `LedgerError` for one that is not here, is shorter, or cannot be cut.
+        """
+        wanted = {each.number: each.length for each in kept}
+        lengths = self._ledger.private | self._ledger.snaps
+        held = {n: slots for n, slots in (self._private | self._snaps).items() if n in wanted}
+        self._private.clear()
+        self._snaps.clear()
+        for batch, uids in self._ledger.groups.items():
+            alone, batched = self._single.pop(batch, None), self._batched.pop(batch, [])
+            for at, uid in enumerate(uids):
+                if uid in wanted:
+                    lengths[uid] = self._ledger.length(uid)
+                    held[uid] = self._extract(batched, at) if alone is None else alone
+                    mx.eval(arrays(held[uid]))  # or it would hold the whole batch
+        for number, length in wanted.items():
+            _cut(_get(held, number, "cache"), number, lengths[number], length)
+        return held
+
     def trim_windows(self, uid: int) -> None:
         """Free what row *uid*'s sliding windows no longer need, after a chunk of its prompt."""
         for cache in flat(self.row(uid)):
@@ -181,6 +206,8 @@ class CacheStore:
     def _caches_for(self, row: Open) -> list[Any]:
         if not row.handle:
             return self._stage.new_caches()
+        if row.handle == row.uid:
+            return self._snaps.pop(row.uid)
         slots = forks(_get(self._snaps, row.handle, "snapshot"))
         excess = self._ledger.snaps[row.handle] - row.keep
         if excess:
@@ -379,6 +406,16 @@ def _trim(cache: Any, excess: int) -> None:
         if not hasattr(part, "max_size"):
             part.keys = part.keys[..., : part.offset, :]
             part.values = part.values[..., : part.offset, :]
+
+
+def _cut(slots: list[Any], number: int, length: int, to: int) -> None:
+    """Drop what *slots*, of *length* tokens under *number*, have beyond *to* tokens. Their arrays
+    stay as they are: the next tokens are written over what is dropped."""
+    read = [cache for cache in flat(slots) if not cache.empty()]
+    if length < to or (length > to and not is_trimmable(read)):
+        raise LedgerError(f"the cache {number} of {length} tokens cannot be cut to {to}")
+    for cache in read if length > to else ():
+        cache.trim(length - to)
 
 
 def _trim_to_window(cache: Any) -> None:

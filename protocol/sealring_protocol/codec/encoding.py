@@ -94,6 +94,7 @@ from sealring_protocol.codec.messages import (
     Hindrance,
     Join,
     Joined,
+    KeptCache,
     Message,
     Open,
     Piece,
@@ -131,6 +132,7 @@ from sealring_protocol.limits import (
     MAX_GRAMMAR,
     MAX_HEADERS,
     MAX_IDS,
+    MAX_KEPT,
     MAX_LAYERS,
     MAX_LEARNT_ADDRESSES,
     MAX_LOGPROBS,
@@ -252,6 +254,9 @@ _UIDS: Final = Numbers("u16", U64, MAX_ROWS, "entries in a list of a step")
 _BACK: Final = _changes(TakeBack, uid=U64, count=U8)
 _SAVE: Final = _changes(Save, uid=U64, handle=U64)
 _OPEN: Final = _changes(Open, uid=U64, handle=U64, keep=U32)
+_KEPT: Final = Records(
+    "u16", {"number": U64, "length": U32}, MAX_KEPT, "kept caches", KeptCache, _of(KeptCache)
+)
 _JOIN: Final = _changes(Join, uid=U64, group=U16)
 
 # ---------------------------------------------------------------------------------- the table
@@ -315,6 +320,7 @@ SCHEMA: Final[Mapping[type[Any], tuple[Field, ...]]] = {
         ("bounds", Numbers("u16", _LAYERS, MAX_WORLD + 1, "bounds")),
         ("hosts", _HOSTS),
         ("members", Numbers("u16", U16, MAX_WORLD, "members of a ring")),
+        ("kept", _KEPT),
     ),
     Step: (
         *_EPOCH,

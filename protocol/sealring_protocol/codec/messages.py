@@ -261,6 +261,18 @@ class Backend(enum.IntEnum):
 
 
 @attrs.frozen
+class KeptCache:
+    """A cache that outlives its epoch: of *number*, a row's uid or a snapshot's handle, its first
+    *length* tokens."""
+
+    number: int
+    length: int
+
+    def __attrs_post_init__(self) -> None:
+        rule(self.number > 0 and self.length > 0, "nothing is kept under 0, or of no length")
+
+
+@attrs.frozen
 class Bootstrap:
     """The order that begins an epoch: the receiver's place in it.
 
@@ -274,6 +286,9 @@ class Bootstrap:
 
     A ring may leave ranks of the roster out. Then *rank* is the receiver's place in the ring, and
     *members* has the roster's rank of each place; it is empty where each place is its rank.
+
+    A pipeline may go on from caches of the epoch before: each rank has those that are *kept* as
+    snapshots when the epoch begins, and no others. Their numbers rise.
 
     The first of two is answered by `Prepared`, any other by `Ready`; a rank that cannot obey
     answers `CannotServe`.
@@ -292,6 +307,7 @@ class Bootstrap:
     checked: bool = False
     steps: int = OLDEST_STEPS
     members: tuple[int, ...] = ()
+    kept: tuple[KeptCache, ...] = ()
 
     def __attrs_post_init__(self) -> None:
         rule(self.steps > 0, "step versions begin with 1")
@@ -305,9 +321,12 @@ class Bootstrap:
             up = self.members[0] == 0 and all(a < b for a, b in pairwise(self.members))
             rule(up and len(self.members) == self.world, "BOOTSTRAP's members are no ring")
             rule(self.members[-1] >= self.world, "BOOTSTRAP lists members whose places are ranks")
+        in_order = all(a.number < b.number for a, b in pairwise(self.kept))
+        rule(in_order, "the numbers of caches that are kept do not rise")
         if self.backend is Backend.PIPELINE:
             rule(not self.hosts and not self.trusted, "a pipeline has no collective")
             return
+        rule(not self.kept, "a collective keeps no caches")
         sealable = self.backend is Backend.RING
         rule(sealable or self.trusted, "what this back end sends cannot be sealed")
         rule(len(self.bounds) == 2, "ranks of a collective have all layers")
@@ -515,7 +534,8 @@ class TakeBack:
 
 @attrs.frozen
 class Open:
-    """Open row *uid*. With a *handle*, start from the first *keep* tokens of that snapshot."""
+    """Open row *uid*. With a *handle*, start from the first *keep* tokens of that snapshot. One of
+    the same number is taken over, whole: it is no snapshot any more."""
 
     uid: int
     handle: int = 0
@@ -823,6 +843,7 @@ __all__ = [
     "Hindrance",
     "Join",
     "Joined",
+    "KeptCache",
     "Message",
     "NoWork",
     "Open",

@@ -26,6 +26,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     FailureKind,
     Hello,
+    KeptCache,
     Message,
     Step,
     StepDone,
@@ -541,7 +542,7 @@ def _role(given: Given, result: Result) -> None:
 
 
 def _ledger(given: Given, result: Result) -> None:
-    ledger = Ledger()
+    ledger = Ledger(KeptCache(int(each["number"]), each["length"]) for each in given["kept"])
     digests: list[str] = []
     for data in given["steps"]:
         step = decode(raw(data))

@@ -18,7 +18,7 @@ from typing import Final
 import attrs
 
 from sealring_protocol.codec.local_messages import EngineInfo
-from sealring_protocol.codec.messages import Backend, Bootstrap, Build, Epoch, Ready
+from sealring_protocol.codec.messages import Backend, Bootstrap, Build, Epoch, KeptCache, Ready
 from sealring_protocol.control.requests import SchedulerConfig
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import (
@@ -394,9 +394,10 @@ def bootstraps(
     checked: bool,
     steps: int,
     members: tuple[int, ...] = (),
+    kept: tuple[KeptCache, ...] = (),
 ) -> list[Bootstrap]:
     """What each rank, in order, gets of *plan* in *epoch*; of a collective, to prepare. *members*
-    is `Bootstrap.members`."""
+    and *kept* are those of `Bootstrap`."""
     hosts = (("", 0),) * plan.world if plan.strategy is Strategy.TENSOR else ()
     return [
         Bootstrap(
@@ -412,6 +413,7 @@ def bootstraps(
             checked,
             steps,
             members,
+            kept,
         )
         for rank in range(plan.world)
     ]

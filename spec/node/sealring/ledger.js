@@ -34,6 +34,11 @@ export class Ledger {
   /** How many tokens the last step scored. */
   scored = 0;
 
+  /** @param {{number: bigint, length: number}[]} kept what BOOTSTRAP has it keep of the epoch before [LG-06] */
+  constructor(kept = []) {
+    for (const { number, length } of kept) this.snapshots.set(number, length);
+  }
+
   /**
    * The ledger after a step that came; a `Failure` when it does not fit this one, or its digest the next [LG-01].
    *
@@ -124,6 +129,12 @@ export class Ledger {
       must(this.private.delete(number) || this.snapshots.delete(number), "drops what is not there");
     }
     for (const { uid, handle, keep } of step.open) {
+      if (uid === handle && this.snapshots.has(uid)) {
+        must(keep === this.snapshots.get(uid), "takes another length over than was kept");
+        this.snapshots.delete(uid);
+        this.private.set(uid, keep);
+        continue;
+      }
       must(uid !== 0n && !this.#inUse(uid), "a uid that cannot be given");
       const kept = handle === 0n ? 0 : this.snapshots.get(handle);
       must(kept !== undefined, "opens from no snapshot");

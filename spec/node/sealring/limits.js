@@ -20,6 +20,7 @@ export const MAX_VERSION = 64;
 export const NO_RANK = 65_535;
 export const MAX_REASONS = 16;
 export const MAX_ROWS = 4_096;
+export const MAX_KEPT = 4_096;
 export const MAX_GUESSED = 16;
 export const MAX_IDS = 1_048_576;
 export const MAX_BIAS = 1_024;

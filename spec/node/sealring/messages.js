@@ -19,6 +19,7 @@ import {
   MAX_GUESSED,
   MAX_HEADERS,
   MAX_IDS,
+  MAX_KEPT,
   MAX_LAYERS,
   MAX_LEARNT_ADDRESSES,
   MAX_LOGPROBS,
@@ -118,8 +119,14 @@ const bootstrap = struct(
     bounds: list(u16, MAX_WORLD + 1, upTo(MAX_LAYERS)),
     hosts,
     members: list(u16, MAX_WORLD, u16),
+    kept: list(u16, MAX_KEPT, struct({ number: u64, length: u32 })),
   },
-  ({ backend, bounds, rank, hosts, trusted, members }) => {
+  ({ backend, bounds, rank, hosts, trusted, members, kept }) => {
+    must(
+      kept.every((/** @type {any} */ { number, length }, /** @type {number} */ i) =>
+        number > (i === 0 ? 0n : kept[i - 1].number) && length > 0),
+      "numbers to keep that do not rise from 1, or nothing to keep",
+    );
     must(bounds.length >= 2 && bounds[0] === 0, "bounds that do not begin");
     const places = backend === BACKEND.PIPELINE ? bounds.length - 1 : hosts.length;
     if (members.length > 0) {
@@ -139,6 +146,7 @@ const bootstrap = struct(
       must(hosts.length === 0 && !trusted, "a collective of a pipeline");
       return;
     }
+    must(kept.length === 0, "caches that a collective keeps");
     must(bounds.length === 2, "some of the layers");
     must(hosts.length >= 2 && rank < hosts.length, "a rank without a host, or a collective of one");
     const ports = hosts.filter((/** @type {any} */ { port }) => port > 0).length;

@@ -158,7 +158,7 @@ class Rank:
             text = "this peer has no engine that could join a collective"
             _say(control, CannotServe(epoch, FailureKind.GROUP, text))
             return
-        self._epochs = {epoch: (order.bounds, Ledger())}
+        self._epochs = {epoch: (order.bounds, Ledger(order.kept))}
         self._owed = control, self._model.ready(epoch, *order.bounds[1:])
         self._answer()
 

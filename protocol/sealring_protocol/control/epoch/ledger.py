@@ -5,6 +5,9 @@ own and compares digests before it touches a cache. A batched cache is a rectang
 is a convention: first the rows that stay, in their old order, then the joiners in the order of the
 step. This module alone defines it.
 
+A ledger begins empty, or with what is kept of the epoch before, as snapshots. A row that is opened
+from the snapshot of its own number takes it over.
+
 A step is applied in the order back, save, evict, drop, open, join, work. `Ledger.apply` returns the
 `Change` that an engine carries out on its caches in the same order.
 """
@@ -12,6 +15,7 @@ A step is applied in the order back, save, evict, drop, open, join, work. `Ledge
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -19,6 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
 from sealring_protocol.codec.messages import (
     Decode,
+    KeptCache,
     NoWork,
     Open,
     Prefill,
@@ -84,7 +89,8 @@ _UNCHANGED: Final = Change()
 
 
 class Ledger:
-    """The rows and snapshots of one epoch. Lengths count the tokens in a cache.
+    """The rows and snapshots of one epoch, which begins with those that are *kept*. Lengths count
+    the tokens in a cache.
 
     The last tokens of a row that is alone in its group may be guesses. Each decode says how many
     still are. There are none any more once the rows of the group change.
@@ -95,9 +101,9 @@ class Ledger:
 
     __slots__ = ("_guessed", "_lengths", "_private", "_scored", "_snaps", "groups")
 
-    def __init__(self) -> None:
+    def __init__(self, kept: Iterable[KeptCache] = ()) -> None:
         self._private: dict[int, int] = {}
-        self._snaps: dict[int, int] = {}
+        self._snaps: dict[int, int] = {each.number: each.length for each in kept}
         self.groups: dict[int, tuple[int, ...]] = {}
         """The rows of every group that has any, in order. To be read only."""
         self._lengths: dict[int, int] = {}
@@ -252,6 +258,15 @@ class Ledger:
 
     def _open(self, step: Step) -> None:
         for row in step.open:
+            if row.handle == row.uid and row.uid in self._snaps:
+                length = self._snaps.pop(row.uid)
+                if row.keep != length:
+                    raise RemoteProtocolError(
+                        f"step {step.n} opens row {row.uid} from {row.keep} tokens of its own "
+                        f"snapshot, which has {length}"
+                    )
+                self._private[row.uid] = length
+                continue
             if not self._unused(row.uid):
                 raise RemoteProtocolError(f"step {step.n} opens row {row.uid}, which is taken")
             if row.handle:

@@ -33,6 +33,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Hello,
+    KeptCache,
     Prepared,
     Ready,
     Waiting,
@@ -373,6 +374,9 @@ class Epochs:
         self.membership = Membership(config.instance, self._world, config.last_epoch)
         self.plan: Plan | None = None
         """The plan of the latest epoch; None before the first."""
+        self.kept: tuple[KeptCache, ...] = ()
+        """What the next epoch, or the present one until it serves, keeps of the last that served.
+        Empty once anything but a link has failed since."""
 
     def standing(self, requests: int) -> Standing:
         """The status of the ring, which has so many *requests*."""
@@ -532,6 +536,10 @@ class Epochs:
             kind = FailureKind.MEMORY if little else FailureKind.UNSERVABLE
             self._unplanned, self._since = Failure(0, kind, str(error)), now
             return [Note(Level.ERROR, f"no plan: {error}")]
+        before = self.plan
+        same = before and (before.strategy, before.split) == (plan.strategy, plan.split)
+        if not same or self.checked:
+            self.kept = ()
         self.plan = plan
         self._unplanned, self._since = None, now
         if (last := self._failures.latest) is not None and last.kind is FailureKind.UNSERVABLE:
@@ -548,6 +556,7 @@ class Epochs:
             checked=self.checked,
             steps=min(hello.build.newest for hello in self.membership.present.values()),
             members=self._config.members,
+            kept=self.kept,
         )
         text = f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}"
         if self._config.members:
@@ -689,6 +698,11 @@ class Epochs:
     def rank_not_ready(self, rank: int, failed: Failure, now: float) -> list[Effect]:
         """A rank did not get ready. After a failure to load, the next try waits longer; if the rank
         can never serve so, until some rank presents itself."""
+        if self.kept and failed.kind is FailureKind.LEDGER:
+            self.kept = ()
+            self.progressed()  # nothing has failed: the next epoch need not wait
+            text = f"{self._ranks[rank]} has kept nothing ({failed.message}): rows are read again"
+            return [Note(Level.INFO, text), *self.end(now)]
         text = f"{self._ranks[rank]} cannot serve: {failed.message}"
         if self._gives_up_tensor(now, failed.kind):
             return [*self._without_tensor(text), *self.end(now)]
@@ -717,6 +731,8 @@ class Epochs:
         it is not logged again. If no rank can ever serve so, the next epoch waits for a change."""
         if failed.kind is FailureKind.UNSERVABLE:
             self._backoff.wait_for_change()
+        if failed.kind is not FailureKind.LINK_LOST:
+            self.kept = ()
         self._blamed = self._broke = failed
         return self._failures.is_news(failed)
 

@@ -217,6 +217,7 @@ class Head:
                 return [] if self._steps is None else self._steps.fingerprints(0, message)
             case CannotServe():
                 self._engine.deadline.answered(now)
+                self._engine.loaded = None
                 current = message.epoch == self.epochs.membership.epoch
                 return self._rank_not_ready(0, message.of(0), now) if current else []
             case Step() | StepDone():
@@ -363,6 +364,7 @@ class Head:
             self._engine.deadline,
             parallel=self.epochs.tensor,
             checked=self.epochs.checked,
+            kept=self.epochs.kept,
         )
         self.serving = True
         return effects + self._steps.plan(now)
@@ -398,6 +400,7 @@ class Head:
             self._steps.end()
             if self._steps.progressed:
                 self.epochs.progressed()
+            self.epochs.kept = self._steps.kept
             self._steps, self.serving = None, False
 
     # ---------------------------------------------------------------- timers

@@ -25,6 +25,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     Failure,
     FailureKind,
+    KeptCache,
     Prefill,
     Ready,
     Row,
@@ -143,9 +144,9 @@ M = TypeVar("M")
 
 
 class Steps:
-    """The steps of *epoch*, for which *ranks* are ready; *parallel* is tensor parallelism.
-    In a *checked* epoch fingerprints are passed on.
-    *engine* is the deadline of the head's own engine."""
+    """The steps of *epoch*, for which *ranks* are ready, with the caches that are *kept*;
+    *parallel* is tensor parallelism. In a *checked* epoch fingerprints are passed on. *engine* is
+    the deadline of the head's own engine."""
 
     def __init__(
         self,
@@ -157,6 +158,7 @@ class Steps:
         *,
         parallel: bool,
         checked: bool,
+        kept: tuple[KeptCache, ...] = (),
     ) -> None:
         self._world = len(ranks)
         self._scheduler = scheduler
@@ -184,13 +186,21 @@ class Steps:
         """A step was answered, or a request given up."""
         self.over = False
         """A step failed."""
+        self._keeps = False  # only a link broke
         # A checked epoch has no guesses, for what wrong ones compute is compared with nothing.
         token_stays_here = parallel or self._world == 1  # on the devices: no hop is waited for
         if token_stays_here:
             scheduler.shape(groups=1, window=2, guesses=not checked)
         else:
             scheduler.shape(times.groups, window=1, stages=self._world, guesses=not checked)
-        scheduler.begin(epoch, ranks)
+        scheduler.begin(epoch, ranks, kept)
+
+    @property
+    def kept(self) -> tuple[KeptCache, ...]:
+        """What the next epoch may keep, once this one is over: of a pipeline of which only a link
+        broke. In a checked epoch a yardstick reads what the ranks read."""
+        able = self._keeps and not (self.parallel or self.is_checked)
+        return self._scheduler.kept if able else ()
 
     @property
     def is_checked(self) -> bool:
@@ -360,6 +370,7 @@ class Steps:
 
     def lost(self, failed: Failure) -> list[Effect]:
         """The epoch cannot go on, because something *failed*: settle the steps under way."""
+        self._keeps = failed.kind is FailureKind.LINK_LOST
         return self._settle(self._machine.lost(failed))
 
     def _settle(self, actions: list[pipeline.Action]) -> list[Effect]:
@@ -370,6 +381,7 @@ class Steps:
             return []
         first = failures[0]
         assert first.failed is not None  # noqa: S101  filtered above
+        self._keeps = first.failed.kind is FailureKind.LINK_LOST
         note = Note(
             Level.WARNING,
             f"step {first.n} failed on {named(self._scheduler.config.ranks, first.failed.rank)} "

@@ -193,7 +193,8 @@ _LISTS: Final = 7 * MAX_ROWS * ENTRY_WEIGHT
 class Flight:
     """A step that waits for its answer.
 
-    *positions* are where the (first) token of each row goes. *weight* counts bytes as
+    *positions* are where the (first) token of each row goes. *moved* are the numbers of caches that
+    come or go with it. *weight* counts bytes as
     `limits.MAX_WEIGHT_WAITING` does. *passed* is True once the head's engine has passed it on, and
     *returned* once it has come back from the ring and only the head's own work on it is left.
     *wasted* is True once it is known to begin with a wrong guess, or to follow one: it gives no
@@ -213,6 +214,18 @@ class Flight:
     returned: bool = False
     wasted: bool = False
     guesses: tuple[int, ...] = ()
+    moved: frozenset[int] = frozenset()
+
+    @property
+    def reads(self) -> int:
+        """The tokens that each of its rows reads."""
+        match self.work:
+            case Decode() as work:
+                return 1 + work.ahead
+            case Prefill(_, _, count):
+                return count
+            case _:
+                return 0
 
     @property
     def expects(self) -> int:

@@ -14,15 +14,23 @@ does one that is read up to where others may go another way (`stops`).
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Final
 
 import attrs
 
 from sealring_protocol.codec.encoding import encode
-from sealring_protocol.codec.messages import CacheCost, Decode, Ready, Save, Step, TakeBack
+from sealring_protocol.codec.messages import (
+    CacheCost,
+    Decode,
+    KeptCache,
+    Ready,
+    Save,
+    Step,
+    TakeBack,
+)
 from sealring_protocol.control.epoch.ledger import Ledger
 from sealring_protocol.control.requests import (
     ContextOverflow,
@@ -39,7 +47,7 @@ from sealring_protocol.control.scheduler.batching import cheapest_group
 from sealring_protocol.control.scheduler.guesses import Fed
 from sealring_protocol.control.scheduler.rows import Flight, LiveRow, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import MAX_IDS, MAX_ROW_WEIGHT
+from sealring_protocol.limits import MAX_IDS, MAX_KEPT, MAX_ROW_WEIGHT
 
 
 class WaitingRows:
@@ -193,11 +201,30 @@ class Prefixes:
         """The tokens in each snapshot."""
         return [snapshot.length for snapshot in self._snapshots.values()]
 
-    def clear(self, *, cuttable: bool) -> None:
-        """A new epoch begins without snapshots; *cuttable* says whether every rank can cut its
-        caches."""
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._snapshots)
+
+    def begin(self, held: Container[int], *, cuttable: bool) -> None:
+        """An epoch begins, in which the ranks hold those of the handles *held*; *cuttable* says
+        whether every rank can cut its caches."""
         self.cuttable = cuttable
-        self._snapshots.clear()
+        self._forget(handle for handle in self._snapshots if handle not in held)
+
+    def end(self, moved: Container[int]) -> None:
+        """The epoch is over, and some ranks may not hold those of the handles *moved*. Of others
+        what lies beyond the tokens that are known is given up: it may not be drawn again so."""
+        for snapshot in self._snapshots.values():
+            if self.cuttable:
+                snapshot.length = min(snapshot.length, len(snapshot.tokens))
+        self._forget(
+            snapshot.handle
+            for snapshot in self._snapshots.values()
+            if snapshot.handle in moved or snapshot.length > len(snapshot.tokens)
+        )
+
+    def _forget(self, handles: Iterable[int]) -> None:
+        for handle in list(handles):
+            del self._snapshots[handle]
 
     def add(self, snapshot: Snapshot) -> None:
         """Add *snapshot*, which the next step saves."""
@@ -497,6 +524,7 @@ class RunningRows:
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
         self.saving: list[LiveRow] = []  # rows to snapshot in the next step
+        self._held: dict[int, int] = {}  # tokens in caches of rows that wait, kept for them by uid
 
     # ---------------------------------------------------------- come and go
 
@@ -568,6 +596,7 @@ class RunningRows:
         self._leave(row)
         row.state.fire(RowEvent.END)
         self._take_out(row)
+        self._drop_held(uid)
         self.waiting.discard(row)
         self._stop_leading(row)
         accepted, rejected = row.guesses.accepted, row.guesses.rejected
@@ -710,25 +739,43 @@ class RunningRows:
         last = not (self.prefixes.cuttable and row.draws)  # moment to keep its prompt
         near = any(stop > row.position - GRAIN for stop in row.stops)  # one that is about as long
         keeps = self.config.prefixes and last and not near and not row.request.scores
-        if (row.followers or keeps) and row.position - row.kept >= SHORTEST:
+        shared = 0 if row.handle == row.uid else row.kept  # what others can be opened from
+        if (row.followers or keeps) and row.position - shared >= SHORTEST:
             self.keep_prefix(row)
 
     # ---------------------------------------------------------------- epochs
 
-    def begin(self, ranks: Iterable[Ready]) -> None:
-        """An epoch begins, on *ranks* that hold nothing yet."""
+    def begin(self, ranks: Iterable[Ready], kept: Iterable[KeptCache] = ()) -> None:
+        """An epoch begins, on *ranks* that hold what is *kept*, and nothing else."""
         ranks = tuple(ranks)
         self.room.begin(ranks)
-        self.prefixes.clear(cuttable=all(ready.trimmable for ready in ranks))
+        self.ledger = Ledger(kept)
+        held = self.ledger.snaps
+        self.prefixes.begin(held, cuttable=all(ready.trimmable for ready in ranks))
+        self._held = {uid: length for uid, length in self._held.items() if uid in held}
+        self.dropping[:] = held.keys() - self._held.keys() - {*self.prefixes}
 
     def taken(self) -> tuple[tuple[int, int], ...]:
         """See `CacheRoom.taken`."""
-        return self.room.taken(self.live.values(), self.prefixes.lengths)
+        return self.room.taken(self.live.values(), self.snapshot_lengths())
 
-    def abandon(self) -> None:
-        """The epoch is over: every row waits to be prefilled again."""
+    @property
+    def kept(self) -> tuple[KeptCache, ...]:
+        """What every rank surely held when the last epoch ended."""
+        lengths = self._held | {handle: self.prefixes[handle].length for handle in self.prefixes}
+        return tuple(KeptCache(number, lengths[number]) for number in sorted(lengths)[:MAX_KEPT])
+
+    def abandon(self, flights: Iterable[Flight] = ()) -> None:
+        """The epoch is over, with *flights* under way: every row waits to be prefilled again, or to
+        go on from what the ranks keep of it."""
+        under_way = [flight for flight in flights if not flight.returned]
+        moved = frozenset().union(*(flight.moved for flight in under_way))
+        read = Counter[int]()
+        for flight in under_way:
+            read.update(dict.fromkeys(flight.uids, flight.reads))
+        self._held |= self._surely_held(moved, read)
+        self.prefixes.end(moved)
         self.ledger = Ledger()
-        self.prefixes.clear(cuttable=True)
         self.saving.clear()
         self.backs.clear()
         self.leaving.clear()
@@ -740,6 +787,33 @@ class RunningRows:
             row.flying = row.wasted = row.unready = 0
             row.guesses.ahead = ()
         self.wrong.clear()
+
+    def _surely_held(self, moved: Container[int], read: Mapping[int, int]) -> dict[int, int]:
+        """How many tokens of each live row every rank has in a cache, though the steps under way
+        have not reached all of them: these have *moved* some rows, and *read* so many tokens.
+
+        The token that the next decode takes is none of them, nor is a guess. A cache that cannot be
+        cut has to be as long on every rank.
+        """
+        held: dict[int, int] = {}
+        for uid, row in self.live.items():
+            if uid in moved or not self.ledger.holds(uid):
+                continue
+            length = self.ledger.length(uid)
+            sure = length - read[uid] - self.ledger.guessed(uid)
+            most = row.scored if row.wants_scores else len(row.tokens) - 1
+            sure = min(sure, most)
+            if sure >= SHORTEST and (self.prefixes.cuttable or sure == length):
+                held[uid] = sure
+        return held
+
+    def _drop_held(self, uid: int) -> bool:
+        """Have the next step drop what the ranks keep of row *uid*, which waits. False if that is
+        nothing."""
+        if not self._held.pop(uid, 0):
+            return False
+        self.dropping.append(uid)
+        return True
 
     # ------------------------------------------------------------ who comes in
 
@@ -784,7 +858,7 @@ class RunningRows:
             padding=self.room.padding(self.config.weights),
         )
         while self._shortage(row) > 0:
-            if not self._drop_oldest():
+            if not self._drop_any(row.uid):
                 if self.live:
                     return False
                 reason = FinishReason.LENGTH if row.emitted else FinishReason.FAILED
@@ -795,7 +869,10 @@ class RunningRows:
         self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
         most = row.scored if row.wants_scores else len(row.tokens) - 1
-        row.handle, row.kept, common = self.prefixes.find(row.request.sharer, row.tokens, most)
+        if held := self._held.pop(row.uid, 0):
+            row.handle, row.kept, common = row.uid, held, held
+        else:
+            row.handle, row.kept, common = self.prefixes.find(row.request.sharer, row.tokens, most)
         row.position = row.kept
         row.branches, row.stops = (*row.request.branches, common), ()
         if self.config.prefixes and not (self.prefixes.cuttable or row.request.scores):
@@ -809,7 +886,14 @@ class RunningRows:
     # -------------------------------------------------------------------- room
 
     def _shortage(self, entering: LiveRow | None = None) -> int:
-        return self.room.shortage(self.live.values(), self.prefixes.lengths, entering)
+        lengths = self.snapshot_lengths(0 if entering is None else entering.uid)
+        return self.room.shortage(self.live.values(), lengths, entering)
+
+    def snapshot_lengths(self, but: int = 0) -> list[int]:
+        """The tokens in each snapshot, and in what is kept of each row that waits, but row *but*,
+        which takes its own over."""
+        held = [length for uid, length in self._held.items() if uid != but]
+        return [*self.prefixes.lengths, *held]
 
     def make_room(self) -> None:
         """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
@@ -820,12 +904,18 @@ class RunningRows:
             return
         while self.live and self._shortage() > 0:
             youngest = max(self.live)
-            if self._drop_oldest():
+            if self._drop_any():
                 continue
             if len(self.live) > 1:
                 self.preempt(youngest)
             else:
                 self.ended += self.end(youngest, FinishReason.LENGTH, "no room for more tokens")
+
+    def _drop_any(self, but: int = 0) -> bool:
+        """Drop the snapshot that is the least likely to serve again, or else what is kept of the
+        youngest row that waits, but of row *but*. False if there is none to drop."""
+        youngest = max(self._held.keys() - {but}, default=0)
+        return self._drop_oldest() or self._drop_held(youngest)
 
     def _drop_oldest(self, kept: Collection[int] = ()) -> bool:
         """Drop the snapshot that is the least likely to serve again, but none of *kept*. False if
@@ -877,5 +967,5 @@ class RunningRows:
     def _keeps(self, lengths: list[int]) -> bool:
         """True if snapshots of so many tokens may be kept."""
         return len(lengths) <= self.config.prefixes and self.room.keeps(
-            self.live.values(), lengths, self.config.prefix_share
+            self.live.values(), [*lengths, *self._held.values()], self.config.prefix_share
         )

@@ -45,6 +45,7 @@ from sealring_protocol.codec.messages import (
     Failure,
     FailureKind,
     Join,
+    KeptCache,
     Open,
     Prefill,
     Ready,
@@ -204,7 +205,7 @@ class Guessing:
         if running.prefixes.cuttable:
             return True
         kept = sum(len(other.guesses.fed) for other in running.live.values())
-        held = [*running.prefixes.lengths, *[len(row.tokens)] * kept]
+        held = [*running.snapshot_lengths(), *[len(row.tokens)] * kept]
         return running.room.shortage(running.live.values(), held) <= 0
 
 
@@ -463,6 +464,7 @@ class StepMaker:
         )
         running.carried_out(step)
         flight = self._flight(work, now, guesses)
+        flight.moved = moved_by(step)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
         flight.weight = weight(step) + tokens * running.config.hidden_bytes
         for row in opened:
@@ -498,6 +500,12 @@ class StepMaker:
                 return Flight(work, (uid,), (), now)
             case _:
                 return Flight(work, (), (), now)
+
+
+def moved_by(step: Step) -> frozenset[int]:
+    """The numbers of the caches that come or go with *step*. One that a row takes over does not."""
+    opened = [row.uid for row in step.open if row.handle != row.uid]
+    return frozenset((*step.evict, *step.drop, *opened, *[save.handle for save in step.save]))
 
 
 _NONE: Final[Mapping[int, Any]] = {}
@@ -623,19 +631,26 @@ class Scheduler:
 
     # ---------------------------------------------------------------- epochs
 
-    def begin(self, epoch: Epoch, ranks: Sequence[Ready] = ()) -> None:
-        """Start *epoch* with an empty ledger; open rows are prefilled again. *ranks* report their
-        room."""
+    def begin(
+        self, epoch: Epoch, ranks: Sequence[Ready] = (), kept: tuple[KeptCache, ...] = ()
+    ) -> None:
+        """Start *epoch*, of which *ranks* report their room. They hold what is *kept*, which is of
+        `kept`; other rows are prefilled again."""
         self.abandon()
         self._maker.begin(epoch)
-        self._running.begin(ranks)
+        self._running.begin(ranks, kept)
 
     def abandon(self) -> None:
         """The epoch is over: no step is in flight, and every row waits to be prefilled again."""
         if self._maker.epoch is not None:
             self._maker.end()
+            self._running.abandon(self._flights.by_number.values())
             self._flights.clear()
-            self._running.abandon()
+
+    @property
+    def kept(self) -> tuple[KeptCache, ...]:
+        """What every rank surely held when the last epoch ended, if no engine of it has failed."""
+        return self._running.kept
 
     def failed(self, n: int, failure: Failure) -> list[Outcome]:
         """Step *n* failed, and its epoch with it. Its rows become suspects if a forward was at
