@@ -769,6 +769,7 @@ MAX_LOGGED: Final = 64
 """Obstacles remembered. Memory: about 500 bytes each, 32 KiB."""
 
 _PASSING: Final = {
+    Cause.NO_MAJORITY,
     Cause.DIALING,
     Cause.TOKENIZER_LOADING,
     Cause.ENGINE_STARTING,

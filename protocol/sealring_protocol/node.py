@@ -310,7 +310,8 @@ class Node:
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
         self._replaced = False  # the end of the engine process, which an old brain wanted, is due
-        self._role = NodeRole(config, self.roster.roster, self._links.rank, now)
+        leads = self._voting.leads
+        self._role = NodeRole(config, self.roster.roster, self._links.rank, now, leads)
         self._take_brain()
         self._take_place()
 

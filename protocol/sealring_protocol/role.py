@@ -151,11 +151,20 @@ class NodeRole:
     not worth it.
 
     The ring of a head may leave ranks out. Its brain then has places of the ring for ranks; this
-    class and the node translate.
+    class and the node translate. A head takes steps only while it *leads*, which is asked with the
+    time.
     """
 
-    def __init__(self, config: NodeConfig, roster: Roster, rank: int, now: float) -> None:
+    def __init__(
+        self,
+        config: NodeConfig,
+        roster: Roster,
+        rank: int,
+        now: float,
+        leads: Callable[[float], bool],
+    ) -> None:
         self._config = config
+        self._leads = leads
         self._requests: set[int] = set()
         self._told: dict[int, Reason] = {}  # why they are outside, by rank
         self._next_uid = 1
@@ -185,7 +194,7 @@ class NodeRole:
         """A head takes over the requests of a head that was there *before*."""
         if self._rank > 0:
             return Follower(follower_config(self._config, self._roster, self._rank), now)
-        head = Head(self._head_config(self.ring), now)
+        head = Head(self._head_config(self.ring), now, self._leads)
         if isinstance(before, Head):
             head.inherit(before.scheduler)
         return head

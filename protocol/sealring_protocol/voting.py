@@ -60,7 +60,8 @@ class Leadership:
     owner has *taken* the place for it, or a majority has voted.
 
     *state* is that of the node in its elections. It *leads* if it is head and may answer; it is
-    *followed* if a majority has renewed its lease. It takes *majority* of the *members* to elect a
+    *followed* if a majority has renewed its lease; it *seeks* a head if it has lost its own for so
+    long that it asks for votes. It takes *majority* of the *members* to elect a
     head, of whom the ranks *heads* may be it. The ranks *absent* do not answer this node.
     """
 
@@ -69,6 +70,7 @@ class Leadership:
     state: ElectionState
     leads: bool
     followed: bool
+    seeks: bool
     majority: int
     members: int
     heads: tuple[int, ...]
@@ -77,7 +79,7 @@ class Leadership:
     @property
     def may_take(self) -> bool:
         """True if nobody leads as far as this node sees, and no majority answers it."""
-        headless = not self.leads and self.state is not ElectionState.FOLLOWING
+        headless = self.seeks or (self.state is ElectionState.LEADING and not self.leads)
         return headless and self.members - len(self.absent) < self.majority
 
 
@@ -122,6 +124,7 @@ class Voting:
             election.state,
             election.leads(now),
             election.followed(now),
+            self._links.meeting,
             election.majority,
             len(roster.members),
             roster.heads,

@@ -30,6 +30,7 @@ from sealring_protocol.control.effects import (
     StepToCheck,
     ToEngine,
 )
+from sealring_protocol.control.election import Ballot
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import (
     Request,
@@ -132,6 +133,7 @@ class Cluster:
         self.models = models or [b"m" * 32] * world
         self.scheduler = scheduler or SchedulerConfig()
         self.hosts: dict[str, Host] = {}
+        self.answering = "host0"  # whose tokens are kept
         self.tokens: dict[int, list[int]] = {}
         self.scores: dict[int, list[Scores]] = {}
         self.done: dict[int, RequestDone] = {}
@@ -147,9 +149,22 @@ class Cluster:
 
     # ------------------------------------------------------------------ hosts
 
-    def boot(self, index: int) -> Host:
-        """Start the process of node *index*; its engine comes up a little later."""
-        roster = self.rosters[index]
+    def restart(self, index: int, ballot: Ballot | None = None) -> Host:
+        """Start the process of node *index* again, with what its disk has. Of votes that is
+        *ballot*, if given."""
+        old = self.hosts[f"host{index}"]
+        stored = SignedRoster.decode(old.stored[-1]) if old.stored else self.rosters[index]
+        host = self.boot(index, stored, old.ballot if ballot is None else ballot)
+        host.stored = old.stored
+        return host
+
+    def boot(
+        self, index: int, roster: SignedRoster | None = None, ballot: Ballot | None = None
+    ) -> Host:
+        """Start the process of node *index*; its engine comes up a little later. It has *roster*,
+        or else the one it is given for a start, and has cast *ballot* last."""
+        roster = roster or self.rosters[index]
+        ballot = ballot or Ballot()
         config = NodeConfig(
             signer(index).public_key,
             roster,
@@ -164,8 +179,9 @@ class Cluster:
             collectives=self.allowed,
             relays=index in self.relays,
             listens=("0.0.0.0", 1) if index in self.at_addresses else None,
+            ballot=ballot,
         )
-        host = Host(f"host{index}", Node(config, self.now), None)
+        host = Host(f"host{index}", Node(config, self.now), None, ballot=ballot)
         host.at = dict.fromkeys(self.at_addresses.get(index, (host.name,)), 0.0)
         self.hosts[host.name] = host
         self.after(0 if self.at_once else self.random.random() * 0.05, lambda: self._start(host))
@@ -262,7 +278,12 @@ class Cluster:
 
     @property
     def head(self) -> Host:
-        return self.hosts["host0"]
+        return self.hosts[self.answering]
+
+    def ask_at(self, host: Host) -> None:
+        """Requests go to *host* from now on, and what others say of theirs is forgotten."""
+        self.answering = host.name
+        self.tokens, self.scores, self.done = {}, {}, {}
 
     def submit(self, request: Request) -> int:
         uid = self.head.node.submit(request, self.now)
@@ -343,9 +364,8 @@ class Cluster:
                     host.stored.append(data)
                 self.after(0.001, lambda: self._stored(host, link))
             case CastVote(_, ballot, payload):
-                if not host.full:
-                    host.ballot = ballot
-                self.after(0.001, lambda: self._cast(host, payload))
+                full, host.ballot = host.full, host.ballot if host.full else ballot
+                self.after(0.001, lambda: self._cast(host, None if full else payload))
             case ToEngine(message):
                 if host.engine is not None:
                     host.inbox.append(message)
@@ -374,6 +394,8 @@ class Cluster:
                 host.relayed.append(event)
             case LinkUp():
                 pass
+            case TokenOut() | ScoresOut() | RequestDone() if host.name != self.answering:
+                pass  # of a head that is head no more
             case TokenOut(uid, token):
                 self.tokens[uid].append(token)
             case ScoresOut(uid, scores):
@@ -424,10 +446,10 @@ class Cluster:
             answer(link, self.now)
             self.settle(host)
 
-    def _cast(self, host: Host, payload: bytes) -> None:
+    def _cast(self, host: Host, payload: bytes | None) -> None:
         if not host.alive:
             return
-        if host.full:
+        if payload is None:
             host.node.vote_not_cast(self.now)
         else:
             index = int(host.name.removeprefix("host"))

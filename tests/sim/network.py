@@ -19,6 +19,8 @@ class Network:
         """A piece is under way for *delay* seconds at most."""
         self.delay = delay
         self.closed: set[tuple[str, str]] = set()  # from, to: no connection can be opened so
+        self.dead: set[tuple[str, str]] = set()  # from, to: nothing arrives so, until it does
+        self._held: list[tuple[tuple[str, str], Callable[[], None]]] = []  # what is under way so
         self.tap: Callable[[str, str, bytes], None] | None = None  # sees what each host sends
         self._cluster = cluster
 
@@ -36,6 +38,9 @@ class Network:
         if not host.alive:
             return
         if other is None and cluster.at_addresses:
+            cluster.after(5.0, lambda: self._unanswered(host, link))
+            return
+        if other is not None and {(host.name, other.name), (other.name, host.name)} & self.dead:
             cluster.after(5.0, lambda: self._unanswered(host, link))
             return
         if other is not None and (host.name, other.name) in self.closed:
@@ -84,7 +89,21 @@ class Network:
             wire.last[side] = when
             cluster.at(when, lambda piece=piece: self._deliver(wire, other, piece))
 
+    def heal(self, *ways: tuple[str, str]) -> None:
+        """What was held on these *ways*, from and to, arrives: on all, if none is given."""
+        self.dead -= set(ways) or set(self.dead)
+        held, self._held = self._held, []
+        for way, arrive in held:
+            if way in self.dead:
+                self._held.append((way, arrive))
+            else:
+                arrive()
+
     def _deliver(self, wire: Wire, to: tuple[str, int], piece: bytes) -> None:
+        sender = next(name for name, number in wire.ends if (name, number) != to)
+        if (sender, to[0]) in self.dead:
+            self._held.append(((sender, to[0]), lambda: self._deliver(wire, to, piece)))
+            return
         host = self._cluster.hosts[to[0]]
         if not host.alive or host.wires.get(to[1]) not in (wire, None):
             return
@@ -118,7 +137,8 @@ class Network:
             host = self._cluster.hosts[name]
             host.wires.pop(number, None)
             at = max(self._cluster.now, wire.last[side]) + self.delay
-            self._cluster.at(at, lambda host=host, number=number: self._eof(host, number))
+            way = wire.ends[1 - side][0], name
+            self._cluster.at(at, lambda host=host, n=number, way=way: self._eof(host, n, way))
 
     def move(self, host: Host, *at: str) -> None:
         """*host* has these addresses from now on, and what it had open falls silent."""
@@ -126,7 +146,10 @@ class Network:
         for wire in host.wires.values():
             wire.alive = False
 
-    def _eof(self, host: Host, number: int) -> None:
+    def _eof(self, host: Host, number: int, way: tuple[str, str]) -> None:
+        if way in self.dead:
+            self._held.append((way, lambda: self._eof(host, number, way)))
+            return
         if host.alive and not host.frozen:
             if number in host.tunnels:
                 self._cluster.drive(host, number, lambda session: session.receive_eof())

@@ -12,7 +12,7 @@ rank's engine. `Steps` exists while an epoch serves. No part knows `Head`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -60,9 +60,13 @@ __all__ = ["Head", "HeadConfig"]
 
 
 class Head:
-    """Rank 0. Methods return the effects to carry out, in order."""
+    """Rank 0. Methods return the effects to carry out, in order. It takes steps only while it
+    *leads*, which is asked with the time."""
 
-    def __init__(self, config: HeadConfig, now: float = 0.0) -> None:
+    def __init__(
+        self, config: HeadConfig, now: float = 0.0, leads: Callable[[float], bool] = lambda _: True
+    ) -> None:
+        self._leads = leads
         self._world = len(config.names)
         self._config = config.scheduler
         self._build = config.build
@@ -362,6 +366,7 @@ class Head:
             self.scheduler,
             self._times,
             self._engine.deadline,
+            self._leads,
             parallel=self.epochs.tensor,
             checked=self.epochs.checked,
             kept=self.epochs.kept,

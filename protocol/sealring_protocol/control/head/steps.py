@@ -12,7 +12,7 @@ epoch `CheckedSteps` knows which fingerprints are due.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import attrs
@@ -146,7 +146,7 @@ M = TypeVar("M")
 class Steps:
     """The steps of *epoch*, for which *ranks* are ready, with the caches that are *kept*;
     *parallel* is tensor parallelism. In a *checked* epoch fingerprints are passed on. *engine* is
-    the deadline of the head's own engine."""
+    the deadline of the head's own engine. None is planned unless the head *leads* at that time."""
 
     def __init__(
         self,
@@ -155,11 +155,13 @@ class Steps:
         scheduler: Scheduler,
         times: Timekeeper,
         engine: AnswerDeadline,
+        leads: Callable[[float], bool],
         *,
         parallel: bool,
         checked: bool,
         kept: tuple[KeptCache, ...] = (),
     ) -> None:
+        self._leads = leads
         self._world = len(ranks)
         self._scheduler = scheduler
         self._times = times
@@ -222,13 +224,16 @@ class Steps:
     # ------------------------------------------------------------- outwards
 
     def plan(self, now: float) -> list[Effect]:
-        """Plan and begin steps while there is work and credit for it."""
+        """Plan and begin steps while there is work and credit for it, if the head leads."""
         self.may_plan = False
         effects: list[Effect] = []
         for n, right in self._scheduler.decided():
             # One that is known to be wrong may be answered by that.
             if isinstance(self._machine, pipeline.HeadPipeline):
                 effects += self._act(self._machine.decide(n, right=right), now)
+        if not self._leads(now):
+            self.may_plan = True  # once it does again
+            return effects
         while self._machine.open:
             planned = self._scheduler.plan(now)
             effects += self._scheduler.ended()
