@@ -623,8 +623,10 @@ class Link:
         """True if this node has sent FIN, and waits for ACCEPT from a peer that holds a newer
         roster."""
         waits = self._handshake.state is InitiatorState.WAIT_ACCEPT
-        own = self._config.roster.roster.serial
-        return waits and self._secrets is not None and self._secrets.peer.serial > own
+        if not waits or self._secrets is None:
+            return False
+        peer = self._secrets.peer
+        return self._config.roster.roster.is_behind(peer.serial, peer.digest, peer.mandate)
 
     def _responder(self) -> Responder:
         if not isinstance(self._handshake, Responder):

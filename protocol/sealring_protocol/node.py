@@ -86,6 +86,7 @@ from sealring_protocol.links.link_manager import (
     MessageReceived,
     News,
     OfLink,
+    RivalMandate,
     Unreachable,
     hop_keys,
 )
@@ -759,6 +760,8 @@ class Node:
                     self._brain.unreached(rank, purpose, why)
                 elif self._awaits(rank, purpose):
                     self._say(self._report.why_away(rank, self.facts(now), now), now)
+            case RivalMandate(mandate):
+                self._voting.rival(mandate, now)
             case RosterInForce(changed=changed):
                 if changed:
                     self._begin_anew(now)

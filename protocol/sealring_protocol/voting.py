@@ -45,6 +45,7 @@ from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.identity import verify
 from sealring_protocol.security.mandate import Certificate, Mandate, vote_payload
 from sealring_protocol.security.roles import Purpose
+from sealring_protocol.security.roster import Roster
 
 __all__ = ["Leadership"]
 
@@ -94,6 +95,7 @@ class Voting:
         self._waiting: CastVote | None = None  # it is asked for next
         self._led = now  # when this node last led, or began
         self._begin(ballot, now)
+        links.obeys = self.obeys
 
     def _begin(self, ballot: Ballot, now: float) -> None:
         self._roster = roster = self._links.config.roster.roster
@@ -131,9 +133,12 @@ class Voting:
             tuple(sorted(map(roster.rank_at, election.absent(now)))),
         )
 
-    def obeys(self, mandate: Mandate, now: float) -> bool:
-        """See `Election.obeys`."""
-        return self._election.obeys(mandate, now)
+    def obeys(self, roster: Roster, now: float) -> bool:
+        """True if this node takes the mandate of *roster*, which is newer than its own. See
+        `Election.obeys`; that of another roster counts like one of this."""
+        if roster.digest == self._roster.digest:
+            return self._election.obeys(roster.mandate, now)
+        return not roster.mandate.taken or self._election.sees_no_head(now)
 
     # ---------------------------------------------------------------- inputs
 

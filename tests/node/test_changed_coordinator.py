@@ -7,7 +7,7 @@ import attrs
 import pytest
 from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.links.link_manager import Arrival, CurrentRoster
+from sealring_protocol.links.current_roster import Arrival, CurrentRoster
 from sealring_protocol.security.handshake import HandshakeConfig
 from sealring_protocol.security.roster import SERIALS, SignedRoster, name_spare, sign_roster
 

@@ -354,8 +354,10 @@ class Election:
             return True
         if mandate.term > self.latest + MAX_TERM_LEAP:
             return False
-        if mandate.head == self.mandate.head:
-            return True
+        return mandate.head == self.mandate.head or self.sees_no_head(now)
+
+    def sees_no_head(self, now: float) -> bool:
+        """True if this node has lost its head, or is head and no majority follows it."""
         if self.mandate.head == self._own:
             return not self.followed(now)
         return self._deserted(now)

@@ -10,7 +10,6 @@ cross a hang-up.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -29,7 +28,6 @@ from sealring_protocol.errors import (
     LocalProtocolError,
     PeerTimeout,
     RemoteProtocolError,
-    RosterExpired,
     SealringError,
 )
 from sealring_protocol.events import (
@@ -55,6 +53,7 @@ from sealring_protocol.link import (
     SignatureRequested,
 )
 from sealring_protocol.links.addresses import AddressBook
+from sealring_protocol.links.current_roster import Arrival, CurrentRoster, supersedes
 from sealring_protocol.links.dialer import Dialer, Key, LiveLink, Verdict
 from sealring_protocol.links.logs import Notes, RefusalLog
 from sealring_protocol.links.peers import (
@@ -70,15 +69,13 @@ from sealring_protocol.links.peers import (
 )
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
-from sealring_protocol.security.mandate import Certificate
+from sealring_protocol.security.mandate import Mandate
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import (
     Member,
     Rights,
     Roster,
     SignedRoster,
-    check_succession,
-    newer,
 )
 from sealring_protocol.words import RING_CHANGED
 
@@ -125,7 +122,14 @@ class Unreachable:
     why: str
 
 
-News = CameUp | LinkDown | MessageReceived | RosterInForce | Unreachable
+@attrs.frozen
+class RivalMandate:
+    """A peer brought *mandate*, of the roster in force, which this node does not obey."""
+
+    mandate: Mandate
+
+
+News = CameUp | LinkDown | MessageReceived | RosterInForce | Unreachable | RivalMandate
 
 
 def hop_keys(up: CameUp, own: int, ring: tuple[int, ...], cluster: bytes) -> Iterator[HopKey]:
@@ -142,107 +146,6 @@ def hop_keys(up: CameUp, own: int, ring: tuple[int, ...], cluster: bytes) -> Ite
 
 class HeadFirst(LocalProtocolError):
     """The roster makes another member the head, and the present head is to have it first."""
-
-
-class Arrival(enum.Enum):
-    """How a roster that arrived compares with the one in force."""
-
-    KNOWN = "known"
-    STALE = "stale"
-    TO_STORE = "to store"
-
-
-_FOR_OWNERS: Final = {
-    "the peer holds another roster": "sign one with a greater serial: it is another roster",
-    "both ends of this link": "this node; a member that it holds can take it",
-}
-"""Words about a roster that a peer brings, and those for the owner who brings it."""
-
-
-class CurrentRoster:
-    """The roster in force, inside the *config* of every handshake that begins now, and its
-    replacement by a newer one, which is stored first.
-
-    A peer may bring a roster that was newer than the node's when its handshake began. Another may
-    be in force by the time it arrives, so it is compared again. One roster is stored at a time. A
-    stored roster takes effect even if its connection is gone, so that the file is never ahead of
-    the node.
-    """
-
-    __slots__ = ("_storing", "config")
-
-    def __init__(self, config: HandshakeConfig) -> None:
-        self.config = config
-        self._storing: tuple[int, SignedRoster] | None = None
-
-    def is_in_force(self, roster: SignedRoster) -> bool:
-        """True if *roster* is the one in force."""
-        return roster.roster.digest == self.config.roster.roster.digest
-
-    def came(self, number: int, roster: SignedRoster) -> Arrival:
-        """Connection *number* brought *roster*. STALE means that it is no longer newer, or that
-        another is being stored; the peer may dial again."""
-        if self.is_in_force(roster):
-            return Arrival.KNOWN
-        current = self.config.roster.roster
-        if roster.roster.serial <= current.serial or self._storing is not None:
-            return Arrival.STALE
-        try:
-            check_succession(current.appointment, roster.roster.appointment)
-        except RemoteProtocolError:
-            return Arrival.STALE
-        self._storing = (number, roster)
-        return Arrival.TO_STORE
-
-    def checked(self, data: bytes, wall_ms: int) -> SignedRoster:
-        """The signed roster *data*, which the owner brings. Raises `LocalProtocolError` with the
-        reason if it may not replace the one in force."""
-        config = self.config
-        try:
-            return newer(config.coordinator, config.roster.roster, data, wall_ms, config.node_id)
-        except RosterExpired:
-            raise LocalProtocolError("it has expired, by this machine's clock") from None
-        except RemoteProtocolError as error:
-            reason = str(error)
-            for of_peer, of_owner in _FOR_OWNERS.items():
-                reason = reason.replace(of_peer, of_owner)
-            raise LocalProtocolError(reason) from None
-
-    def brought(self, data: bytes, wall_ms: int) -> bytes:
-        """The owner, not a peer, brings the signed roster *data*. It counts as connection 0, which
-        no peer has. Returns the bytes to store. Raises as `checked`, and `LocalProtocolError` if
-        another is being stored."""
-        roster = self.checked(data, wall_ms)
-        if self.came(0, roster) is not Arrival.TO_STORE:
-            raise LocalProtocolError("another roster is being stored; try again")
-        return roster.encode()
-
-    def elected(self, certificate: Certificate) -> bytes | None:
-        """The members have voted as *certificate* says, whose votes are verified. It counts as
-        connection 0. Returns the bytes to store; None if another roster is being stored, or this
-        election is over."""
-        roster, current = self.config.roster.elected(certificate), self.config.roster.roster
-        if self._storing is not None or not roster.roster.mandate.beats(current.mandate):
-            return None
-        self._storing = (0, roster)
-        return roster.encode()
-
-    def stored(self, number: int) -> bool:
-        """Connection *number*'s roster is stored and takes effect. False if none was being stored
-        for it."""
-        if self._storing is None or self._storing[0] != number:
-            return False
-        self.config = attrs.evolve(self.config, roster=self._storing[1])
-        self._storing = None
-        return True
-
-    def not_stored(self, number: int) -> bool:
-        """Connection *number*'s roster could not be stored, and is dropped. False if none was being
-        stored for it."""
-        if self._storing is None or self._storing[0] != number:
-            return False
-        self._storing = None
-        return True
 
 
 @attrs.define(eq=False)
@@ -274,6 +177,7 @@ DUPLICATE: Final = "there is such a link already"
 _OTHER_ROSTER: Final = "another roster has come into force meanwhile"
 FINISHING: Final = "the head lets its requests finish before this roster is in force"
 """Why the head, which keeps a roster that makes another the head, ends the link that brought it."""
+RIVAL: Final = "this node obeys another head"
 HEAD_FIRST: Final = "the head is to have this roster first, for it makes another member the head"
 
 
@@ -305,6 +209,8 @@ class LinkManager:
         self.current_roster = CurrentRoster(config)
         self.accept_steps = False
         """True while step links may come in: an engine is up to receive their keys."""
+        self.obeys: Callable[[Roster, float], bool] = lambda roster, now: True
+        """Whether this node takes the mandate of a roster that a peer brings, now."""
         self.meeting = False
         """True while this node, a follower, wants a CONTROL link with every member."""
         self.closed = False
@@ -844,22 +750,35 @@ class LinkManager:
 
     def head_first(self, roster: Roster) -> bool:
         """True if *roster* makes another member the head, and the present one, which is linked and
-        stays a member, is to have it first: it lets its requests finish."""
+        stays a member, is to have it first: it lets its requests finish. The members have it in any
+        order if they have elected another."""
         head = self.member(0)
         other = roster.members[0].id != head.id and head.id in roster
-        return other and self._dialer.up.get((head.id, Purpose.CONTROL)) is not None
+        signed = roster.digest != self.config.roster.roster.digest
+        return other and signed and self._dialer.up.get((head.id, Purpose.CONTROL)) is not None
 
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began: store or refuse it."""
-        if not self.current_roster.is_in_force(roster) and self.head_first(roster.roster):
+        given, current = roster.roster, self.config.roster.roster
+        disobeyed = supersedes(given, current) and not self.obeys(given, now)
+        if disobeyed and given.digest == current.digest:
+            self.news.append(RivalMandate(given.mandate))
+            self._shut(connection, CloseCode.NOT_READY, RIVAL, now)
+            return
+        if disobeyed:
+            roster = roster.elected(None)
+            given = roster.roster
+        if not self.current_roster.is_in_force(roster) and self.head_first(given):
             self._shut(connection, CloseCode.NOT_READY, HEAD_FIRST, now)
             return
-        leads = self.rank == 0 and roster.roster.members[0].id != self.config.node_id
+        hands_on = given.digest != current.digest and given.members[0].id != self.config.node_id
         match self.current_roster.came(connection.number, roster):
             case Arrival.TO_STORE:
                 self.events.append(StoreRoster(connection.number, roster.encode()))
-                if leads:  # that waits for requests, longer than a handshake may take
+                if self.rank == 0 and hands_on:  # longer than a handshake may take
                     self._shut(connection, CloseCode.NOT_READY, FINISHING, now)
+                elif disobeyed:
+                    self._shut(connection, CloseCode.NOT_READY, RIVAL, now)
             case Arrival.STALE:
                 self._shut(connection, CloseCode.NOT_READY, _OTHER_ROSTER, now)
             case Arrival.KNOWN:
@@ -961,7 +880,8 @@ class LinkManager:
                 self._shut(connection, CloseCode.ROSTER_EXPIRED, NO_MEMBER, now)
             elif connection.up and connection.driven is not None:
                 connection.driven.renew(roster)
-        self._say([Note(Level.INFO, f"roster {roster.roster.serial} is in force")], now)
+        if roster.roster.digest != before.digest:
+            self._say([Note(Level.INFO, f"roster {roster.roster.serial} is in force")], now)
         changed = _decides(before) != _decides(roster.roster)
         self.news.append(RosterInForce(roster.roster.serial, self.rank, changed))
         self.greet(now)

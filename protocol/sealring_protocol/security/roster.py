@@ -866,7 +866,7 @@ def newer(
     if roster.cluster != current.cluster:
         raise AuthenticationFailed("a roster of another cluster")
     if not is_newer(current, roster.serial, roster.digest, roster.mandate):
-        raise RemoteProtocolError(f"{_called(roster)} is not newer than {_called(current)}")
+        raise RemoteProtocolError(f"roster {_called(roster)} is not newer than {_called(current)}")
     check_succession(current.appointment, roster.appointment)
     if roster.expired(wall_ms):
         raise RosterExpired(f"roster {roster.serial}, which the peer brought, has expired")
@@ -892,9 +892,9 @@ def check_conflict(current: Roster, serial: int, digest: bytes) -> None:
 
 
 def _called(roster: Roster) -> str:
-    """What an error calls *roster*."""
+    """What an error calls *roster*, by its serial and its term, if there is one."""
     term = roster.mandate.term
-    return f"roster {roster.serial}" + (f" with the election of term {term}" if term else "")
+    return f"{roster.serial} of term {term}" if term else str(roster.serial)
 
 
 def _split(data: bytes) -> tuple[Certificate | None, bytes, bytes]:
