@@ -49,7 +49,7 @@ def next_roster(before: SignedRoster, folder: Path, rights: Rights) -> SignedRos
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """That of rank 1, which its roster makes a witness. It names no model."""
-    path = write_cluster(tmp_path, 2, find_model(TINY))[1]
+    path = write_cluster(tmp_path, 2, find_model(TINY), elects=True)[1]
     roster = tmp_path / "demo.roster"
     signed = SignedRoster.decode(roster.read_bytes())
     roster.write_bytes(next_roster(signed, tmp_path, WITNESS).encode())
