@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
+import signal
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import httpx2
 import pytest
 import trio
 from sealring.cli import head as commands
 from sealring.dialects.errors import from_refusal
+from sealring.files.config import load_config
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_election
+from sealring.local.ring import running_node, wait_until_up, write_cluster
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_protocol.control.election import Ballot
@@ -26,13 +32,15 @@ from sealring_protocol.control.requests import NoMajority
 from sealring_protocol.node import Node, NodeConfig
 from sealring_protocol.security.mandate import Mandate
 from sealring_protocol.security.roster import Member, Roster, SignedRoster, sign_roster
+from sealring_trio.collective.loopback import free_ports
 from sealring_trio.engine.supervisor import NoEngine
 from sealring_trio.errors import OperationError, UserError
 from sealring_trio.files.rosters import RosterStore
 from sealring_trio.node import runtime as runtime_module
 from sealring_trio.node.runtime import Runtime
-from sealring_trio.units import wall_ms
+from sealring_trio.units import format_address, wall_ms
 
+from tests.io_trio.helpers import Outcome, sealring, until
 from tests.serving import PATIENCE
 from tests.sim.rosters import COORDINATOR, signer
 
@@ -283,3 +291,91 @@ def test_the_head_as_people_read_it(
     assert capsys.readouterr().out == shown
     assert commands.show(json=True) == code
     assert json.loads(capsys.readouterr().out) == head
+
+
+# ------------------------------------------------------------------ a ring of three, as owners run
+
+
+def asked(config: Path) -> httpx2.Response:
+    """What the machine of *config* answers at its API to a client."""
+    settings = load_config(config)
+    assert settings.api is not None
+    return httpx2.post(
+        f"http://{format_address(*settings.api)}/v1/completions",
+        json={"model": "tiny", "prompt": "Count to ten.", "max_tokens": 16, "temperature": 0},
+        timeout=PATIENCE,
+    )
+
+
+def told(config: Path) -> dict[str, Any]:
+    """What `sealring head` says at *config*; nothing while no node runs there."""
+    done = sealring("head", "--config", config, "--json")
+    head = done.json() if done.code in (0, 3) else {}
+    assert done.code in (1, 3 if head and not head["leads"] and head["state"] != "following" else 0)
+    return head
+
+
+def leads(config: Path) -> Callable[[], bool]:
+    return lambda: told(config).get("leads", False)
+
+
+def follows(config: Path, name: str) -> Callable[[], bool]:
+    wanted = name, "following"
+    return lambda: (told(config).get("name"), told(config).get("state")) == wanted
+
+
+@pytest.mark.slow
+def test_the_others_go_on_whichever_machine_is_gone() -> None:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+        api = f"127.0.0.1:{free_ports(1)[0]}"
+        options = {"min_ranks": 1}
+        configs = write_cluster(folder, 3, tiny.path(), api=api, options=options, elects=True)
+        nodes = [stack.enter_context(running_node(config)) for config in configs]
+        logs = lambda: "\n\n".join(node.log.read_text() for node in nodes)  # noqa: E731
+        first, second, third = configs
+
+        def answers(config: Path) -> str:
+            """The answer there, once there is one."""
+            found = until(lambda: (it := asked(config)).status_code == 200 and it, logs)
+            return str(found.json()["choices"][0]["text"])
+
+        for node in nodes:
+            wait_until_up(node)
+        text = answers(third)
+
+        nodes[0].process.kill()  # nobody is told
+        until(leads(second), logs)
+        assert answers(third) == text
+        assert told(third)["term"] == 1
+        refused = sealring("head", "take", "--yes", "--config", third)
+        assert (refused.code, "sees the head" in refused.err) == (2, True)
+
+        nodes[0] = stack.enter_context(running_node(first))
+        until(follows(first, "rank1"), logs)  # what it had stored was older
+        assert answers(first) == text
+
+        moved = sealring("head", "move", "rank0", "--config", second)
+        assert moved.code == 0, moved.err
+        assert moved.out == "rank0, elected in term 2, is the head now\n"
+        assert leads(first)()
+        assert answers(second) == text
+
+        nodes[0].process.send_signal(signal.SIGTERM)
+        nodes[0].process.wait(PATIENCE)
+        assert "stopping: rank1 is to be the head" in nodes[0].log.read_text()
+        assert leads(second)()  # without a loss that somebody would have to notice
+        assert answers(third) == text
+
+        nodes[1].process.kill()
+        until(lambda: told(third).get("may_take", False), logs)
+        assert asked(third).status_code == 503
+        unsure = sealring("head", "take", "--config", third)
+        assert (unsure.code, "sealring head take --yes" in unsure.err) == (2, True)
+        taken = until(lambda: (it := take(third)).code == 0 and it, logs)
+        assert taken.out == "rank2, made it by its owner in term 4, is the head now\n"
+        assert answers(third) == text
+
+
+def take(config: Path) -> Outcome:
+    return sealring("head", "take", "--yes", "--config", config)

@@ -227,8 +227,9 @@ class Generator:
         while self.loading:
             with contextlib.suppress(OperationError):
                 await self.vocabulary()
-                if self.serving and not self._not_answering():
-                    epoch = self.runtime.node.standing().epoch.counter
+                node = self.runtime.node
+                if node.rank == 0 and self.serving and not self._not_answering():
+                    epoch = node.standing().epoch.counter
                     log.info("%s: epoch %d; the tokenizer is loaded", RING_READY, epoch)
                 return
             await trio.sleep(_AGAIN)
@@ -403,7 +404,8 @@ class Generator:
     @property
     def serving(self) -> bool:
         """Whether the ring serves; on a follower, whether this rank does its part."""
-        return self.runtime.node.serving and not self.texts.unloadable
+        node = self.runtime.node
+        return node.serving and not (self.texts.unloadable and node.rank == 0)
 
     @property
     def loading(self) -> bool:

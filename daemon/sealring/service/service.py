@@ -150,7 +150,8 @@ async def _live(
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
     config = switch.reread_into(setup.config)
     serves = config.api is not None  # without an API nobody could ask it as the head
-    runtime = build_runtime(setup, relays=serves, stands=serves)
+    stands = serves and setup.has_engine
+    runtime = build_runtime(setup, relays=serves, stands=stands)
     generator = Generator(
         runtime,
         setup.model,
@@ -163,7 +164,7 @@ async def _live(
         api = NodeApi(generator, config, door)
         await nursery.start(api.run)
         async with running(setup, runtime):
-            nursery.start_soon(_serve_texts, generator)
+            nursery.start_soon(_serve_texts, generator, stands)
             nursery.start_soon(_keep, generator)
             RingChoice(generator, config)
             nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator, door)
@@ -180,11 +181,11 @@ async def _live(
         nursery.cancel_scope.cancel()
 
 
-async def _serve_texts(generator: Generator) -> None:
-    """Run the text workers and load the tokenizer, from when this node may be the head: it serves
-    at once then."""
+async def _serve_texts(generator: Generator, stands: bool) -> None:
+    """Run the text workers and load the tokenizer, from when this node is the head; or may be
+    elected, if it *stands* for it: then it serves at once."""
     runtime = generator.runtime
-    while runtime.node.rank not in runtime.node.roster.roster.heads:
+    while (rank := runtime.node.rank) and not (stands and rank in runtime.node.roster.roster.heads):
         await runtime.roster_changed.wait()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.texts.serve)

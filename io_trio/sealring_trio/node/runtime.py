@@ -489,7 +489,7 @@ class Runtime:
             wall_ms=wall_ms(),
             next_start=self.engine.next_start,
             draining=draining,
-            textless=self.textless(),
+            textless="" if self.node.rank else self.textless(),
             text_loading=self.node.rank == 0 and self.text_loading(),
             trying=self._trying,
             engine_heard=self.engine_heard,

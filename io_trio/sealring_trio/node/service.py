@@ -353,12 +353,12 @@ def build_runtime(
     stands: bool = True,
 ) -> Runtime:
     """Make the node of *setup*, not yet running. Its engine runs *module* with *arguments*, or with
-    the usual ones if there are none; *relays* and *stands* as `NodeConfig` has them, but that a
-    node without an engine never stands. Raises `UserError` where the parts do not fit."""
+    the usual ones if there are none; *relays* and *stands* as `NodeConfig` has them. Raises
+    `UserError` where the parts do not fit."""
     config = setup.config
     engine: Callable[[EngineOwner], Supervisor] = partial(NoEngine, setup.lacking)
     try:
-        node = _build_node(setup, relays=relays, stands=stands and setup.has_engine)
+        node = _build_node(setup, relays=relays, stands=stands)
     except LocalProtocolError as error:
         raise UserError(f"cannot run this node: {error}", "Check the config.") from None
     if not arguments:
