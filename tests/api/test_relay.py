@@ -21,9 +21,12 @@ from sealring.dashboard.pages import files
 from sealring.dialects.errors import ApiError, unavailable
 from sealring.files.config import Config
 from sealring.http import gate
+from sealring.http.bodies import MAX_PART
+from sealring.http.front import Front
 from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, STUCK_SECONDS
 from sealring.http.keys import KEY_FILE, ApiKeys, new_key
-from sealring.http.relay import RelayApp, RelayedRequests, RelayStreams
+from sealring.http.records import Records
+from sealring.http.relay import RelayedRequests, RelayStreams
 from sealring_protocol.codec.relay_messages import Question
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayUp
 from sealring_protocol.limits import MAX_BODY, MAX_STREAMS, STREAM_WINDOW
@@ -54,13 +57,19 @@ class Joined:
         )
         self.requests = RelayedRequests(self.answers, lambda: app, lambda rank: "shelf")
         self.refusal = ""
-        self.door = RelayApp(
+        self.patience = 0.0
+        self.door = Front(
             self.asks,
             lambda: self.config,
+            lambda: False,
+            lambda: app,
             lambda: "désk",
             lambda: self.refusal,
             lambda: None if self._ends else unavailable("There is no head.", "no_head"),
             Starlette(routes=files()),
+            Records(),
+            app,
+            lambda: self.patience,
         )
         self.connect()
 
@@ -438,7 +447,6 @@ BREAKS: dict[str, tuple[str, bytes, dict[str, Any] | None]] = {
         )
         for begin in ("streams", "responses")
     },
-    "within an event": ("/v1/chat/completions", EVENT[:-1], None),
     "the page's": ("/v1/cluster/events", b"data: {}\n\n", None),
 }
 
@@ -474,7 +482,8 @@ async def test_a_stream_whose_head_is_lost(name: str) -> None:
     path, body, said = BREAKS[name]
     # Numbers and ids come whole in the events of a head; one byte at a time shows no more of them.
     joined = Joined(one_piece(body))
-    client = Client(path=path)
+    method = "POST" if path in gate.PREFIXES else "GET"
+    client = Client(path=path, method=method)
     await broken(joined, client)
     assert client.status == 200
     last = client.body.removeprefix(body)
@@ -485,6 +494,47 @@ async def test_a_stream_whose_head_is_lost(name: str) -> None:
         assert json.loads(last.decode().split("data: ")[1]) == said
         assert last.startswith(b"event: error\n") is ("type" in said)
         assert last.endswith(b"\n\n")
+
+
+@pytest.mark.parametrize("begin", [b"", EVENT])
+async def test_a_client_gets_no_part_of_an_event(begin: bytes) -> None:
+    """So that whoever is head next goes on with whole events, or an error is an event."""
+    joined = Joined(one_piece(begin + EVENT[:-1]))
+    client = Client()
+    await broken(joined, client)
+    assert (client.status, client.whole) == (200 if begin else 503, True)
+    assert client.body.startswith(begin + (b"data: " if begin else b""))
+    said = json.loads(client.body.removeprefix(begin).removeprefix(b"data: "))
+    assert said["error"]["code"] == "head_lost"
+
+
+@pytest.mark.parametrize("size", [MAX_PART - 16, MAX_PART])
+async def test_an_event_that_is_too_large_to_be_held_is_passed_on_as_it_comes(size: int) -> None:
+    large = b'data: {"x":"%s"}\n\n' % (b"y" * size)
+    joined = Joined(one_piece(EVENT + large[:-1]))
+    client = Client()
+    await broken(joined, client)
+    assert client.whole is (size < MAX_PART)
+    held = size < MAX_PART
+    assert client.body.startswith(EVENT + (b'data: {"id"' if held else large[:-2]))
+    again = Client()
+    passes = Joined(answering(EVENT + large + EVENT))
+    await serving(passes, lambda: again.ask(passes.door))
+    assert (again.body, again.whole) == (EVENT + large + EVENT, True)
+
+
+def answering(body: bytes, kind: str = "text/event-stream") -> ASGIApp:
+    """Answers with *body*, in small parts."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-type", kind.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for at in range(0, len(body), 1000):
+            part = body[at : at + 1000]
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return app
 
 
 def one_piece(body: bytes) -> ASGIApp:

@@ -15,6 +15,7 @@ minutes to read in, and proxies cut silent connections.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
@@ -24,6 +25,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Send
 
 from sealring.dialects.errors import INVALID, ApiError, unavailable
+from sealring.dialects.replies import KEEPALIVE, broken_off
 from sealring.text.workers import SharedBudget
 
 T = TypeVar("T")
@@ -252,3 +254,139 @@ class RestOfStream(EventStream):
                 await trio.lowlevel.checkpoint()
                 return
         await super().write(events)
+
+
+_EVENTS: Final = b"text/event-stream"
+_ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
+_EVENT_ID: Final = re.compile(rb"(?:\A|\n\n)id: ([A-Za-z0-9_-]{1,64}):([0-9]{1,12})\n")
+_NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
+
+MAX_PART: Final = 128 << 10
+"""Bytes of an event, or of an answer in one piece, that are held until it is whole. What is larger
+is passed on as it comes, and can be gone on with no more where it stops."""
+
+
+@attrs.define(eq=False)
+class PassedOn:
+    """What a client has of an answer, which *send* takes to it. The answer may come from one maker
+    after another: each begins with headers, of which the client gets the first, and goes on after
+    `place`. Of a stream whole events are passed on, and an answer in one piece once it is whole."""
+
+    _send: Send
+    begun: bool = False
+    """Whether the client has any of it: an error has no status of its own any more."""
+
+    streams: bool = False
+    count: int = 0
+    """The events that the client has of it."""
+
+    last: tuple[str, int] | None = None
+    """The id of the last of them, if they have ids."""
+
+    name: str = ""
+    number: int = -1
+    """The answer's name, and the number of a response's latest event."""
+
+    cut: bool = False
+    """Whether a part of an event, or of an answer in one piece, is passed on."""
+
+    _start: Message | None = None  # goes with the first part of the body
+    _part: bytearray = attrs.field(factory=bytearray)
+    _fits: bool = False  # an answer in one piece, which is held until it is whole
+    _latest: float = attrs.field(factory=trio.current_time)
+
+    @property
+    def place(self) -> int:
+        """The number of the next event that the client lacks."""
+        return self.count if self.last is None else self.last[1] + 1
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the client can come back by itself: its events have ids."""
+        return self.last is not None
+
+    async def send(self, message: Message) -> None:
+        """Pass *message* of ASGI on, as far as it may be."""
+        if message["type"] == "http.response.start":
+            self._part.clear()  # the next maker begins after the last whole event
+            if not self.begun:
+                headers = dict(message["headers"])
+                self.streams = headers.get(b"content-type", b"").startswith(_EVENTS)
+                length = headers.get(b"content-length", b"")
+                self._fits = length.isdigit() and len(length) < 10 and int(length) <= MAX_PART
+                self._start = message
+            return
+        data, more = message.get("body", b""), message.get("more_body", False)
+        if not self.streams:
+            await self._piece(data, more=more)
+            return
+        if self._part or not data.endswith(b"\n\n"):
+            data = self._whole(data) + (b"" if more else bytes(self._part))
+        if data:
+            self._note(data)
+        if data or not more:
+            await self._give(data, more=more)
+
+    def _whole(self, data: bytes) -> bytes:
+        """What may be passed on now that *data* has come: whole events, or a part of one that is
+        too large to be held."""
+        self._part += data
+        end = self._part.rfind(b"\n\n") + 2
+        if end < 2:
+            end = len(self._part) - 1 if len(self._part) > MAX_PART else 0
+        whole = bytes(self._part[:end])
+        del self._part[:end]
+        return whole
+
+    def _note(self, data: bytes) -> None:
+        """The client is given *data* of a stream."""
+        # The end of an event whose beginning it has is no comment, whatever that begins with.
+        self.count += data.count(b"\n\n") - data.count(b"\n\n:")
+        self.count -= data.startswith(b":") and not self.cut
+        self.cut = not data.endswith(b"\n\n")
+        if b"id: " in data:
+            for found in _EVENT_ID.finditer(data):
+                self.last = found[1].decode(), int(found[2])
+        if not self.name and (named := _ID.search(data)) is not None:
+            self.name = named[1].decode()
+        at = data.rfind(b'"sequence_number":')
+        if at >= 0 and (numbered := _NUMBER.match(data, at)) is not None:
+            self.number = int(numbered[1])
+
+    async def _piece(self, data: bytes, *, more: bool) -> None:
+        """Pass *data* of an answer in one piece on, once it is whole if it fits."""
+        if self._fits:
+            self._part += data
+            if more:
+                return
+            data = bytes(self._part)
+            self._part.clear()
+        if data or not more:
+            self.cut = more
+            await self._give(data, more=more)
+
+    async def _give(self, data: bytes, *, more: bool) -> None:
+        start, self._start = self._start, None
+        self.begun = True
+        self._latest = trio.current_time()
+        if start is not None:
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def break_silence(self) -> None:
+        """Send a comment if the client of a stream has had nothing for `KEEPALIVE_SECONDS`."""
+        silent = trio.current_time() >= self._latest + KEEPALIVE_SECONDS
+        if silent and self.streams and self.begun and not self.cut:
+            await self._give(KEEPALIVE, more=True)
+
+    async def end(self, path: str, error: ApiError, *, resumable: bool) -> None:
+        """End the answer to a request for *path* by *error*, to which a client can come back if it
+        is *resumable*. What stopped within an event, or is no stream, has no end. Raises *error* if
+        the client has nothing of the answer."""
+        if not self.begun:
+            raise error
+        if not self.streams or self.cut:
+            return
+        event = broken_off(path, error, self.name, self.number + 1, resumable=resumable)
+        if event:
+            await self._give(event, more=False)

@@ -58,6 +58,7 @@ from sealring.http.names import (
     share,
     shared_with,
 )
+from sealring.http.records import ANSWER
 
 log = logging.getLogger("sealring.api")
 
@@ -75,6 +76,12 @@ PREFIXES: Final[Mapping[str, str]] = {
     "/v1/messages": "msg_",
 }
 """How the ids of answers begin; those of other requests begin with ``req-``."""
+
+AWAY: Final = b"x-sealring-away"
+"""The header by which a head tells a front that another head, or this one in a while, can answer:
+the code of its error. No client gets it."""
+
+_AWAY: Final = ("no_majority", "not_head", "ring_not_ready")
 
 _AGAIN: Final = (408, 429, 500, 503, 504)
 """The statuses of requests that may succeed if they are sent again."""
@@ -214,6 +221,7 @@ class Gate:
                 status, start = message["status"], message
                 sent = MutableHeaders(scope=message)
                 sent.update(_HEADERS | _names(path, asked or name, context))
+                _leave_out(sent, headers)
                 if (caller := scope.get("state", {}).get("visitor")) is not None:
                     sent.update(caller.headers)
                 share(sent, shared)
@@ -347,6 +355,8 @@ def error_response(error: ApiError, path: str = "") -> JSONResponse:
     headers = error.headers
     if error.status not in _AGAIN:
         headers = {**headers, "x-should-retry": "false"}
+    if error.code in _AWAY:
+        headers = {**headers, AWAY.decode(): error.code}
     if not is_anthropic(path):
         return JSONResponse(error.body(), error.status, headers)
     # Anthropic's clients know "overloaded" by a status of its own.
@@ -361,6 +371,13 @@ def _names(path: str, name: str, context: TraceContext) -> dict[str, str]:
     if is_anthropic(path):
         given["request-id"] = name
     return given | ({"tracestate": context.state} if context.state else {})
+
+
+def _leave_out(sent: MutableHeaders, headers: Headers) -> None:
+    """Leave out of an answer's headers *sent* what is for fronts alone, unless one has asked, with
+    *headers*."""
+    if ANSWER not in headers:
+        del sent[AWAY.decode()]
 
 
 def named(asked: str, trace_id: str) -> str:

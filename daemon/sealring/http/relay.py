@@ -1,19 +1,13 @@
-"""Requests that pass through a member: a follower's API, and what the head does for it.
+"""Requests that pass through a member, on its API link to the head: their streams at either end,
+and what the head does for them.
 
-Every machine whose config has `api` serves the whole API. A follower reads and writes HTTP for its
-clients: its TLS, its limits of connections, headers and slow clients, its names and pages
-(`names`). It passes each request on to the head as a stream of its API link, and the head's answer
-back (`RelayApp`). The head has its own app answer, as if the client had asked there
-(`RelayedRequests`). Keys, turns, budgets and answers are the head's.
+The front of a member (`front`) asks by streams (`RelayStreams`). The head has its own app answer,
+as if the client had asked there (`RelayedRequests`).
 
 Either end holds at most a window of a stream's body. It gives credit for what its client, or its
 app, has taken: so a client that reads slowly holds up the head's answer, and an upload waits for
 whom it is for. A client that leaves drops its stream, which to the head's app is a client that
 leaves.
-
-Where the head is lost in the middle of a stream of events, the client gets an error event in the
-dialect of its path, with the answer's id; what is no such stream, or stopped within an event, is
-cut off. Before an answer has begun there is an error with a status of its own.
 """
 
 from __future__ import annotations
@@ -21,12 +15,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import attrs
 import trio
@@ -35,36 +27,15 @@ from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayNews, RelayUp
 from sealring_protocol.limits import (
-    MAX_CLIENT,
-    MAX_METHOD,
     MAX_REASON,
-    MAX_STREAMS,
     STREAM_WINDOW,
 )
 from sealring_protocol.relay import AskCame, BodyCame, DropCame, Relay, RelayEvent, ReplyCame
-from sealring_trio.units import is_loopback
-from starlette import datastructures
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Scope
 
-from sealring.dialects.errors import INVALID, ApiError, unavailable
-from sealring.dialects.replies import broken_off
-from sealring.files.config import Config
-from sealring.http.bodies import beside
-from sealring.http.connections import PART_OF_SOURCE, counted, source_of
-from sealring.http.gate import PREFIXES, error_response
-from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, PROBES, STUCK_SECONDS
-from sealring.http.names import (
-    check_host,
-    check_page,
-    is_named,
-    is_page,
-    is_preflight,
-    plain,
-    preflight,
-    share,
-    shared_with,
-)
+from sealring.dialects.errors import INVALID, ApiError
+from sealring.http.gate import error_response
+from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, STUCK_SECONDS
 
 if TYPE_CHECKING:
     from sealring.http.succession import Ring
@@ -75,7 +46,7 @@ CONNECTION: Final = b"x-sealring-connection"
 """The header by which a follower tells its clients' connections apart, so that those without a key
 share cached prefixes as at the head. What a client sends by this name is left out."""
 
-_FOR_ONE_HOP: Final = frozenset(
+FOR_ONE_HOP: Final = frozenset(
     {
         CONNECTION,
         b"connection",
@@ -93,20 +64,11 @@ _FOR_ONE_HOP: Final = frozenset(
 )
 """Headers that concern a connection, or are read where it is (RFC 9110, 7.6.1)."""
 
-_WATCHING: Final = "/v1/cluster/events"
-"""What the page watches, as long as it is open."""
-
-_BRIEF: Final = "No request can be answered here now."
-"""Why, to whoever names another server: a message may name machines and their addresses."""
-
 RING: Final = "/_ring/"
 """How the paths begin that are for doors alone."""
 
 SUCCESSION: Final = f"{RING}succession"
 
-_EVENTS: Final = b"text/event-stream"
-_ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
-_NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
 _LENGTH: Final = re.compile(rb"[0-9]{1,20}")  # as h11 has it
 
 
@@ -249,6 +211,8 @@ class RelayStreams:
         self.asked: Asked | None = None
         self.lost: Callable[[int], None] | None = None
         """Hears that the link with a rank is lost."""
+        self.turned: Callable[[], None] | None = None
+        """Hears that any link is up or lost."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -259,9 +223,14 @@ class RelayStreams:
         return sum(not stream.endless for stream in self._open.values())
 
     @property
+    def head(self) -> Relay | None:
+        """This node's end of the link with the head; None if that is not up."""
+        return self._relay_of(0)
+
+    @property
     def up(self) -> bool:
         """Whether this node can ask the head."""
-        return self._relay_of(0) is not None
+        return self.head is not None
 
     async def linked(self) -> None:
         """Wait until this node can ask the head."""
@@ -286,8 +255,11 @@ class RelayStreams:
             case RelayEventCame(rank, came):
                 if (stream := self._open.get((rank, came.stream))) is not None:
                     stream.hear(came)
-            case RelayDown(rank) if self.lost is not None:
-                self.lost(rank)
+            case RelayDown(rank):
+                if self.lost is not None:
+                    self.lost(rank)
+        if self.turned is not None and isinstance(news, RelayUp | RelayDown):
+            self.turned()
 
     @contextlib.contextmanager
     def asking(self, question: Question) -> Iterator[RelayStream]:
@@ -324,219 +296,6 @@ class RelayStreams:
         stream = RelayStream(relay, number, lambda: self._flush(rank))
         self._open[rank, number] = stream
         return stream
-
-
-# ---------------------------------------------------------------------- at a follower
-
-
-@attrs.define(eq=False)
-class RelayApp:
-    """The ASGI app of a follower with these *streams*. *config* gives its config, *head* the
-    head's name, *refusal* why it takes no more requests, if it does not, and *why_not* the error
-    where none can be passed on. *page* gives the files of the page where the head cannot: the page
-    says why, and goes on by itself."""
-
-    streams: RelayStreams
-    config: Callable[[], Config]
-    head: Callable[[], str]
-    refusal: Callable[[], str]
-    why_not: Callable[[], ApiError | None]
-    page: ASGIApp
-    _of_source: Counter[str] = attrs.field(factory=Counter)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it here."""
-        path = plain(scope["path"])
-        headers = datastructures.Headers(scope=scope)
-        config = self.config()
-        shared = shared_with(headers, config.origins)
-        named = self._is_named(scope, headers)
-
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                sent = datastructures.MutableHeaders(scope=message)
-                if named:  # or a page that calls loopback by a name of its own would read it
-                    # A header has no letters beyond ASCII.
-                    sent["x-sealring-head"] = quote(self.head(), safe=" ")
-                share(sent, shared)
-            await send(message)
-
-        try:
-            own = self._own(path, brief=not named) if scope["method"] in ("GET", "HEAD") else None
-            if own is not None:
-                await own(scope, receive, answer)
-                return
-            if not (scope["state"]["owner"] or is_page(path)):
-                if not (named or path in PROBES):
-                    check_host(config, headers.get("host", ""))
-                if not shared:
-                    check_page(headers, secure=scope["scheme"] == "https")
-            if shared and is_preflight(scope["method"], headers):
-                await preflight(headers)(scope, receive, answer)
-                return
-            await self._pass_on(scope, path, receive, answer)
-        except ApiError as error:
-            fields = error.fields()  # others may have the same error
-            if not named and error.status == 503:
-                fields["message"] = _BRIEF
-            name = f"req-{secrets.token_hex(12)}"
-            always = {"x-content-type-options": "nosniff", "x-request-id": name}
-            fields["headers"] = always | error.headers
-            await error_response(ApiError(**fields), path)(scope, receive, answer)
-
-    def _own(self, path: str, *, brief: bool) -> JSONResponse | None:
-        """Whether this process is alive; or that no requests should be sent to it, and why not,
-        unless it is *brief*. None for what the head answers, as whether it is ready itself."""
-        if path == "/livez":
-            return JSONResponse({"status": "alive"})
-        if path != "/readyz":
-            return None
-        error = self.why_not()
-        found = [why for why in (self.refusal(), "" if error is None else error.message) if why]
-        if not found:
-            return None
-        body = {"status": "unavailable", "reasons": [] if brief else found}
-        return JSONResponse(body, 503, {"Retry-After": "1"})
-
-    def _is_named(self, scope: Scope, headers: datastructures.Headers) -> bool:
-        """Whether a request names this server, or need not. Only the head knows whether it asks for
-        keys; so on loopback it has to."""
-        config = self.config()
-        if scope["state"]["owner"] or config.api is None or not is_loopback(config.api[0]):
-            return True
-        return is_named(config, headers.get("host", ""))
-
-    async def _pass_on(self, scope: Scope, path: str, receive: Receive, answer: Send) -> None:
-        """Have the head answer. Raises `ApiError`."""
-        if why := self.refusal():
-            raise unavailable(f"{why[:1].upper()}{why[1:]}.", "shutting_down", retry=5)
-        if (error := self.why_not()) is not None:
-            if is_page(path):
-                await self.page({**scope, "path": path}, receive, answer)
-                return
-            raise error
-        try:
-            with self._counted(scope), self.streams.asking(self._question(scope)) as stream:
-                stream.endless = path == _WATCHING
-                kind, name = _resumed(path)
-                resumable = bool(name) or "idempotency-key" in datastructures.Headers(scope=scope)
-                seen = _SeenEvents(resumable, name)
-                give = partial(_answer, stream, kind, self.head(), seen, answer)
-                await beside(give, partial(_send_body, receive, stream))
-        except LocalProtocolError as fault:
-            raise unavailable(f"No request can be passed on: {fault}.", "overloaded") from None
-
-    def _counted(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
-        """Counts one more request of its client's address. Raises `ApiError` if that has its part
-        of the streams, which answers that nobody takes may have for long."""
-        source = "" if scope["state"]["owner"] else source_of(scope["client"][0])
-        if self._of_source[source] >= MAX_STREAMS * PART_OF_SOURCE:
-            text = "Too many requests from this address are passed on at once."
-            raise unavailable(text, "overloaded")
-        return counted(self._of_source, source)
-
-    def _question(self, scope: Scope) -> Question:
-        """What the head is asked. Raises `ApiError`."""
-        target = scope["raw_path"]
-        if scope["query_string"]:
-            target += b"?" + scope["query_string"]
-        client = "" if scope["state"]["owner"] else scope["client"][0]
-        config = self.config()
-        if client and is_loopback(client) and config.api and not is_loopback(config.api[0]):
-            # Others reach this port, and a proxy would have them look like this machine.
-            client = config.api[0]
-        connection = str(scope["state"]["connection"]).encode()
-        headers = [(name, value) for name, value in scope["headers"] if name not in _FOR_ONE_HOP]
-        try:
-            return Question(
-                scope["method"][:MAX_METHOD],
-                target,
-                scope["scheme"] == "https",
-                clip(client, MAX_CLIENT),
-                (*headers, (CONNECTION, connection)),
-            )
-        except LocalProtocolError as fault:
-            text = f"The request cannot be passed on: {fault}."
-            raise ApiError(400, text, "bad_request", kind=INVALID) from None
-
-
-def _resumed(path: str) -> tuple[str, str]:
-    """If a client comes back at *path* to an answer: the path where it was asked for, and its name.
-    Else *path*, and no name."""
-    name = path.rpartition("/")[2]
-    for kind, begin in PREFIXES.items():
-        if name.startswith(begin) and path in (f"/v1/streams/{name}", f"/v1/responses/{name}"):
-            return kind, name
-    return path, ""
-
-
-async def _send_body(receive: Receive, stream: RelayStream, answering: trio.CancelScope) -> None:
-    """Send the body of the request as it comes; then wait for its client to leave, which ends
-    *answering*."""
-    try:
-        while (message := await receive())["type"] == "http.request":
-            await stream.send(message["body"], last=not message["more_body"])
-    except StreamGone:
-        return  # the answer says why, or is whole
-    answering.cancel()  # first, or the answer would take this for the head's end
-    stream.drop("the client has left")
-
-
-async def _answer(stream: RelayStream, path: str, head: str, seen: _SeenEvents, send: Send) -> None:
-    """Give the client the answer of *head* to a request for *path*, as it comes. What is *seen* of
-    it ends it if the head is lost. Raises `ApiError` if it does not begin."""
-    begun = events = False
-    while True:
-        match await stream.take():
-            case ReplyCame(_, status, headers):
-                events = dict(headers).get(b"content-type", b"").startswith(_EVENTS)
-                kept = [each for each in headers if each[0] not in _FOR_ONE_HOP]
-                await send({"type": "http.response.start", "status": status, "headers": kept})
-            case BodyCame(_, data, last):
-                begun = True
-                await send({"type": "http.response.body", "body": data, "more_body": not last})
-                if last:
-                    return
-                stream.took(len(data))
-                if events:
-                    seen.add(data)
-            case DropCame(_, reason):
-                what = f"The head, {head}, was lost before the answer was complete: {reason}."
-                error = stream.ended or unavailable(what, "head_lost")
-                if not begun:
-                    raise error
-                log.warning("%s: %s", seen.name or path, error.message)
-                if events and (event := seen.last(path, error)):
-                    await send({"type": "http.response.body", "body": event})
-                return
-
-
-@attrs.define
-class _SeenEvents:
-    """What has been seen of a stream of events: the *name* of the answer, the *number* of a
-    response's latest event, and the bytes at the *end*. It is *resumable* if its client gave it a
-    key to come back with, or an event has an id: it was cut off here, and may go on at the head."""
-
-    resumable: bool
-    name: str = ""
-    number: int = -1
-    end: bytes = b"\n\n"
-
-    def add(self, data: bytes) -> None:
-        """The client was sent *data*."""
-        self.resumable = self.resumable or b"\n\nid: " in self.end + data
-        self.end = (self.end + data[-2:])[-2:]
-        if not self.name and (found := _ID.search(data)) is not None:
-            self.name = found[1].decode()
-        at = data.rfind(b'"sequence_number":')
-        if at >= 0 and (numbered := _NUMBER.match(data, at)) is not None:
-            self.number = int(numbered[1])
-
-    def last(self, path: str, error: ApiError) -> bytes:
-        """The event for *path* that says how the stream ends; empty within another event."""
-        if self.end != b"\n\n":
-            return b""
-        return broken_off(path, error, self.name, self.number + 1, resumable=self.resumable)
 
 
 # ---------------------------------------------------------------------- at the head

@@ -29,6 +29,7 @@ from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_trouble
 from sealring.http.keys import KEY_FILE, read_keys
+from sealring.http.settings import used
 from sealring.http.tls import read_pair
 from sealring.joining.door import Door
 
@@ -116,9 +117,10 @@ class NodeApi:
 
     def __init__(self, generator: Generator, config: Config, door: Door) -> None:
         # An import that a node's start does not wait for.
-        from sealring.http.records import Records  # noqa: PLC0415
-        from sealring.http.relay import RelayApp, RelayedRequests, RelayStreams  # noqa: PLC0415
-        from sealring.http.succession import Ring  # noqa: PLC0415
+        from sealring.http.front import Front  # noqa: PLC0415
+        from sealring.http.records import Records  # noqa: PLC0415 - as above
+        from sealring.http.relay import RelayedRequests, RelayStreams  # noqa: PLC0415 - as above
+        from sealring.http.succession import Ring  # noqa: PLC0415 - as above
 
         self._generator = generator
         self._runtime = generator.runtime
@@ -136,13 +138,18 @@ class NodeApi:
         self.records = Records()
         self.ring = Ring(self.records, self._leading)
         self._members = RelayedRequests(self._streams, self._app, self._name_of, self.ring)
-        self._relay = RelayApp(
+        self._front = Front(
             self._streams,
             lambda: self._config,
+            lambda: self._is_head,
+            self._app,
             lambda: self._name_of(0),
             lambda: generator.refusal,
             self._why_not,
             self._page,
+            self.records,
+            self.ring,
+            self._patience,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -165,13 +172,14 @@ class NodeApi:
             nursery.start_soon(hear_of_answers, self._streams, self.records)
             while True:
                 changed = self._runtime.roster_changed
+                self._front.turned()
                 await self._follow(nursery)
                 await changed.wait()
 
     @property
     def app(self) -> ASGIApp | None:
         """What it serves; None if its config says that it has no API."""
-        return None if self._config.api is None else self._serve
+        return None if self._config.api is None else self._front
 
     async def finish(self, seconds: float) -> None:
         """Let the requests that are passed on finish, for *seconds* at most, and end the rest. The
@@ -179,16 +187,16 @@ class NodeApi:
         if self._is_head:
             return
         await self._passed_on(seconds)
-        if left := self._streams.under_way:
+        if left := self._front.under_way:
             log.warning("requests that are still passed on are ended: %d", left)
         text = f"The answer ends before it is complete: {self._generator.refusal}."
-        self._streams.end_all(unavailable(text, "shutting_down"))
+        self._front.end_all(unavailable(text, "shutting_down"))
         await self._passed_on(_LAST_SECONDS)
 
     async def _passed_on(self, seconds: float) -> None:
         """Wait until no request is passed on, for *seconds* at most."""
         with trio.move_on_after(seconds):
-            while self._streams.under_way:  # noqa: ASYNC110 - as in `drain`
+            while self._front.under_way:  # noqa: ASYNC110 - as in `drain`
                 await trio.sleep(_DRAIN_LOOK)
 
     async def close(self) -> None:
@@ -201,10 +209,27 @@ class NodeApi:
         """From now on with what *config* says of `REREAD`, and with the pair that the files of its
         certificate hold. Keys are read again at each request."""
         self._config = config
-        if self._head is not None:
-            self._head.config = config
+        self._use_settings()
         if self._tls is not None:
             await self._tls.look()
+
+    def _use_settings(self) -> None:
+        """Have the head's app, if there is one, go by the config as it is, or by what the head
+        before has told."""
+        if self._head is None:
+            return
+        config = self._config
+        try:
+            config = used(config, first=self._is_first)
+        except UserError as error:
+            log.warning("this node goes by its own config: %s. %s", error.what, error.advice)
+        self._head.config = config
+        self._generator.sample_as(own=config.sampling == "model")
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this node is the first of its roster's own order."""
+        return self._is_head
 
     @property
     def _is_head(self) -> bool:
@@ -245,6 +270,8 @@ class NodeApi:
             if leads:
                 check_api(self._config)
                 self._app()
+                if not led:
+                    self._use_settings()
         except UserError as error:
             what = "is the head now, and serves no API" if leads else "serves no API"
             mend = "Mend that, and start it again"
@@ -259,7 +286,7 @@ class NodeApi:
             self._tls = Tls.read(*self._config.tls)
         if self._is_head:
             self._app()
-        server = ApiServer(address, self._serve, self._tls)
+        server = ApiServer(address, self._front, self._tls)
         await nursery.start(server.run)
         self._server = server
         self._warn(address[0])
@@ -289,9 +316,11 @@ class NodeApi:
                     keys,
                 )
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request of a client of this machine."""
-        await (self._app() if self._is_head else self._relay)(scope, receive, send)
+    def _patience(self) -> float:
+        """Seconds that a request waits for the next head: none where nobody else may be it."""
+        from sealring.http.front import NEXT_HEAD_SECONDS  # noqa: PLC0415 - as above
+
+        return NEXT_HEAD_SECONDS if len(self._runtime.node.roster.roster.heads) > 1 else 0.0
 
     def _app(self) -> ASGIApp:
         """What answers as the head, for clients of this machine and of others."""
@@ -315,6 +344,7 @@ class NodeApi:
                 newcomers_at(self._door),
                 records=self.records,
             )
+            self._use_settings()
             if self._nursery is not None:
                 self._nursery.start_soon(self._head.answers.run)
             pages = [*NewcomersApi(self._door, self._config).routes(), *routes()]
