@@ -55,6 +55,7 @@ def mlx_lm(module: str) -> ModuleType:
     package = _package()
     with _limits_kept():
         if not module.startswith("models."):
+            _put_transformers_off()
             _finish(package)
         return importlib.import_module(f"{_NAME}.{module}")
 
@@ -85,20 +86,25 @@ def without_mlx(module: str) -> ModuleType:
     Raises `LoadError` if mlx-lm is not installed.
     """
     bare = _bare("sealring_model._mlx_lm")
+    _put_transformers_off()
     with _torch_hidden():
-        if "transformers" not in sys.modules:
-            for name, homes in _TRANSFORMERS.items():
-                _put_off(name, homes)
         return importlib.import_module(f"{bare}.{module}")
+
+
+def _put_transformers_off() -> None:
+    """Put the packages of `_TRANSFORMERS` into `sys.modules`, unless they are there."""
+    if "transformers" not in sys.modules and importlib.util.find_spec("transformers"):
+        for name, homes in _TRANSFORMERS.items():
+            _put_off(name, homes)
 
 
 def _put_off(name: str, homes: Mapping[str, str]) -> None:
     """Put the package *name* of transformers into `sys.modules` with its ``__init__`` not run.
-    What its module in *homes* defines comes from there; whoever asks for something else gets it
+    What its modules in *homes* define comes from there; whoever asks for something else gets it
     from the whole package, which takes the place of this one."""
     spec = importlib.util.find_spec(name)
     if spec is None:
-        return  # mlx-lm says so as it imports it
+        raise LoadError(f"{name} is not installed")
     package = importlib.util.module_from_spec(spec)
 
     def missing(asked: str) -> Any:
