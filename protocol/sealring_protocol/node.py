@@ -669,6 +669,10 @@ class Node:
 
     # ------------------------------------------------------------- elections
 
+    def stand(self, on: bool, now: float) -> None:
+        """This node could serve as head from now on, or could not: `NodeConfig.stands`."""
+        self._voting.stand(on, now)
+
     def vote_cast(self, signature: bytes, now: float) -> None:
         """The successful answer to `CastVote`: the vote is stored, and *signature* (64 bytes) is
         that of its payload."""

@@ -28,6 +28,8 @@ from sealring_protocol.codec.election_messages import (
 )
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.election import (
+    DESERTED_SECONDS,
+    FIRST_SECONDS,
     Ballot,
     Cast,
     Chosen,
@@ -94,15 +96,17 @@ class Voting:
         self._unanswered: CastVote | None = None  # what the caller was asked to cast
         self._waiting: CastVote | None = None  # it is asked for next
         self._led = now  # when this node last led, or began
-        self._begin(ballot, now)
+        self._begin(ballot, now, FIRST_SECONDS)
         links.obeys = self.obeys
 
-    def _begin(self, ballot: Ballot, now: float) -> None:
+    def _begin(self, ballot: Ballot, now: float, first: float = DESERTED_SECONDS) -> None:
         self._roster = roster = self._links.config.roster.roster
         self._budgets: dict[int, TokenBucket] = {}
         own = roster.index(self._links.rank)
         place = len(roster.members), own, roster.head_indices
-        self._election = Election(*place, now, roster.mandate, ballot, stands=self._stands)
+        self._election = Election(
+            *place, now, roster.mandate, ballot, stands=self._stands, first=first
+        )
         self._leads_until = self._election.leads_until
         self.due = self._election.next_timeout()
         """When to call `handle_timeout`; None: not at all. To be read only."""
@@ -141,6 +145,11 @@ class Voting:
         return not roster.mandate.taken or self._election.sees_no_head(now)
 
     # ---------------------------------------------------------------- inputs
+
+    def stand(self, on: bool, now: float) -> None:
+        """See `Node.stand`."""
+        self._stands = self._election.stands = on
+        self._carry_out([], now)
 
     def link_up(self, rank: int, now: float) -> None:
         """The CONTROL link with *rank* is up."""

@@ -119,7 +119,7 @@ def portrait(election: Election) -> tuple[object, ...]:
     times = (e._contact, e._ask_at, e._confirm_at, e._renewed)
     hears = (e._heard, frozenset(e._heard_at.items()), e._split, e._rival)
     casts = (e._casting, e._signed, frozenset(e._linked), tuple(e._favours))
-    return (e.mandate, e.ballot, e.state, *times, *hears, *casts, asks, *leads)
+    return (e.mandate, e.ballot, e.state, e.stands, *times, *hears, *casts, asks, *leads)
 
 
 class World:

@@ -124,6 +124,24 @@ def test_one_that_could_not_serve_asks_for_no_votes_and_votes_for_others():
     assert chosen == Chosen(Mandate(1, 1, taken=True), ((1, SIGNED),))
 
 
+def test_a_machine_that_could_serve_later_stands_from_then_on():
+    one = member(1, stands=False)
+    assert one.next_timeout() is None
+    one.stands = True
+    assert one.next_timeout() == LOST
+    effects = one.handle_timeout(LOST)
+    assert MeetMembers() in effects
+
+
+def test_who_has_begun_waits_longer_for_a_head_than_who_has_lost_one():
+    one = member(1, first=20.0)
+    assert one.next_timeout() == 20.0
+    assert one.receive(2, Candidacy(1, 2), LOST) == [Cast(Ballot(1, 2))]  # who has seen it lost
+    seen = member(1, linked=(0,), first=20.0)
+    seen.link_down(0, 0.0)
+    assert seen.next_timeout() == LOST
+
+
 def test_who_is_cut_off_asks_in_vain_and_raises_no_term():
     one = lost(1)
     now = LOST

@@ -44,6 +44,9 @@ log = logging.getLogger("sealring")
 _KEEP_SECONDS: Final = 0.5
 """Seconds between two looks at whether all is made that lasts."""
 
+_STAND_SECONDS: Final = 2.0
+"""Seconds between two looks at whether this node could serve as head."""
+
 
 async def serve(
     setup: NodeSetup[Config],
@@ -150,8 +153,8 @@ async def _live(
     """Run the node with one model, until it stops or `ModelSwitch.leave` is set."""
     config = switch.reread_into(setup.config)
     serves = config.api is not None  # without an API nobody could ask it as the head
-    stands = serves and setup.has_engine
-    runtime = build_runtime(setup, relays=serves, stands=stands)
+    may_lead = serves and setup.has_engine
+    runtime = build_runtime(setup, relays=serves, stands=False)
     generator = Generator(
         runtime,
         setup.model,
@@ -164,7 +167,8 @@ async def _live(
         api = NodeApi(generator, config, door)
         await nursery.start(api.run)
         async with running(setup, runtime):
-            nursery.start_soon(_serve_texts, generator, stands)
+            nursery.start_soon(_serve_texts, generator, may_lead)
+            nursery.start_soon(_stand, runtime, may_lead)
             nursery.start_soon(_keep, generator)
             RingChoice(generator, config)
             nursery.start_soon(renew_rosters, runtime, config, setup.identity.coordinator, door)
@@ -181,11 +185,21 @@ async def _live(
         nursery.cancel_scope.cancel()
 
 
-async def _serve_texts(generator: Generator, stands: bool) -> None:
+async def _stand(runtime: Runtime, may_lead: bool) -> None:
+    """Have the node stand for head as long as it *may lead* and nothing would keep it from serving:
+    keys come from the head, or from an owner who makes one here."""
+    while may_lead:
+        runtime.stand(not await trio.to_thread.run_sync(runtime.head_fault))
+        await trio.sleep(_STAND_SECONDS)
+
+
+async def _serve_texts(generator: Generator, may_lead: bool) -> None:
     """Run the text workers and load the tokenizer, from when this node is the head; or may be
-    elected, if it *stands* for it: then it serves at once."""
+    elected, if it *may lead*: then it serves at once."""
     runtime = generator.runtime
-    while (rank := runtime.node.rank) and not (stands and rank in runtime.node.roster.roster.heads):
+    while (rank := runtime.node.rank) and not (
+        may_lead and rank in runtime.node.roster.roster.heads
+    ):
         await runtime.roster_changed.wait()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(generator.texts.serve)

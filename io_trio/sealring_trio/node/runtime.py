@@ -299,6 +299,10 @@ class Runtime:
             self.enter(self.node.start)
             task_status.started()
 
+    def stand(self, on: bool) -> None:
+        """See `Node.stand`."""
+        self.enter(self.node.stand, on)
+
     def stop(self) -> None:
         """Close every link with CLOSE; see `links_closed`."""
         self._stopping = True

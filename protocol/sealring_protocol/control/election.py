@@ -69,6 +69,10 @@ DESERTED_SECONDS: Final = 3.0
 """Seconds after its last answer to a head from which a member may vote for another. They exceed
 `LEASE_SECONDS` by what two clocks may differ within that time, with room."""
 
+FIRST_SECONDS: Final = 20.0
+"""Seconds after its start from which a node asks for votes that has seen no head since. Machines
+that are switched on together are not ready together, and the roster's head is to be the first."""
+
 RENEW_SECONDS: Final = 0.5
 """Seconds between a head's questions, and between a candidate's."""
 
@@ -227,8 +231,9 @@ class _Lease:
 class Election:
     """The elections of one member, *own*, of a roster with *members* members, of whom *heads* may
     be head, in their order. *mandate* and *ballot* are those that were stored last. One that does
-    not *stand* could not serve as head: it asks for no votes by itself. Times are monotonic
-    seconds, and go on while the machine sleeps."""
+    not *stand* could not serve as head: it asks for no votes by itself. Nor does one before it has
+    waited *first* seconds for a head to see. Times are monotonic seconds, and go on while the
+    machine sleeps."""
 
     def __init__(
         self,
@@ -240,9 +245,11 @@ class Election:
         ballot: Ballot | None = None,
         *,
         stands: bool = True,
+        first: float = DESERTED_SECONDS,
     ) -> None:
         self._members, self._own, self._heads = members, own, heads
-        self._stands = stands and own in heads
+        self.stands = stands
+        """Whether it could serve as head. To be set by its owner."""
         self.mandate = Mandate(0, heads[0]) if mandate is None else mandate
         """Who is head. To be read only."""
         self.ballot = Ballot() if ballot is None else ballot
@@ -253,7 +260,7 @@ class Election:
         )
         self._linked: set[int] = set()
         self._contact = now  # when it last may have answered the head
-        self._ask_at = now + DESERTED_SECONDS + self._turn
+        self._ask_at = now + first + self._turn
         self._confirm_at = now
         self._proposal: _Proposal | None = None
         self._casting: tuple[Ballot, int] | None = None  # and for whom: own, or who has asked
@@ -338,6 +345,11 @@ class Election:
         """How long after the first candidate this one asks."""
         others = [head for head in self._heads if head != self.mandate.head]
         return TURN_SECONDS * (others.index(self._own) if self._own in others else len(others))
+
+    @property
+    def _may_ask(self) -> bool:
+        """True if it asks for votes by itself."""
+        return self.stands and self._own in self._heads
 
     def _deserted(self, now: float) -> bool:
         """True if this node has lost its head, and that head's lease by this node's answers is
@@ -448,7 +460,7 @@ class Election:
     def next_timeout(self) -> float | None:
         """When to call `handle_timeout`; None: not at all."""
         asking = None if self._proposal is None else min(self._proposal.ends, self._proposal.ask_at)
-        asks = self.state is ElectionState.LOST and self._stands
+        asks = self.state is ElectionState.LOST and self._may_ask
         lease = self._lease.due if self._needs_lease else None
         return earliest(asking, self._ask_at if asks else None, lease)
 
@@ -464,7 +476,7 @@ class Election:
             return found + self._give_up(now)
         if proposal is not None and now >= proposal.ask_at:
             return found + self._ask(proposal, now)
-        if self.state is ElectionState.LOST and self._stands and now >= self._ask_at:
+        if self.state is ElectionState.LOST and self._may_ask and now >= self._ask_at:
             found += [MeetMembers(), *self._propose(self._own, now)]
         return found
 
