@@ -579,8 +579,8 @@ def _absent(facts: Facts, rank: int, now: float) -> list[Obstacle]:
 def _unled(facts: Facts) -> list[Obstacle]:
     """Why a head does not lead, though its ring could serve; or why a node that may be head cannot
     be elected."""
-    led = facts.leadership
-    if led is None:
+    led, is_out = facts.leadership, any(peer.put_out for peer in facts.peers.values())
+    if led is None or is_out:
         return []
     here = led.members - len(led.absent)
     away = ", ".join(facts.roster.members[rank].name for rank in led.absent)
