@@ -170,7 +170,7 @@ def _not_in_force() -> Iterator[Vector]:
         ("few", "EL-12 EL-04", "one of three", in_force(TERMS, 1, 1, 2), MALFORMED),
         ("fixed-other", "EL-02", "the head is fixed", in_force(_fixed(), 1, 1, 1, 2), MALFORMED),
         ("votes", "EL-12 EL-01", "65 votes", crowd + HOME, LIMIT),
-        ("long", "EL-12 RO-07", "49,153 bytes", good + signed(sized(49153)), LIMIT),
+        ("long", "EL-12 RO-07", "49,153 bytes", in_force(sized(49153), 1, 0, 0), LIMIT),
     ]:
         yield refused(f"election/roster-{name}", "roster", ids, about, _roster(data), why)
 

@@ -203,7 +203,7 @@ TOO_MUCH = {
     "tensor-bytes": attrs.evolve(STEP, tensors=(Tensor(DType.F32, (2,), bytes(4)),)),
     "tensor-dimensions": attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1,) * 5, bytes(2)),)),
     "tensor-counter": attrs.evolve(STEP, tensors=(Tensor(DType.F16, (1,), bytes(2), counter=1),)),
-    "roster": attrs.evolve(MESSAGES["accept"], roster=bytes(limits.MAX_ROSTER + 1)),
+    "roster": attrs.evolve(MESSAGES["accept"], roster=bytes(limits.MAX_ELECTED + 1)),
     "transcript": attrs.evolve(MESSAGES["accept"], transcript=b""),
     "host": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h" * 256, 1), ("h", 1))),
     "hosts": attrs.evolve(MESSAGES["bootstrap-hosts"], hosts=(("h", 1),) * 17),

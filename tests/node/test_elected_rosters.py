@@ -42,13 +42,11 @@ def test_an_election_that_one_member_holds_spreads_and_makes_the_ring_anew():
     cluster = Cluster(3, 1, rosters=[PLAIN, PLAIN, second])
     cluster.run_until(lambda: mandates(cluster) == [Mandate(1, 1)] * 3)
     assert ranks(cluster) == [1, 0, 2]
-    head = cluster.hosts["host1"]
-    cluster.run_until(lambda: head.node.serving)
-    assert head.node.ring == (0, 1, 2)
+    cluster.ask_at(cluster.hosts["host1"])
+    cluster.run_until(lambda: cluster.head.node.serving)
+    assert cluster.head.node.ring == (0, 1, 2)
     assert cluster.hosts["host0"].stored[-1] == second.encode()
-    uid = head.node.submit(Request((4, 5, 6), 9), cluster.now)
-    cluster.tokens[uid] = []
-    cluster.settle(head)
+    uid = cluster.submit(Request((4, 5, 6), 9))
     cluster.run_until(lambda: uid in cluster.done)
     assert cluster.tokens[uid] == reference((4, 5, 6), 9, 6)
 
