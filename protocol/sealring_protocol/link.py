@@ -123,7 +123,8 @@ class Patience:
 class Keepalive:
     """The keepalive of one link, in both directions. Times are monotonic seconds.
 
-    A PING is due after `PING_INTERVAL` without a byte from the peer. The peer is lost if the
+    A PING is due after `PING_INTERVAL` without a byte from the peer; where `reported` is
+    set, without a report of its progress. The peer is lost if the
     rest of its patience then passes without a byte. That rest is counted from the PING, so a
     node that was itself asleep does not blame its peers. PONGs answer PINGs in order, each
     once.
@@ -138,6 +139,7 @@ class Keepalive:
         "patience",
         "peer_progress",
         "progress",
+        "reported",
         "rtt",
     )
 
@@ -152,6 +154,9 @@ class Keepalive:
         """The patience with this peer. The owner of several links lets them share one."""
         self.heard_at = now
         """When bytes last came from the peer."""
+        self.reported: float | None = None
+        """When the peer last reported, or was asked to. None on a link that asks only a silent
+        peer. Set it to now where other messages come without end, as those for a head's lease."""
         self._pinged: float | None = None  # when a PING was sent, if nothing came since
         self._asked: deque[tuple[int, float]] = deque()  # PINGs that wait for their PONG
         self._echo = 0
@@ -174,7 +179,8 @@ class Keepalive:
     def deadline(self) -> float:
         """When to call `overdue`: a PING is due, or the peer is lost."""
         if self._pinged is None:
-            return self.heard_at + PING_INTERVAL
+            since = self.heard_at if self.reported is None else self.reported
+            return since + PING_INTERVAL
         return self._pinged + self.patience.seconds(self._pinged) - PING_INTERVAL
 
     def overdue(self, now: float) -> Ping:
@@ -185,6 +191,7 @@ class Keepalive:
         if len(self._asked) >= MAX_UNANSWERED_PINGS:
             raise PeerTimeout(f"{len(self._asked)} PINGs without an answer")
         self._pinged = now
+        self._report_came(now)
         self._echo += 1
         self._asked.append((self._echo, now))
         return Ping(self._echo, self.progress)
@@ -194,6 +201,7 @@ class Keepalive:
         if not self._budget.take(now):
             raise LimitExceeded(f"more than {PINGS_PER_SECOND} PINGs a second")
         self.peer_progress = ping.progress
+        self._report_came(now)
         return Pong(ping.echo, self.progress)
 
     def pong(self, pong: Pong, now: float) -> None:
@@ -204,6 +212,11 @@ class Keepalive:
         self.rtt = now - self._asked.popleft()[1]
         self.patience.measured(self.rtt)
         self.peer_progress = pong.progress
+        self._report_came(now)
+
+    def _report_came(self, now: float) -> None:
+        if self.reported is not None:
+            self.reported = now
 
 
 __all__ = [

@@ -35,6 +35,7 @@ def make_roster(
     *,
     tensor: bool = True,
     rights: Mapping[int, Rights] | None = None,
+    fixed_head: bool = False,
 ) -> SignedRoster:
     """*rights* are those of members that have unusual ones, by index."""
     having = rights or {}
@@ -48,7 +49,10 @@ def make_roster(
         for index in order or range(world)
     )
     until = WALL + lifetime_ms
-    roster = Roster(b"c" * 32, "test", serial, WALL - 1000, until, inner_seal, members, tensor)
+    roster = Roster(
+        *(b"c" * 32, "test", serial, WALL - 1000, until, inner_seal, members, tensor),
+        fixed_head=fixed_head,
+    )
     return sign_roster(roster, COORDINATOR)
 
 

@@ -849,6 +849,8 @@ class LinkManager:
         if greets and connection.dialed and not self.meeting:
             self._shut(connection, CloseCode.SHUTDOWN, "the rosters are exchanged", now)
             return
+        if key[1] is Purpose.CONTROL:
+            link.keepalive.reported = now
         up = LinkUp(rank, key[1], connection.number, link)
         self.news.append(CameUp(rank, key[1], up, event.hop))
         if key[1] is Purpose.CONTROL and not greets:
