@@ -35,7 +35,7 @@ from tests.sim.rosters import COORDINATOR, make_roster
 
 def roster_at(*addresses: tuple[str, ...]) -> SignedRoster:
     """A roster whose members are at *addresses*, each with port 1."""
-    roster = make_roster(len(addresses)).roster
+    roster = make_roster(len(addresses), fixed_head=True).roster  # whoever is away
     members = tuple(
         attrs.evolve(member, addresses=tuple(f"{host}:1" for host in hosts))
         for member, hosts in zip(roster.members, addresses, strict=True)

@@ -526,7 +526,7 @@ class LinkManager:
     def meet(self, now: float) -> None:
         """This node, a follower, wants a CONTROL link with every member from now on."""
         self.meeting = True
-        for member in self.config.roster.roster.members:
+        for member in self.config.roster.roster.members[1:]:  # the head's is wanted already
             if member.id != self.config.node_id:
                 self._dialer.want((member.id, Purpose.CONTROL), now)
         self._dial_due(now)
