@@ -331,7 +331,9 @@ def test_the_others_go_on_whichever_machine_is_gone() -> None:
         api = f"127.0.0.1:{free_ports(1)[0]}"
         options = {"min_ranks": 1}
         configs = write_cluster(folder, 3, tiny.path(), api=api, options=options, elects=True)
-        nodes = [stack.enter_context(running_node(config)) for config in configs]
+        nodes = [stack.enter_context(running_node(configs[0]))]
+        wait_until_up(nodes[0])  # the others would elect one of them without it
+        nodes += [stack.enter_context(running_node(config)) for config in configs[1:]]
         logs = lambda: "\n\n".join(node.log.read_text() for node in nodes)  # noqa: E731
         first, second, third = configs
 

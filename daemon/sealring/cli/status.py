@@ -263,10 +263,11 @@ def _ring(facts: dict[str, Any]) -> str:
 
 
 def _head(facts: dict[str, Any]) -> str:
-    """Which machine is the head, and why."""
-    if (head := facts.get("head")) is None:
-        return next((str(peer["name"]) for peer in facts["peers"] if not peer["rank"]), "")
-    return head_text(head["name"], head)
+    """Which machine is the head, unless it is this one by the roster."""
+    head = facts.get("head")
+    if head is not None and head["term"]:  # the node may be older
+        return head_text(head["name"], head)
+    return next((str(peer["name"]) for peer in facts["peers"] if not peer["rank"]), "")
 
 
 def _addresses(peer: dict[str, Any]) -> str:

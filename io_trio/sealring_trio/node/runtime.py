@@ -366,11 +366,10 @@ class Runtime:
 
         Raises `UserError` if it may not be, `OperationError` if it cannot be stored.
         """
-        changed = self.roster_changed
         try:
             self.node.bring_roster(roster, wall_ms())
         except HeadFirst:
-            await self._install_at_head(SignedRoster.decode(roster), changed)
+            await self._install_at_head(SignedRoster.decode(roster))
             return
         except LocalProtocolError as error:
             serial = self.node.roster.roster.serial
@@ -378,23 +377,27 @@ class Runtime:
                 f"this roster cannot replace roster {serial}, which is in force: {error}",
                 "Sign one that can: sealring roster renew, or roster sign.",
             ) from None
+        serial = SignedRoster.decode(roster).roster.serial
         self.carry_out_and_flush()
-        while not changed.is_set():
-            with trio.move_on_after(STORE_SECONDS):
-                await changed.wait()
-            if changed.is_set() or self._gives_way:
-                continue
-            raise OperationError(
-                "the node could not store this roster, and goes on with the one it has",
-                "Its log says why (a full disk, say). Put that right, and install it again.",
-            )
+        while self._lacks(serial):  # an election changes the roster in force, too
+            with trio.move_on_after(STORE_SECONDS) as look:
+                await self.roster_changed.wait()
+            if look.cancelled_caught and self._lacks(serial) and not self._gives_way:
+                raise OperationError(
+                    "the node could not store this roster, and goes on with the one it has",
+                    "Its log says why (a full disk, say). Put that right, and install it again.",
+                )
 
-    async def _install_at_head(self, roster: SignedRoster, changed: trio.Event) -> None:
+    def _lacks(self, serial: int) -> bool:
+        """Whether the roster in force is older than that with *serial*."""
+        return self.node.roster.roster.serial < serial
+
+    async def _install_at_head(self, roster: SignedRoster) -> None:
         """Hand *roster* to the head, and wait until it has come back from there. Raises
         `UserError`."""
         head = self.node.roster.roster.members[0]
         why = await trio.to_thread.run_sync(self.hand_over, roster, head)
-        if why and not changed.is_set():
+        if why and self._lacks(roster.roster.serial):
             raise UserError(
                 f"{HEAD_FIRST}, and {head.name} could not be handed it: {why}",
                 f"Install it at {head.name}, which lets its requests finish; all members take it "
@@ -404,7 +407,8 @@ class Runtime:
         text = f"{head.name} lets its requests finish: roster {serial} makes {name} the head"
         self.head_finishing = text
         try:
-            await changed.wait()
+            while self._lacks(serial):
+                await self.roster_changed.wait()
         finally:
             self.head_finishing = ""
 
