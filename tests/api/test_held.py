@@ -30,8 +30,9 @@ from sealring.generation.trace import Trace
 from sealring.http import gate, head
 from sealring.http.app import build_app
 from sealring.http.bodies import LARGE, EventStream, HeldBytes
+from sealring.http.filling import Call
 from sealring.http.gate import Caller
-from sealring.http.generate import COMPLETION, Call, Generate
+from sealring.http.generate import COMPLETION, Generate
 from sealring.http.head import MAX_HELD, ApiHead
 from sealring.http.kept import Kept
 from sealring.http.keys import KEY_FILE, ApiKeys, digest, new_key

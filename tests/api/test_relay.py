@@ -25,7 +25,6 @@ from sealring.http.bodies import MAX_PART
 from sealring.http.front import Front
 from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, STUCK_SECONDS
 from sealring.http.keys import KEY_FILE, ApiKeys, new_key
-from sealring.http.records import Records
 from sealring.http.relay import RelayedRequests, RelayStreams
 from sealring_protocol.codec.relay_messages import Question
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayUp
@@ -67,8 +66,6 @@ class Joined:
             lambda: self.refusal,
             lambda: None if self._ends else unavailable("There is no head.", "no_head"),
             Starlette(routes=files()),
-            Records(),
-            app,
             lambda: self.patience,
         )
         self.connect()

@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 from sealring.files.config import Config
-from sealring.http.keys import KEY_FILE, new_key, read_keys, revoke_key
-from sealring.http.settings import MAX_SETTINGS, SETTINGS_FILE, keep, kept, told, used
+from sealring.http.keys import KEY_FILE, ApiKeys, new_key, read_keys, revoke_key
+from sealring.http.settings import MAX_SETTINGS, SETTINGS_FILE, keep, kept, used
+from sealring.http.settings import told as told_of
 from sealring_trio.errors import UserError
 
 
 def config_of(state: Path, **keys: Any) -> Config:
     state.mkdir(mode=0o700, exist_ok=True)
     return Config.model_construct(state=state, api=("127.0.0.1", 7480), **keys)
+
+
+def told(config: Config) -> bytes:
+    return told_of(config, ApiKeys(config.state / KEY_FILE))
 
 
 @pytest.fixture

@@ -355,8 +355,10 @@ class Generator:
                 await trio.sleep(_DRAIN_LOOK)
 
     def _unended(self) -> list[Trace]:
-        """The requests that are under way and were not given up."""
-        return [trace for trace in self.tracer.live if not trace.given_up]
+        """The requests that are to end here, and were not given up."""
+        stays = bool(self._stopping)
+        live = [trace for trace in self.tracer.live if not trace.given_up]
+        return [trace for trace in live if stays or not trace.survives]
 
     def _give_up(self, why: str) -> None:
         """End what is under way, whatever it waits for, because of *why*."""
@@ -374,7 +376,8 @@ class Generator:
     @contextlib.asynccontextmanager
     async def giving_way(self, seconds: float, why: str) -> AsyncIterator[None]:
         """As `drain`, and take requests again after the block, in which a roster comes into force
-        that makes another member the head, as *why* says."""
+        that makes another member the head, as *why* says. What the next head goes on with need not
+        finish here."""
         self._giving_way = why
         try:
             await self._finish(seconds, why)

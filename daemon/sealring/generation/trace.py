@@ -108,6 +108,7 @@ class Trace:
     read_tokens: int = 0  # of the prompt, by steps that have come back
     withdrawn: bool = False
     given_up: str = ""  # why the head ended it, if nobody withdrew it
+    survives: bool = False  # the next head goes on with it
     tokens: int = 0
     accepted: int = 0  # of the tokens that were guessed, as the next two lines have it
     rejected: int = 0

@@ -236,26 +236,6 @@ class EventStream:
                 await self.write(events)
 
 
-@attrs.define(eq=False)
-class RestOfStream(EventStream):
-    """As such, of which somebody has the first *after* events, as `count_events` counts: they are
-    made again, and not sent."""
-
-    after: int = attrs.field(default=0, kw_only=True)
-
-    async def write(self, events: bytes) -> None:
-        """Send what is new of *events*."""
-        if self.after:
-            blocks = [block + b"\n\n" for block in events.split(b"\n\n")[:-1]]
-            while blocks and self.after:
-                self.after -= count_events(blocks.pop(0))
-            events = b"".join(blocks)
-            if not events:
-                await trio.lowlevel.checkpoint()
-                return
-        await super().write(events)
-
-
 _EVENTS: Final = b"text/event-stream"
 _ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
 _EVENT_ID: Final = re.compile(rb"(?:\A|\n\n)id: ([A-Za-z0-9_-]{1,64}):([0-9]{1,12})\n")
@@ -390,3 +370,23 @@ class PassedOn:
         event = broken_off(path, error, self.name, self.number + 1, resumable=resumable)
         if event:
             await self._give(event, more=False)
+
+
+@attrs.define(eq=False)
+class RestOfStream(EventStream):
+    """As such, of which somebody has the first *after* events, as `count_events` counts: they are
+    made again, and not sent."""
+
+    after: int = attrs.field(default=0, kw_only=True)
+
+    async def write(self, events: bytes) -> None:
+        """Send what is new of *events*."""
+        if self.after:
+            blocks = [block + b"\n\n" for block in events.split(b"\n\n")[:-1]]
+            while blocks and self.after:
+                self.after -= count_events(blocks.pop(0))
+            events = b"".join(blocks)
+            if not events:
+                await trio.lowlevel.checkpoint()
+                return
+        await super().write(events)

@@ -46,7 +46,7 @@ from sealring.dialects.errors import INVALID, ApiError, unavailable
 from sealring.files.config import Config
 from sealring.http.bodies import MAX_BODY, PassedOn, beside
 from sealring.http.connections import PART_OF_SOURCE, counted, source_of
-from sealring.http.gate import AWAY, PREFIXES, error_response
+from sealring.http.gate import ANSWER, AWAY, PREFIXES, error_response
 from sealring.http.http1 import PROBES
 from sealring.http.names import (
     check_host,
@@ -59,11 +59,10 @@ from sealring.http.names import (
     share,
     shared_with,
 )
-from sealring.http.records import ANSWER, Records
 from sealring.http.relay import (
     CONNECTION,
     FOR_ONE_HOP,
-    RING,
+    INTERNAL,
     RelayStream,
     RelayStreams,
     StreamGone,
@@ -90,13 +89,17 @@ _WATCHING: Final = "/v1/cluster/events"
 _BRIEF: Final = "No request can be answered here now."
 """Why, to whoever names another server: a message may name machines and their addresses."""
 
+_SOON: Final = (b"not_head", b"no_majority")
+"""The codes of a head that another may follow at once."""
+
+_STOPS: Final = b"shutting_down"
+"""That of one which ends. A new request does not wait for the next; a client tries another."""
+
 _HELD: Final = 64 << 10
 """Bytes of an error that are held to be looked at."""
 
-_ANSWER: Final = ANSWER.encode()
-
 _OF_REQUEST: Final = (
-    _ANSWER,
+    ANSWER,
     b"content-length",
     b"content-type",
     b"idempotency-key",
@@ -214,12 +217,12 @@ class _Reading:
         return {"type": "http.disconnect"}
 
 
-class _Bringing:
-    """A request with the body *data*, whose client is that of *upload*."""
+class _Listening:
+    """A request with *body*, whose client is that of *upload*."""
 
-    def __init__(self, data: bytes, upload: Upload) -> None:
-        self._data = data
+    def __init__(self, upload: Upload, body: bytes) -> None:
         self._upload = upload
+        self._body = body
         self._over = False
 
     async def receive(self) -> Message:
@@ -229,7 +232,7 @@ class _Bringing:
             return {"type": "http.disconnect"}
         self._over = True
         await trio.lowlevel.checkpoint()
-        return {"type": "http.request", "body": self._data, "more_body": False}
+        return {"type": "http.request", "body": self._body, "more_body": False}
 
 
 @attrs.define(eq=False)
@@ -243,9 +246,6 @@ class _Try:
     status: int = 0
     away: bytes = b""
     """The code of an error by which this head says that it cannot answer now."""
-
-    whole: bool = False
-    """Whether the answer is complete."""
 
     _held: list[Message] = attrs.field(factory=list)
     _size: int = 0
@@ -265,9 +265,7 @@ class _Try:
             if self.status in self.held_for or (self.passed.begun and self.status != 200):
                 self._held = [message]
                 return
-        else:
-            self.whole = not message.get("more_body", False)
-        if self._held:
+        elif self._held:
             self._size += len(message.get("body", b""))
             if self._size <= _HELD or not self.passed.begun:
                 self._held.append(message)
@@ -288,7 +286,8 @@ class _Try:
 @attrs.define(eq=False)
 class _Request:
     """A request of *scope* for *path* that outlives the head: what its client sends and has got.
-    *name* is the id of its answer; empty for one that is come back to."""
+    *name* is the id of its answer; empty for one that is come back to. *known* is what was known
+    here of that answer when its head was lost, which is never behind what the client has."""
 
     scope: Scope
     path: str
@@ -297,24 +296,19 @@ class _Request:
     passed: PassedOn
     resumable: bool
     ask: _Ask = _Ask.REQUEST
-    record: bytes = b""
-    """What was known of the answer when a head was lost: the next one may have less."""
-
+    known: bytes = b""
     sent: int = 0
     """How often the request itself was sent."""
 
-    def lost(self, records: Records) -> bool:
-        """The head that was asked is lost. Whether another can be asked, and for what. What
-        *records* have of the answer goes there."""
+    def lost(self) -> bool:
+        """The head that was asked is lost. Whether another can be asked, and for what."""
         if self.passed.cut:
             return False
-        if self.name and (found := records.find(self.name)) is not None:
-            self.record = found.encoded()
         if not self.name:
             return self._without_record()
-        known = self.upload.whole or self.passed.begun  # to the head
-        self.ask = _Ask.RECORD if known else _Ask.REQUEST
-        return known or self.upload.again
+        begun = self.upload.whole or self.passed.begun  # by the head, which has all of it
+        self.ask = _Ask.RECORD if begun else _Ask.REQUEST
+        return begun or self.upload.again
 
     def unknown(self) -> bool:
         """The head that was asked does not know the answer. Whether it can be asked otherwise."""
@@ -339,7 +333,7 @@ class _Request:
             headers = [each for each in scope["headers"] if each[0] not in _OF_REQUEST]
             more["headers"] = [*headers, (b"last-event-id", b"%b:%d" % (name.encode(), number))]
         else:
-            path = f"{RING}answers/{self.name}"
+            path = f"{INTERNAL}answers/{self.name}"
             more["method"] = "POST"
             more["query_string"] = b"after=%d" % passed.place
             more["headers"] = [(b"host", b"localhost")]
@@ -354,8 +348,8 @@ class Front:
     head, whose name is `head`, is asked by the *streams*; `why_not` is the error if it cannot be,
     `refusal` why this machine takes no more requests, and *page* gives the files of the page where
     the head cannot: the page says why, and goes on by itself. A request waits so many seconds for
-    the next head as *patience* says. `config` gives this machine's config. The *records* have what
-    is known of answers, and *ring* goes on with those of another head."""
+    the next head as *patience* says. `config` gives this machine's config, and *record* what is
+    known here of an answer, by its id."""
 
     streams: RelayStreams
     config: Callable[[], Config]
@@ -365,9 +359,8 @@ class Front:
     refusal: Callable[[], str]
     why_not: Callable[[], ApiError | None]
     page: ASGIApp
-    records: Records
-    ring: ASGIApp
     patience: Callable[[], float] = lambda: NEXT_HEAD_SECONDS
+    record: Callable[[str], bytes] = lambda name: b""
     _of_source: Counter[str] = attrs.field(factory=Counter)
     _bodies: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_KEPT_BODIES))
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
@@ -510,11 +503,11 @@ class Front:
     async def _survive(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         """Have the request of *scope* for *path* answered by whoever is head, one after another.
         Raises `ApiError` before anything of the answer is sent."""
-        own = [each for each in scope["headers"] if each[0] != _ANSWER]
+        own = [each for each in scope["headers"] if each[0] != ANSWER]
         kind, name = _resumed(path)
         answer = "" if name else secrets.token_hex(12)
         if answer:
-            own.append((_ANSWER, answer.encode()))
+            own.append((ANSWER, answer.encode()))
         headers = datastructures.Headers(scope=scope)
         passed = PassedOn(send, name=name)
         request = _Request(
@@ -542,21 +535,25 @@ class Front:
         while True:
             tried = _Try(passed, request.upload, _NOT_THERE[request.ask])
             error = self._ended or (None if self.is_head() else self.why_not())
-            another = error is None  # or the same in a while
-            if another:
+            another, asked = False, self._asked  # who was not asked yet
+            if error is None:
                 try:
                     await self._ask(request, tried)
                 except HeadLost as gone:
+                    if request.upload.gone:
+                        return
                     error = lost = gone.error
+                    another = self._asked is not asked
+                    request.known = self.record(request.name) or request.known
                     if had != (has := (passed.begun, passed.place)):
                         had, until = has, trio.current_time() + self.patience()
-                    if gone.final or not request.lost(self.records):
+                    if gone.final or not request.lost():
                         raise error from None
                 else:
                     if await self._settled(request, tried, lost):
                         return
                     another = not tried.away
-            if tried.away == b"not_head" and until == -math.inf:
+            if tried.away in _SOON and until == -math.inf:
                 until = trio.current_time() + self.patience()
             until = max(until, self._lost + self.patience())
             if not await self._next_head(request, until, at_once=another):
@@ -573,9 +570,10 @@ class Front:
             if not request.unknown():
                 raise lost or _forgotten()
             return False
-        if not tried.away:
-            await self._end(tried, lost)
-        return not tried.away
+        if tried.away and (lost is not None or tried.away != _STOPS):
+            return False
+        await self._end(tried, lost)
+        return True
 
     async def _end(self, tried: _Try, error: ApiError | None) -> None:
         """Give the client the answer that *tried* holds, unless it has a part of another: then
@@ -618,30 +616,24 @@ class Front:
         if again:
             text = "%s: the head is asked for what follows %d events"
             log.info(text, request.passed.name or request.name, request.passed.place)
-        body: _Bringing | _Reading
-        if again:
-            record = request.record if request.ask is _Ask.RECORD else b""
-            body = _Bringing(record, request.upload)
-        else:
-            request.sent += 1
-            body = _Reading(request.upload)
+        request.sent += not again
+        known = request.known if request.ask is _Ask.RECORD else b""
+        body = _Listening(request.upload, known) if again else _Reading(request.upload)
         if self.is_head():
-            app = self.ring if request.ask is _Ask.RECORD else self.own()
-            await self._by_own(app, scope, body.receive, tried.send)
+            await self._by_own(scope, body.receive, tried.send)
         else:
             await self._by_link(scope, body.receive, tried.send)
-        if not (tried.whole or request.upload.gone):
-            text = "The head does not complete the answer."
-            raise HeadLost(unavailable(text, "head_lost"), final=False)
 
-    async def _by_own(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have *app* of this machine answer as long as it is the head. Raises `HeadLost`."""
-        over = False
+    async def _by_own(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have this machine's own app answer as long as it is the head. Raises `HeadLost`."""
+        app, over, whole = self.own(), False, False
 
         async def given(message: Message) -> None:
+            nonlocal whole
             if not self.is_head():  # what the app says now is not the answer
                 leaving.cancel()
                 await trio.lowlevel.checkpoint()
+            whole = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
         async def work() -> None:
@@ -659,8 +651,8 @@ class Front:
 
         with trio.CancelScope() as leaving:
             await beside(work, watch)
-        if not over:
-            text = "This node was the head, and is no more, before the answer was complete."
+        if not (over and whole):  # or its client has left
+            text = "This machine was the head, and did not complete the answer."
             raise HeadLost(unavailable(text, "head_lost"), final=False)
 
     async def _by_link(
@@ -721,7 +713,7 @@ def _resumed(path: str) -> tuple[str, str]:
 
 def _check_path(path: str) -> None:
     """Raise `ApiError` for what is for fronts alone."""
-    if path.startswith(RING):
+    if path.startswith(INTERNAL):
         raise ApiError(404, f"There is nothing at {path}.", "not_found", kind=INVALID)
 
 

@@ -58,7 +58,6 @@ from sealring.http.names import (
     share,
     shared_with,
 )
-from sealring.http.records import ANSWER
 
 log = logging.getLogger("sealring.api")
 
@@ -77,11 +76,15 @@ PREFIXES: Final[Mapping[str, str]] = {
 }
 """How the ids of answers begin; those of other requests begin with ``req-``."""
 
+ANSWER: Final = b"x-sealring-answer"
+"""The header by which a front (`front`) names the answer to a request. What a client sends by this
+name is left out."""
+
 AWAY: Final = b"x-sealring-away"
 """The header by which a head tells a front that another head, or this one in a while, can answer:
 the code of its error. No client gets it."""
 
-_AWAY: Final = ("no_majority", "not_head", "ring_not_ready")
+_AWAY: Final = ("no_majority", "not_head", "ring_not_ready", "shutting_down")
 
 _AGAIN: Final = (408, 429, 500, 503, 504)
 """The statuses of requests that may succeed if they are sent again."""
@@ -376,7 +379,7 @@ def _names(path: str, name: str, context: TraceContext) -> dict[str, str]:
 def _leave_out(sent: MutableHeaders, headers: Headers) -> None:
     """Leave out of an answer's headers *sent* what is for fronts alone, unless one has asked, with
     *headers*."""
-    if ANSWER not in headers:
+    if ANSWER.decode() not in headers:
         del sent[AWAY.decode()]
 
 

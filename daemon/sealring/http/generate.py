@@ -16,7 +16,7 @@ import itertools
 import logging
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -25,10 +25,9 @@ import trio
 from sealring_model.text.detokenizer import Vocabulary
 from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
-from sealring_protocol.control.requests import Request, RequestDone, ScoresOut, TokenIds
+from sealring_protocol.control.requests import Request, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
-from sealring_trio.node.runtime import size_of
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -38,7 +37,6 @@ from sealring.dialects.anthropic import MessageShape
 from sealring.dialects.chat import ChatShape, PromptScores, TextShape
 from sealring.dialects.errors import (
     ApiError,
-    from_end,
     from_refusal,
     invalid,
     text_errors,
@@ -48,23 +46,28 @@ from sealring.dialects.errors import (
 )
 from sealring.dialects.fields import adapt, headers_of
 from sealring.dialects.messages import PLAIN
-from sealring.dialects.replies import About, AnswerText, Choice, Delta, Json, Names, Shape
+from sealring.dialects.replies import About, AnswerText, Choice, Json, Names, Shape
 from sealring.dialects.responses import ResponseShape, Wanted
 from sealring.dialects.schema import ChatOptions, CompletionOptions
-from sealring.generation.generation import Answer, Generator, Job, TextPiece
+from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.trace import Trace
 from sealring.http.bodies import (
     ClientGone,
     EventStream,
-    HeldBytes,
     RestOfStream,
     attended,
     beside,
 )
-from sealring.http.gate import Caller
+from sealring.http.filling import Call, Choices, stream
+from sealring.http.gate import ANSWER, Caller
 from sealring.http.head import ApiHead
 from sealring.http.kept import Kept, ResponseStore, earlier
-from sealring.http.records import ANSWER, Asked, Moved, Piece, Record, Records, pieces
+from sealring.http.records import (
+    Moved,
+    Record,
+    RecordedRequest,
+    pieces,
+)
 from sealring.http.resume import KeptAnswer, Resumed, ResumeFields, left
 from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
 
@@ -370,72 +373,12 @@ def _bias(asked: Options, vocabulary: int) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
-Pair = tuple[Answer, Choice]
+_MOVE_SECONDS: Final = 10.0
+_MOVE_LOOK: Final = 0.05
+"""Seconds that a head which ends may still take, and between two looks at whether it has."""
+
 Make = Callable[[], Awaitable[Response]]
 """Makes an answer: a stream, or in one piece. Raises `ApiError`."""
-
-
-@attrs.define
-class Call:
-    """One request on its way: who asks, its times, what it is *holding*, of which the answer's
-    shape has *kept* some, the *stream* for its answer, and that shape. *refused* is why it may hold
-    no more. It *asked* to come back or did not, and is *over* when that is closed.
-
-    The next head can go on with it by its *record*, which *records* have, if it has one. *past* is
-    what another head's ring has drawn. Rows without a seed have *seed*, and parts *names*. A door
-    may have *relayed* the request, and the answer may be made *beside* the connection."""
-
-    caller: Caller
-    trace: Trace
-    holding: HeldBytes
-    stream: EventStream | KeptAnswer
-    over: contextlib.ExitStack = attrs.field(factory=contextlib.ExitStack)
-    asked: ResumeFields = attrs.field(factory=lambda: ResumeFields(""))
-    shape: Shape | None = None
-    refused: ApiError | None = None
-    kept: int = 0
-    records: Records = attrs.field(factory=Records)
-    record: Record | None = None
-    past: tuple[Piece, ...] = ()
-    seed: int = attrs.field(factory=lambda: secrets.randbits(64))
-    names: Names = attrs.field(factory=Names)
-    relayed: bool = False
-    beside: bool = False
-
-    def note(self, piece: Piece) -> None:
-        """A choice is about to be given *piece*."""
-        if self.record is not None:
-            self.records.add(self.record, piece)
-
-    async def add(self, delta: Delta, shape: Shape) -> None:
-        """Add *delta* to *shape*, and write its events if the stream is open. Others have their
-        turn after each event. What *delta* is made of is held until the last. Raises `ApiError`
-        if that is too much to be held."""
-        if self.stream.opened:
-            for event in map(shape.event, shape.add(delta)):
-                self._keep(shape)
-                await self.write(event)
-        else:
-            for _ in shape.add(delta):
-                self._keep(shape)
-                await trio.lowlevel.checkpoint()
-            self.records.flush()
-        self._keep(shape)
-        scores = (ScoresOut(delta.index, each) for each in delta.scores)
-        self.holding.grow(-size_of((*delta.tokens, *scores)))
-
-    async def write(self, events: bytes) -> None:
-        """Send *events*, which are held until the connection has taken them. Raises `ApiError` if
-        they are too much."""
-        self.holding.grow(len(events))
-        await self.stream.write(events)
-        self.holding.grow(-len(events))
-
-    def _keep(self, shape: Shape) -> None:
-        """Hold what *shape* has kept since the last time."""
-        grown = shape.kept - self.kept
-        self.kept += grown
-        self.holding.grow(grown)
 
 
 @attrs.frozen(eq=False)
@@ -464,6 +407,7 @@ class Generate:
             call = Call(caller, trace, holding, stream, over, records=self._head.records)
             call.relayed = bool(scope["state"].get("relayed"))
             resumed = await self._answer(scope, receive, send, call)
+        await self._until_moved(scope)
         del call  # the answer counts what it keeps itself, and its reader may take long
         if resumed is not None:
             await resumed(scope, receive, send)
@@ -498,7 +442,7 @@ class Generate:
         if (resumed := self._resumed(call)) is not None:
             return resumed
         head.check_serving()
-        if name := request.headers.get(ANSWER, ""):
+        if name := request.headers.get(ANSWER.decode(), ""):
             call.record = head.records.begin(name, _asked(scope["path"], body, call))
         texts = [body]
         del body  # which would stay for as long as the answer takes
@@ -516,13 +460,20 @@ class Generate:
         with self._known(record, stream) as call:
             caller = scope["state"]["visitor"] = call.caller
             with self._recorded(scope, call):
-                body = Asked.decode(record.asked).body
+                body = RecordedRequest.decode(record.asked).body
                 resumed = await self._made(scope, receive, send, call, [body])
+        await self._until_moved(scope)
         del call  # as below
         if resumed is not None:
             with head.holding(caller.account, 0) as holding:
                 await resumed.answer.reach(after - 1)
                 await resumed.answer.give(scope, receive, send, holding, after - 1)
+
+    async def _until_moved(self, scope: Scope) -> None:
+        """The answer is another head's, if it moved: its connection ends when that is there."""
+        with trio.move_on_after(_MOVE_SECONDS if scope["state"].get("moved") else 0):
+            while not self._head.moved:  # noqa: ASYNC110 - there is no event for a node that stops
+                await trio.sleep(_MOVE_LOOK)
 
     async def take_up(self, record: Record) -> None:
         """Go on with the kept answer of *record*, which another head began, for nobody."""
@@ -535,7 +486,7 @@ class Generate:
                 self._known(record, EventStream(send)) as call,
                 self._recorded({"state": {}}, call),
             ):
-                await self._generate([Asked.decode(record.asked).body], call)
+                await self._generate([RecordedRequest.decode(record.asked).body], call)
         except ApiError as error:
             log.warning("%s: the answer ended with its head: %s", record.id, error.in_log())
 
@@ -543,7 +494,7 @@ class Generate:
     def _known(self, record: Record, stream: EventStream) -> Iterator[Call]:
         """The request of *record* as if it were asked again, until the block ends, for an answer
         into *stream*."""
-        asked = Asked.decode(record.asked)
+        asked = RecordedRequest.decode(record.asked)
         caller = Caller(**{**asked.caller, "arrived": trio.current_time()})
         trace = Trace(
             caller.id,
@@ -603,7 +554,7 @@ class Generate:
         if record is None:
             yield
             return
-        record.left = None
+        record.left, call.trace.survives = None, records.told
         try:
             yield
         except Moved:
@@ -720,9 +671,9 @@ class Generate:
         with contextlib.ExitStack() as stack:
             answers = await self._open(asked, words, parsed, call, stack)
             pairs = list(zip(answers, choices, strict=True))
-            filled = _Choices(pairs, shape, call, partial(self._moved, call))
+            filled = Choices(pairs, shape, call, partial(self._moved, call))
             if asked.stream:
-                await _stream(filled, shape, call)
+                await stream(filled, shape, call)
             else:
                 await filled.follow()
         if asked.stream:  # now that the rows are over, their counts are known
@@ -873,107 +824,11 @@ async def _joined(parts: Iterable[Json]) -> bytes:
     return b"".join(made)
 
 
-async def _stream(filled: _Choices, shape: Shape, call: Call) -> None:
-    """All choices into *shape*, whose events are written as they come. Raises `ApiError`."""
-    await call.stream.open()
-    if opening := shape.opening():
-        await call.write(opening)
-
-    async def keep_alive(_: trio.CancelScope) -> None:
-        await call.stream.keep_alive(shape.silence)
-
-    await beside(filled.follow, keep_alive)
-
-
-class _Choices:
-    """The choices of the answer to *call* on their way into *shape*: *pairs*, by their indices."""
-
-    def __init__(
-        self, pairs: Sequence[Pair], shape: Shape, call: Call, moved: Callable[[], bool]
-    ) -> None:
-        self._pairs = pairs
-        self._shape = shape
-        self._call = call
-        self._moved = moved
-        self._reasons: dict[int, str] = {}  # why those ended that did
-        # What several are given makes events in the order in which the record has it.
-        self._turn: contextlib.AbstractAsyncContextManager[None, bool | None] = (
-            trio.Lock() if len(pairs) > 1 else contextlib.nullcontext()
-        )
-
-    async def follow(self) -> None:
-        """All at once, so that none has tokens that wait for another's end; first what they were
-        given before. Raises `ApiError`, or `Moved`."""
-        for piece in self._call.past:
-            answer, _ = self._pairs[piece.index]
-            if not piece.last:
-                self._call.holding.grow(size_of(piece.events))
-                await self._take(piece.index, answer.again(piece.events))
-            elif answer.done is not None:
-                await self._end(piece.index, answer.done)
-        errors: list[ApiError] = []
-
-        async def follow(index: int, scope: trio.CancelScope) -> None:
-            try:
-                await self._follow(index)
-            except ApiError as error:
-                errors.append(error)
-                scope.cancel()
-
-        async with trio.open_nursery() as choices:
-            for index in range(len(self._pairs)):
-                if index not in self._reasons:
-                    choices.start_soon(follow, index, choices.cancel_scope)
-        if errors:
-            raise errors[0]
-
-    async def _follow(self, index: int) -> None:
-        answer, _ = self._pairs[index]
-        while index not in self._reasons:
-            came = await answer.next()
-            async with self._turn:
-                if isinstance(came, RequestDone):
-                    self._check_end(came)
-                    self._call.note(Piece(index, last=True))
-                    await self._end(index, came)
-                    continue
-                if answer.done is not None:
-                    self._check_end(answer.done, errors=False)
-                self._call.note(Piece(index, tuple(answer.came)))
-                await self._take(index, came)
-
-    async def _take(self, index: int, piece: TextPiece) -> None:
-        """The choice *index* is given *piece*."""
-        answer, choice = self._pairs[index]
-        if (delta := await choice.take(piece)) is not None:
-            await self._call.add(delta, self._shape)
-        if choice.complete:
-            answer.finish()
-
-    async def _end(self, index: int, done: RequestDone) -> None:
-        """The choice *index* is *done*."""
-        answer, choice = self._pairs[index]
-        last = await choice.finish(done, answer.stopped_by)
-        self._reasons[index] = last.finish.reason if last.finish is not None else ""
-        if len(self._reasons) == len(self._pairs):  # a client may go when it has this
-            self._call.trace.outcome = ",".join(sorted(set(self._reasons.values())))
-        await self._call.add(last, self._shape)
-
-    def _check_end(self, done: RequestDone, *, errors: bool = True) -> None:
-        """Raise the `ApiError` that a choice ends by, if *errors*; or `Moved`, if that is only the
-        end of this head."""
-        if (ended := from_end(done)) is not None:
-            if self._call.record is not None and self._moved():
-                raise Moved
-            if errors:
-                raise ended
-
-
-def _asked(path: str, body: bytes, call: Call) -> Asked:
+def _asked(path: str, body: bytes, call: Call) -> RecordedRequest:
     """The request of *call* for *path*, as the next head needs it."""
     caller = attrs.asdict(call.caller, filter=lambda field, _: field.name not in _OF_HERE)
     names, began = call.names.secret, call.trace.began_ms
-    return Asked(path, body, caller, began, call.seed, names, call.asked.key)
+    return RecordedRequest(path, body, caller, began, call.seed, names, call.asked.key)
 
 
 _OF_HERE: Final = ("arrived", "headers")

@@ -26,7 +26,7 @@ from sealring.http.bodies import Bodies, HeldBytes
 from sealring.http.kept import ResponseStore
 from sealring.http.keys import ApiKeys
 from sealring.http.metrics import History, Metrics
-from sealring.http.records import Records
+from sealring.http.records import AnswerRecords
 from sealring.http.resume import KeptAnswers
 from sealring.http.tls import Tls
 from sealring.text.workers import SharedBudget
@@ -68,7 +68,7 @@ class ApiHead:
     bodies: Bodies = attrs.field(factory=Bodies)
     responses: ResponseStore = attrs.field(factory=ResponseStore)
     answers: KeptAnswers = attrs.field(factory=KeptAnswers)
-    records: Records = attrs.field(factory=Records)
+    records: AnswerRecords = attrs.field(factory=AnswerRecords)
     held: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_HELD))
     has_chat_template: bool = attrs.field(
         default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)

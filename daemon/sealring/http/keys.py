@@ -163,6 +163,12 @@ class ApiKeys:
         self._refresh()
         return self._seen != _NO_FILE
 
+    @property
+    def records(self) -> tuple[KeyRecord, ...]:
+        """All of them. Raises `UserError`."""
+        self._refresh()
+        return tuple(self._records)
+
     def owner(self, presented: str) -> str | None:
         """The name of the key that was *presented*, or None if it is none. Raises `UserError`."""
         self._refresh()

@@ -9,17 +9,16 @@ neither texts nor events are kept.
 Each member that passes requests on and sees texts is a **successor**. It has the head tell it of
 all records, as they begin, grow and end, by a stream of its API link that does not end
 (`succession`). Whatever a client is given in one turn of the event loop is told to the successors
-before: `Records.flush` is called first. As a door is a successor itself, and has both by one link,
-it never gives a client what it has no record of.
+before: `AnswerRecords.flush` is called first. As a door is a successor itself, and has both by one
+link, it never gives a client what it has no record of.
 
-A node has one `Records` for its life, whatever its rank. What nobody makes is forgotten after
+A node has one `AnswerRecords` for its life, whatever its rank. What nobody makes is forgotten after
 `KEEP_SECONDS`.
 """
 
 from __future__ import annotations
 
 import enum
-import json
 import re
 import struct
 from collections import deque
@@ -28,16 +27,15 @@ from typing import Any, Final, Protocol
 
 import attrs
 import trio
+from pydantic_core import from_json
 from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut, TokenOut
 from sealring_protocol.limits import STREAM_WINDOW
 from sealring_trio.node.runtime import Event
 
 from sealring.dialects.errors import ApiError
+from sealring.dialects.replies import json_bytes
 from sealring.text.workers import SharedBudget
-
-ANSWER: Final = "x-sealring-answer"
-"""The header by which a door names an answer. What a client sends by this name is left out."""
 
 MAX_RECORDS: Final = 128 << 20
 """Bytes of all records, of which one account may have half. What finds no room is not kept, and
@@ -81,7 +79,7 @@ _ENDS: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
 
 @attrs.frozen
-class Piece:
+class DrawnPiece:
     """What choice *index* of an answer was given at once: *events*, or its end, if it is the
     *last*."""
 
@@ -98,13 +96,13 @@ class Piece:
         more = b""
         if scores or any(token.logprobs is not None for token in tokens):
             likely = [_of_logprobs(token.logprobs) for token in tokens]
-            more = json.dumps([likely, [_of_scores(each) for each in scores]]).encode()
+            more = json_bytes([likely, [_of_scores(each) for each in scores]])
         head = _PIECE.pack(self.index, 4 * self.last + how, len(tokens), len(more))
         ids = b"".join([_TOKEN.pack(token.token) for token in tokens])
         return head + ids + more
 
 
-def pieces(data: bytes | bytearray) -> Iterator[Piece]:
+def pieces(data: bytes | bytearray) -> Iterator[DrawnPiece]:
     """The pieces in *data*. Raises `ValueError`."""
     at = 0
     try:
@@ -115,14 +113,14 @@ def pieces(data: bytes | bytearray) -> Iterator[Piece]:
             at += 4 * count
             if at + size > len(data):
                 raise ValueError("a piece that is cut off")
-            likely, scores = json.loads(data[at : at + size]) if size else ([None] * count, [])
+            likely, scores = from_json(data[at : at + size]) if size else ([None] * count, [])
             at += size
             events: list[Event] = [ScoresOut(0, _scores(each)) for each in scores]
             for token, found in zip(ids, likely, strict=True):
                 events.append(TokenOut(0, token, 0, _logprobs(found)))
             if (reason := _ENDS[flags & 3]) is not None:
                 events.append(RequestDone(0, reason))
-            yield Piece(index, tuple(events), bool(flags & 4))
+            yield DrawnPiece(index, tuple(events), bool(flags & 4))
     except (struct.error, TypeError, IndexError) as error:
         raise ValueError(f"no pieces of an answer: {error}") from None
 
@@ -148,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 @attrs.frozen
-class Asked:
+class RecordedRequest:
     """A request for *path* with *body*, and what its answer has from the start: the fields of its
     *caller* (`gate.Caller`), when it *began* (Unix milliseconds), the *seed* of rows that have none
     of their own, the secret of its *names*, and the digest of its *key*, empty for none."""
@@ -176,15 +174,15 @@ class Asked:
             "names": self.names.hex(),
             "key": self.key.hex(),
         }
-        head = json.dumps(fields).encode()
+        head = json_bytes(fields)
         return _LENGTH.pack(len(head)) + head + self.body
 
     @classmethod
-    def decode(cls, data: bytes) -> Asked:
+    def decode(cls, data: bytes) -> RecordedRequest:
         """The one that *data* has. Raises `ValueError`."""
         try:
             end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-            fields = json.loads(data[_LENGTH.size : end])
+            fields = from_json(data[_LENGTH.size : end])
             names, key = bytes.fromhex(fields.pop("names")), bytes.fromhex(fields.pop("key"))
             asked = cls(**fields, body=data[end:], names=names, key=key)
             _ = asked.account
@@ -195,8 +193,8 @@ class Asked:
 
 @attrs.define(eq=False)
 class Record:
-    """What is known of the answer *id*: the encoded `Asked`, and its encoded pieces so far. Those
-    only grow: another head's are another record."""
+    """What is known of the answer *id*: the encoded `RecordedRequest`, and its encoded pieces so
+    far. Those only grow: another head's are another record."""
 
     id: str
     asked: bytes
@@ -220,7 +218,7 @@ class Record:
             raise ValueError("no record of an answer")
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
         record = cls(id, bytes(data[_LENGTH.size : end]), bytearray(data[end:]))
-        record.account = Asked.decode(record.asked).account
+        record.account = RecordedRequest.decode(record.asked).account
         for _ in pieces(record.drawn):
             pass
         return record
@@ -231,7 +229,7 @@ class Record:
         return len(self.asked) + len(self.drawn)
 
 
-class Wire(Protocol):
+class Telling(Protocol):
     """One end of a stream that takes what it can at once."""
 
     def offer(self, data: bytes) -> int:
@@ -244,7 +242,7 @@ class Wire(Protocol):
 class Successor:
     """A member that is told of all *records* by *wire*, and what it is still to be told."""
 
-    def __init__(self, wire: Wire, records: Records) -> None:
+    def __init__(self, wire: Telling, records: AnswerRecords) -> None:
         self._wire = wire
         self._records = records
         self._behind = bytearray()
@@ -301,7 +299,7 @@ def _frame(kind: Kind, id: str, data: bytes | bytearray = b"") -> bytes:
     return _FRAME.pack(kind, len(data), bytes.fromhex(id)) + data
 
 
-class Records:
+class AnswerRecords:
     """The records of a node. *settled* hears what the head tells of its settings."""
 
     def __init__(self) -> None:
@@ -319,6 +317,11 @@ class Records:
         """The record of answer *id*; None if it is not known."""
         return self._records.get(id)
 
+    def encoded(self, id: str) -> bytes:
+        """All that is known of answer *id*; empty if that is nothing."""
+        record = self._records.get(id)
+        return b"" if record is None else record.encoded()
+
     async def run(self) -> None:
         """Forget what nobody makes, until cancelled."""
         while True:
@@ -330,7 +333,7 @@ class Records:
 
     # ------------------------------------------------------------- at the head
 
-    def begin(self, id: str, asked: Asked) -> Record | None:
+    def begin(self, id: str, asked: RecordedRequest) -> Record | None:
         """A record of the answer *id* to what was *asked*; None if that is no id, or there is no
         room."""
         if not _ID.fullmatch(id):
@@ -350,7 +353,7 @@ class Records:
         self.flush()
         return True
 
-    def add(self, record: Record, piece: Piece) -> None:
+    def add(self, record: Record, piece: DrawnPiece) -> None:
         """*record* has *piece*. Call `flush` before anybody is given what it makes."""
         if self._records.get(record.id) is not record:
             return
@@ -400,6 +403,11 @@ class Records:
             successor.tell(_frame(Kind.SETTINGS, "", settings))
         self.flush()
 
+    @property
+    def told(self) -> bool:
+        """Whether anybody else knows the records."""
+        return bool(self._successors)
+
     def join(self, successor: Successor) -> None:
         """*successor* is told everything from now on."""
         self._successors.append(successor)
@@ -417,7 +425,7 @@ class Records:
             case Kind.BEGUN:
                 if (before := self._records.get(id)) is not None:
                     self._remove(before)
-                record = Record(id, data, account=Asked.decode(data).account)
+                record = Record(id, data, account=RecordedRequest.decode(data).account)
                 if self._has_room(record):
                     self._records[id] = record
             case Kind.MORE if (known := self._records.get(id)) is not None:

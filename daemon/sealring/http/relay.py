@@ -16,8 +16,8 @@ import contextlib
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final
 from urllib.parse import unquote
 
 import attrs
@@ -37,14 +37,16 @@ from sealring.dialects.errors import INVALID, ApiError
 from sealring.http.gate import error_response
 from sealring.http.http1 import MAX_FIELDS, MAX_HEADER, MAX_TARGET, STUCK_SECONDS
 
-if TYPE_CHECKING:
-    from sealring.http.succession import Ring
-
 log = logging.getLogger("sealring.api")
 
 CONNECTION: Final = b"x-sealring-connection"
 """The header by which a follower tells its clients' connections apart, so that those without a key
 share cached prefixes as at the head. What a client sends by this name is left out."""
+
+INTERNAL: Final = "/_ring/"
+"""How the paths begin at which fronts ask the head; there is nothing for clients."""
+
+SUCCESSION: Final = f"{INTERNAL}succession"
 
 FOR_ONE_HOP: Final = frozenset(
     {
@@ -64,11 +66,15 @@ FOR_ONE_HOP: Final = frozenset(
 )
 """Headers that concern a connection, or are read where it is (RFC 9110, 7.6.1)."""
 
-RING: Final = "/_ring/"
-"""How the paths begin that are for doors alone."""
+_WATCHING: Final = "/v1/cluster/events"
+"""What the page watches, as long as it is open."""
 
-SUCCESSION: Final = f"{RING}succession"
+_BRIEF: Final = "No request can be answered here now."
+"""Why, to whoever names another server: a message may name machines and their addresses."""
 
+_EVENTS: Final = b"text/event-stream"
+_ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
+_NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
 _LENGTH: Final = re.compile(rb"[0-9]{1,20}")  # as h11 has it
 
 
@@ -93,6 +99,8 @@ class RelayStream:
         """It ends when its client leaves: nobody waits for that."""
         self.ended: ApiError | None = None
         """Why this node has ended it, for its client."""
+        self.cut = False
+        """Whether its link is lost."""
         self._changed = trio.lowlevel.ParkingLot()
 
     def hear(self, event: RelayEvent) -> None:
@@ -148,11 +156,6 @@ class RelayStream:
         """Wait until there is room, or something has come; whether the stream goes on."""
         await self._changed.park()
         return self._relay.is_live(self._number)
-
-    @property
-    def lost(self) -> bool:
-        """Whether it is over because its link is gone."""
-        return self._relay.ended
 
     async def send(self, data: bytes, *, last: bool) -> None:
         """Send *data*, as the other end has room for it; nothing follows the *last*. An end that
@@ -256,6 +259,8 @@ class RelayStreams:
                 if (stream := self._open.get((rank, came.stream))) is not None:
                     stream.hear(came)
             case RelayDown(rank):
+                for (of, _), stream in self._open.items():
+                    stream.cut = stream.cut or of == rank
                 if self.lost is not None:
                     self.lost(rank)
         if self.turned is not None and isinstance(news, RelayUp | RelayDown):
@@ -303,13 +308,13 @@ class RelayStreams:
 
 @attrs.define(eq=False)
 class RelayedRequests:
-    """Has the head's *app* answer what members ask by *streams*, and *ring* what their doors ask.
-    *name_of* gives the name of a rank's member."""
+    """Has the head's *app* answer what members ask by *streams*. *name_of* gives the name of a
+    rank's member. Who asks for that is told of answers by *tell*."""
 
     streams: RelayStreams
     app: Callable[[], ASGIApp]
     name_of: Callable[[int], str]
-    ring: Ring | None = None
+    tell: Callable[[RelayStream], Awaitable[None]] | None = None
     _coming: deque[tuple[int, Question, str, str, RelayStream]] = attrs.field(factory=deque)
     _asked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -345,12 +350,10 @@ class RelayedRequests:
         with self.streams.lasting(stream):
             try:
                 scope = _scope(question, member, link)
-                if self.ring is None or not scope["path"].startswith(RING):
-                    await Relayed(stream).run(self.app(), scope)
-                elif scope["path"] == SUCCESSION:
-                    await self.ring.tell(stream)
+                if scope["path"] == SUCCESSION and self.tell is not None:
+                    await self.tell(stream)
                 else:
-                    await Relayed(stream).run(self.ring, scope)
+                    await Relayed(stream).run(self.app(), scope)
             except* Exception:
                 log.exception("a request of a member failed")
 
@@ -407,7 +410,7 @@ class Relayed:
                     return {"type": "http.request", "body": data, "more_body": not last}
                 case DropCame():
                     self._gone = True
-        self._state["lost"] = self._stream.lost
+        self._state["lost"] = self._stream.cut
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:

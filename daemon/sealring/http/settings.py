@@ -21,7 +21,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.files.key_files import make_private_folder, read_file, replace_file
 
 from sealring.files.config import Config, KeysName, SamplingName, SharingName
-from sealring.http.keys import KEY_FILE, KeyRecord, read_keys, write_keys
+from sealring.http.keys import KEY_FILE, ApiKeys, KeyRecord, read_keys, write_keys
 
 SETTINGS_FILE: Final = "head_settings.json"
 
@@ -51,18 +51,16 @@ class HeadSettings(pydantic.BaseModel, extra="forbid", frozen=True):
     keys: tuple[KeyRecord, ...] | None
 
 
-def told(config: Config) -> bytes:
-    """What the head of *config*, which is as it uses it, tells its successors. Raises `UserError`
-    if its keys cannot be read, or are too many."""
-    path = config.state / KEY_FILE
-    records = tuple(read_keys(path).keys)
+def told(config: Config, keys: ApiKeys) -> bytes:
+    """What the head of *config*, which is as it uses it, and with these *keys* tells its
+    successors. Raises `UserError` if the keys cannot be read, or are too many."""
     names = ApiSettings.model_fields
     api = ApiSettings.model_validate({name: getattr(config, name) for name in names})
-    made = bool(records) or path.exists()
-    data = HeadSettings(api=api, keys=records if made else None).model_dump_json().encode()
+    records = keys.records if keys.made else None
+    data = HeadSettings(api=api, keys=records).model_dump_json().encode()
     if len(data) > MAX_SETTINGS:
         raise UserError(
-            f"there are too many API keys for the next head: {len(records)}",
+            f"there are too many API keys for the next head: {len(records or ())}",
             "Revoke those that nobody uses: sealring apikey revoke",
         )
     return data

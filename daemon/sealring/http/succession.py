@@ -23,12 +23,12 @@ import trio
 from sealring_protocol.codec.relay_messages import Question
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.relay import BodyCame, DropCame, ReplyCame
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sealring.dialects.errors import ApiError, unavailable
 from sealring.http.gate import error_response
-from sealring.http.records import Asked, Frames, Record, Records, Successor
-from sealring.http.relay import RING, SUCCESSION, RelayStream, RelayStreams, StreamGone
+from sealring.http.records import AnswerRecords, Frames, Record, RecordedRequest, Successor
+from sealring.http.relay import INTERNAL, SUCCESSION, RelayStream, RelayStreams, StreamGone
 
 if TYPE_CHECKING:
     from sealring.http.generate import Generate
@@ -45,10 +45,10 @@ AGAIN: Final = 1.0
 DOOR_SECONDS: Final = 5.0
 """Seconds that a new head waits for the doors of answers that are kept."""
 
-_ANSWER: Final = re.compile(rf"{RING}answers/([0-9a-f]{{24}})")
+_ANSWER: Final = re.compile(rf"{INTERNAL}answers/([0-9a-f]{{24}})")
 
 
-async def hear_of_answers(streams: RelayStreams, records: Records) -> None:
+async def hear_of_answers(streams: RelayStreams, records: AnswerRecords) -> None:
     """Have the head tell *records* of all answers, whoever it is, by *streams*, until cancelled."""
     while True:
         await streams.linked()
@@ -63,7 +63,7 @@ async def hear_of_answers(streams: RelayStreams, records: Records) -> None:
             await trio.sleep(AGAIN)
 
 
-async def _hear(streams: RelayStreams, records: Records) -> None:
+async def _hear(streams: RelayStreams, records: AnswerRecords) -> None:
     """Hear what the head tells, until it ends. Raises `ValueError` for what is no such thing."""
     frames = Frames()
     with streams.asking(Question("GET", SUCCESSION.encode(), True, "", ())) as stream:
@@ -83,11 +83,20 @@ async def _hear(streams: RelayStreams, records: Records) -> None:
 
 @attrs.define(eq=False)
 class Ring:
-    """The ASGI app for what doors ask at `RING` of *head*, if this node is that, which goes on with
-    the answers of *records*."""
+    """The ASGI app for what doors ask at `INTERNAL` of *head*, if this node is that, which goes on
+    with the answers of *records*."""
 
-    records: Records
+    records: AnswerRecords
     head: Callable[[], ApiHead | None]
+
+    def beside(self, app: ASGIApp) -> ASGIApp:
+        """*app* for all other paths."""
+
+        async def both(scope: Scope, receive: Receive, send: Send) -> None:
+            inside = scope["type"] == "http" and scope["path"].startswith(INTERNAL)
+            await (self if inside else app)(scope, receive, send)
+
+        return both
 
     async def tell(self, stream: RelayStream) -> None:
         """Tell the member that asks by *stream* of all answers, until it leaves."""
@@ -109,19 +118,13 @@ class Ring:
         """Give a door the rest of an answer."""
         try:
             id, after = _place(scope)
+            if (head := self.head()) is None:
+                raise unavailable("This node is not the head.", "not_head")
+            head.check_serving()
             record = self._best(id, await _body(receive))
-            await self._generate(record).go_on(record, after, scope, receive, send)
+            await _generate(head, record).go_on(record, after, scope, receive, send)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
-
-    def _generate(self, record: Record) -> Generate:
-        """What makes *record*'s answer. Raises `ApiError`."""
-        # An import that only a head pays for.
-        from sealring.http.generate import KINDS, Generate  # noqa: PLC0415
-
-        if (head := self.head()) is None:
-            raise unavailable("This node is not the head.", "not_head")
-        return Generate(head, KINDS[Asked.decode(record.asked).path])
 
     def _best(self, id: str, brought: bytes) -> Record:
         """The longer record of answer *id*: what was *brought*, or what is here. It is another one,
@@ -146,17 +149,30 @@ class Ring:
         """Go on with the answers that are kept and that no door has come for."""
         await trio.sleep(DOOR_SECONDS)
         for each in self.records:
-            if each.kept and each.left is not None and self.head() is not None:
+            while each.kept and each.left is not None and self.records.find(each.id) is each:
+                if (head := self.head()) is None:
+                    return
+                if not head.generator.serving:
+                    await trio.sleep(AGAIN)
+                    continue
                 record = Record.decode(each.id, each.encoded())
                 if self.records.put(record):
-                    await self._generate(record).take_up(record)
+                    await _generate(head, record).take_up(record)
+
+
+def _generate(head: ApiHead, record: Record) -> Generate:
+    """What makes *record*'s answer at *head*."""
+    # An import that only a head pays for.
+    from sealring.http.generate import KINDS, Generate  # noqa: PLC0415
+
+    return Generate(head, KINDS[RecordedRequest.decode(record.asked).path])
 
 
 def _place(scope: Scope) -> tuple[str, int]:
     """The answer that a door asks for, and how many of its events it has. Raises `ApiError`."""
     found = _ANSWER.fullmatch(scope["path"])
     after = parse_qs(scope["query_string"].decode("latin-1")).get("after", ["0"])[0]
-    if found is None or scope["method"] != "POST" or not after.isdecimal():
+    if found is None or scope["method"] not in ("GET", "POST") or not after.isdecimal():
         raise ApiError(404, "There is no such path for doors.", "not_found")
     return found[1], int(after)
 

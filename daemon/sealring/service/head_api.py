@@ -29,7 +29,7 @@ from sealring.files.models import NO_TEMPLATE, check_text
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_trouble
 from sealring.http.keys import KEY_FILE, read_keys
-from sealring.http.settings import used
+from sealring.http.settings import keep, told, used
 from sealring.http.tls import read_pair
 from sealring.joining.door import Door
 
@@ -118,7 +118,7 @@ class NodeApi:
     def __init__(self, generator: Generator, config: Config, door: Door) -> None:
         # An import that a node's start does not wait for.
         from sealring.http.front import Front  # noqa: PLC0415
-        from sealring.http.records import Records  # noqa: PLC0415 - as above
+        from sealring.http.records import AnswerRecords  # noqa: PLC0415 - as above
         from sealring.http.relay import RelayedRequests, RelayStreams  # noqa: PLC0415 - as above
         from sealring.http.succession import Ring  # noqa: PLC0415 - as above
 
@@ -131,13 +131,16 @@ class NodeApi:
         self._head_app: ASGIApp | None = None  # which it has then
         self._page_app: ASGIApp | None = None  # once somebody has looked at it without a head
         self._led = False
+        self._settings = b""  # which a head has told, and that are not kept yet
+        self._untold = ""  # why this head tells none, if it does not
         self._nursery: trio.Nursery | None = None  # while it runs
         self._server: ApiServer | None = None  # while it listens
         self._streams = RelayStreams(self._runtime.node.relay, self._runtime.send_relayed)
         self._runtime.relayed = self._streams.hear
-        self.records = Records()
+        self.records = AnswerRecords()
+        self.records.settled = self._settled
         self.ring = Ring(self.records, self._leading)
-        self._members = RelayedRequests(self._streams, self._app, self._name_of, self.ring)
+        self._members = RelayedRequests(self._streams, self._app, self._name_of, self.ring.tell)
         self._front = Front(
             self._streams,
             lambda: self._config,
@@ -147,9 +150,8 @@ class NodeApi:
             lambda: generator.refusal,
             self._why_not,
             self._page,
-            self.records,
-            self.ring,
             self._patience,
+            self.records.encoded,
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -226,10 +228,41 @@ class NodeApi:
         self._head.config = config
         self._generator.sample_as(own=config.sampling == "model")
 
+    def _tell_settings(self) -> None:
+        """Have the successors know what the next head needs, as it is now."""
+        if self._head is None:
+            return
+        try:
+            data = told(self._head.config, self._head.keys)
+        except UserError as error:
+            if error.what != self._untold:
+                log.warning("the next head is told no settings: %s. %s", error.what, error.advice)
+            self._untold = error.what
+            return
+        self._untold = ""
+        if data != self.records.settings:
+            self.records.settle(data)
+
+    async def _keep_settings(self) -> None:
+        """Keep what the head has told of its settings, if that is new."""
+        data, self._settings = self._settings, b""
+        if not data:
+            return
+        try:
+            await trio.to_thread.run_sync(keep, self._config.state, data)
+        except UserError as error:
+            log.warning("the head's settings are not kept: %s. %s", error.what, error.advice)
+        except ValueError as error:
+            log.warning("the head's settings are not kept: %s", error)
+
+    def _settled(self, data: bytes) -> None:
+        self._settings = data
+
     @property
     def _is_first(self) -> bool:
         """Whether this node is the first of its roster's own order."""
-        return self._is_head
+        node = self._runtime.node
+        return node.roster.roster.index(node.rank) == 0
 
     @property
     def _is_head(self) -> bool:
@@ -251,6 +284,7 @@ class NodeApi:
         address, leads, led = self._config.api, self._is_head, self._led
         self._led = leads
         if leads and not led:
+            await self._keep_settings()
             self.records.leave_all()
             nursery.start_soon(self.ring.take_up)
         if address is None:
@@ -348,7 +382,7 @@ class NodeApi:
             if self._nursery is not None:
                 self._nursery.start_soon(self._head.answers.run)
             pages = [*NewcomersApi(self._door, self._config).routes(), *routes()]
-            self._head_app = build_app(self._head, pages, most_connections())
+            self._head_app = self.ring.beside(build_app(self._head, pages, most_connections()))
         return self._head_app
 
     def _leading(self) -> ApiHead | None:
@@ -395,7 +429,9 @@ class NodeApi:
     async def _sample(self) -> None:
         while True:
             await trio.sleep(1.0)
+            await self._keep_settings()
             if self._head is not None and self._is_head:
+                self._tell_settings()
                 self._head.key_updates()
                 self._head.history.sample(self._generator.tracer, wall_ms())
 
