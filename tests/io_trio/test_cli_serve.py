@@ -20,6 +20,7 @@ import pytest
 from sealring_trio.files.models import TINY, find_model
 
 from tests.io_trio.helpers import sealring, until
+from tests.io_trio.test_no_guesses import NONE, PASSAGE, details
 from tests.serving import PATIENCE, Served, serving
 
 
@@ -74,9 +75,12 @@ def test_a_status_of_a_port_that_is_for_nodes() -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_finishes_what_runs() -> None:
+def test_an_interrupt_finishes_what_runs_of_a_node_without_guesses_that_logs_json() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Tell me a story."}]}
-    with serving("--ranks", "1") as running, httpx2.Client(timeout=PATIENCE) as http:
+    options = ("--ranks", "1", "--no-guesses", "--log-format", "json")
+    with serving(*options) as running, httpx2.Client(timeout=PATIENCE) as http:
+        done = running.ask(PASSAGE, temperature=0, max_tokens=48).json()
+        assert details(done["usage"]) == NONE
         url = f"{running.url}/v1/chat/completions"
         with http.stream("POST", url, json={**body, "stream": True}) as response:
             lines = response.iter_lines()
@@ -86,6 +90,11 @@ def test_an_interrupt_finishes_what_runs() -> None:
         assert first.startswith("data: ")
         assert rest[-2:] == ["data: [DONE]", ""]
         assert running.process.wait(PATIENCE) == 0
+        assert running.process.stderr is not None
+        err = running.process.stderr.read()
+    said = [json.loads(line)["text"] for line in err.splitlines()]  # and nothing but JSON
+    assert said[0] == "starting 1 node"
+    assert any(line.startswith("chatcmpl-") for line in said), said
 
 
 def how_it_ended(running: Served) -> str:

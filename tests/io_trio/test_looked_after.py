@@ -32,7 +32,7 @@ from sealring_trio.collective.loopback import free_ports
 from sealring_trio.errors import UserError
 
 from tests.attacks.doorway import door, get, one
-from tests.serving import PATIENCE, serving
+from tests.serving import PATIENCE
 
 # ------------------------------------------------------------------- logs
 
@@ -342,17 +342,6 @@ def test_a_hangup_reads_files_again_and_ends_nobody(watched: Watched) -> None:
     assert "SIGHUP: the config is read again; changed: allowed_origins" in said
     assert "changes of rows count from the node's next start" in said
     assert "SIGHUP: the config is read again; changed: nothing" in said
-
-
-@pytest.mark.slow
-def test_serve_has_json_alone_on_standard_error() -> None:
-    with serving("--ranks", "1", "--log-format", "json") as running:
-        assert running.ask("Hello.", max_tokens=2).status_code == 200
-        running.interrupt()
-        _, err = running.process.communicate(timeout=PATIENCE)
-    said = [json.loads(line)["text"] for line in err.splitlines()]
-    assert said[0] == "starting 1 node"
-    assert any(line.startswith("chatcmpl-") for line in said), said
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from sealring.local.ring import LocalApi, local_api
 from sealring_model import tiny
 
 from tests.io_trio.helpers import sealring
-from tests.serving import PATIENCE, serving
+from tests.serving import PATIENCE
 
 PASSAGE = "Say the following again: the cat sat on the mat and the dog sat on the log."
 TOLD = {"prompt": PASSAGE, "max_tokens": 48}
@@ -77,13 +77,6 @@ def test_a_run_without_guesses_starts_a_ring() -> None:
     )
     assert "a ring without guesses is started" in done.stderr
     assert details(json.loads(done.stdout)["usage"]) == NONE
-
-
-@pytest.mark.slow
-def test_serve_has_none_either() -> None:
-    with serving("--ranks", "1", "--no-guesses") as running:
-        done = running.ask(PASSAGE, temperature=0, max_tokens=48).json()
-    assert details(done["usage"]) == NONE
 
 
 @pytest.mark.parametrize(
