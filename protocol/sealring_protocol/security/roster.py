@@ -75,7 +75,6 @@ from sealring_protocol.errors import (
 from sealring_protocol.limits import (
     MAX_ADDRESS,
     MAX_ADDRESSES,
-    MAX_ELECTED,
     MAX_MEMBERS,
     MAX_NAME,
     MAX_ROSTER,
@@ -901,8 +900,6 @@ def _split(data: bytes) -> tuple[Certificate | None, bytes, bytes]:
     """The certificate, the roster's encoding and its signature."""
     certificate = None
     if data[:1] == bytes([_ELECTED]):
-        if len(data) > MAX_ELECTED:
-            raise LimitExceeded(f"a roster of {len(data)} bytes; the limit is {MAX_ELECTED}")
         certificate, data = Certificate.split(data[1:])
     if len(data) > MAX_ROSTER:
         raise LimitExceeded(f"a roster of {len(data)} bytes; the limit is {MAX_ROSTER}")

@@ -5,7 +5,6 @@ export const AEAD_TAG = 16;
 export const MAX_SEALED_BODY = 16_777_216;
 export const MAX_FIN_BODY = 65_536;
 export const MAX_ROSTER = 49_152;
-export const MAX_CERTIFICATE = 4_236;
 export const MAX_ELECTED = 53_389;
 export const MAX_MEMBERS = 64;
 export const MAX_WORLD = 16;

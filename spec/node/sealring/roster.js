@@ -7,7 +7,7 @@
 import { UNELECTED, beats, certificateCodec, takeCertificate } from "./election.js";
 import { must } from "./failure.js";
 import { nodeId, readPublicKey, signedPayload, verify } from "./identity.js";
-import { MAX_ADDRESS, MAX_ADDRESSES, MAX_ELECTED, MAX_MEMBERS, MAX_NAME, MAX_ROSTER } from "./limits.js";
+import { MAX_ADDRESS, MAX_ADDRESSES, MAX_MEMBERS, MAX_NAME, MAX_ROSTER } from "./limits.js";
 import { hash } from "./schedule.js";
 import { Reader, bytes, decode, inline, list, plainText, struct, u16, u64, u8, where } from "./wire.js";
 
@@ -243,7 +243,6 @@ function followAppointment(pinned, cluster, { spare, naming, number, coordinator
  */
 export function readRoster(data, pinned) {
   if (data[0] !== ELECTED) return readSigned(data, pinned);
-  must(data.length <= MAX_ELECTED, "a roster and a certificate that are too long", "LIMIT_EXCEEDED");
   const reader = new Reader(data.subarray(1));
   const certificate = certificateCodec.read(reader);
   const roster = readSigned(reader.rest(), pinned);
