@@ -195,7 +195,8 @@ def test_the_next_may_have_no_disk_left_and_the_one_after_it_is_elected():
     cluster.answers(head)
 
 
-def test_nobody_is_elected_without_a_majority_and_an_owner_takes_the_place():
+def taken() -> tuple[Ring, Host]:
+    """Two of three die; nobody is elected, and the owner of the last has it take the place."""
     cluster = ring()
     for name in ("host0", "host2"):
         cluster.crash(cluster.hosts[name])
@@ -210,11 +211,26 @@ def test_nobody_is_elected_without_a_majority_and_an_owner_takes_the_place():
     cluster.run_until(lambda: cluster.serves(last), 10)
     assert cluster.led(last).taken
     cluster.answers(last)
-    for index in (0, 2):
-        cluster.restart(index)
+    return cluster, last
+
+
+def test_an_owner_takes_the_place_where_there_is_no_majority():
+    cluster, last = taken()
+    cluster.restart(2)
+    cluster.run_until(lambda: last.node.ring == (0, 2) and cluster.serves(last), 40)
+    cluster.restart(0)
     cluster.run_until(lambda: last.node.ring == (0, 1, 2) and cluster.serves(last), 40)
     assert [host.node.rank for host in cluster.hosts.values()] == [1, 0, 2]
     cluster.answers(last)
+
+
+def test_a_head_that_a_majority_follows_gives_its_place_to_nobody_who_took_it():
+    cluster, last = taken()
+    for index in (0, 2):
+        cluster.restart(index)
+    cluster.run_until(lambda: last.node.rank == 1 and cluster.serves(cluster.hosts["host0"]), 40)
+    assert not cluster.led(cluster.hosts["host0"]).taken
+    cluster.answers(cluster.hosts["host0"])
 
 
 def test_who_sees_the_head_cannot_take_its_place():

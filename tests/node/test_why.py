@@ -280,9 +280,14 @@ def test_either_end_says_why_within_five_seconds_and_in_its_log(row):
 def test_a_node_that_dials_itself_says_so():
     made = swapped_keys()
     made.run_for(5.0)
-    for host, member in (("host0", "the head (node0)"), ("host1", "rank 1 (node1)")):
+    headless = [Cause.NO_MAJORITY]
+    for host, member, also in (
+        ("host0", "the head (node0)", headless),
+        ("host1", "rank 1 (node1)", []),
+    ):
         node = made.hosts[host].node
-        (obstacle,) = node.obstacles(made.now)
+        obstacle, *more = node.obstacles(made.now)
+        assert [each.cause for each in more] == also
         assert obstacle.cause is Cause.ITSELF
         assert obstacle.what == f"{member} is not at {host}:1: this node itself answers there"
         assert node.facts(made.now).strangers == []
