@@ -9,7 +9,9 @@ member, and lets go those that it dialed once there is a head. These links carry
 neither head nor follower (`control.head`, `control.epoch.follower`) hears of them.
 
 Each newer roster that the coordinator has signed begins with an `Election` of its own. One vote is
-asked for at a time, even across rosters: the caller has one place to store it.
+asked for at a time, even across rosters: the caller has one place to store it. Where such a roster
+has another head, a follower of the one before neither leads nor renews a lease for
+`DESERTED_SECONDS`: it may just have renewed the other's.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from sealring_protocol.codec.election_messages import (
     Renewed,
     Vote,
 )
+from sealring_protocol.control.deadlines import earliest
 from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.election import (
     DESERTED_SECONDS,
@@ -96,6 +99,7 @@ class Voting:
         self._unanswered: CastVote | None = None  # what the caller was asked to cast
         self._waiting: CastVote | None = None  # it is asked for next
         self._led = now  # when this node last led, or began
+        self._quiet = now  # until when it neither leads nor renews a lease
         self._begin(ballot, now, FIRST_SECONDS)
         links.obeys = self.obeys
 
@@ -115,7 +119,7 @@ class Voting:
 
     def leads(self, now: float) -> bool:
         """True if this node is head, and no other can be: it may answer."""
-        return now < self._leads_until
+        return self._quiet <= now < self._leads_until
 
     def unled(self, now: float) -> float:
         """Seconds for which this node has not led: since it last did, or began."""
@@ -128,7 +132,7 @@ class Voting:
             election.mandate.term,
             election.mandate.taken,
             election.state,
-            election.leads(now),
+            self.leads(now),
             election.followed(now),
             self._links.meeting,
             election.majority,
@@ -178,6 +182,8 @@ class Voting:
         if isinstance(message, Vote):
             payload = vote_payload(self._roster.digest, message.term, message.head)
             verify(self._roster.members[rank].public_key, message.signature, payload)
+        if isinstance(message, Renew) and now < self._quiet:
+            return
         self._carry_out(self._election.receive(index, message, now), now)
 
     def adopted(self, now: float) -> None:
@@ -190,6 +196,8 @@ class Voting:
                 self._lost(index, now)
         self._led = now
         if before.digest != after.digest:
+            if not self._is_head and before.members[0].id != after.members[0].id:
+                self._quiet = now + DESERTED_SECONDS
             self._begin(Ballot(), now)
             for rank in sorted(linked):
                 self.link_up(rank, now)
@@ -200,6 +208,11 @@ class Voting:
         head, term = after.members[0].name, after.mandate.term
         self._say(Level.INFO, f"{head} is the head from now on: {how} (term {term})")
         self._carry_out(effects, now)
+
+    @property
+    def _is_head(self) -> bool:
+        """True if this node is head, with a lease or without."""
+        return self._election.state in (ElectionState.LEADING, ElectionState.PROPOSING)
 
     def rival(self, mandate: Mandate, now: float) -> None:
         """There is *mandate*, which this node does not obey."""
@@ -273,7 +286,8 @@ class Voting:
             self._links.part(now)
         self._led = max(self._led, min(now, self._leads_until))
         self._leads_until = self._election.leads_until
-        self.due = self._election.next_timeout()
+        quiet = self._quiet if now < self._quiet else None
+        self.due = earliest(self._election.next_timeout(), quiet)
 
     def _say(self, level: Level, text: str) -> None:
         self._links.events.append(Note(level, text, "election"))

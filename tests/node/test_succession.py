@@ -13,7 +13,7 @@ from sealring_protocol.security.roster import Rights
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 from tests.sim.hosts import Host
-from tests.sim.rosters import make_roster
+from tests.sim.rosters import WALL, make_roster
 
 LAYERS = 6
 PROMPT = (4, 5, 6)
@@ -281,6 +281,26 @@ def test_two_machines_are_as_they_were():
     cluster.run_for(20.0)
     assert cluster.leaders() == []
     assert cluster.led(cluster.hosts["host1"]).term == 0
+
+
+def test_a_head_that_a_newer_roster_makes_waits_for_the_lease_of_the_one_before():
+    """The others lose the head, which hears nothing of that, and their owner gives them a roster
+    with another one."""
+    cluster = ring()
+    cluster.cut_off("host0", is_heard=True)
+    for wire in list(cluster.head.wires.values()):
+        cluster.network.cut(wire)
+    cluster.run_for(0.01)
+    newer = make_roster(3, serial=2, order=(1, 0, 2)).encode()
+    for host in cluster.others("host0"):
+        host.node.bring_roster(newer, WALL + int(cluster.now * 1000))
+        cluster.settle(host)
+    assert cluster.leaders() == [cluster.head]
+    head = succeeded(cluster, 20.0, "host0")
+    assert head.name == "host1"
+    cluster.network.heal()
+    cluster.run_until(lambda: head.node.ring == (0, 1, 2) and cluster.serves(head), 40)
+    cluster.answers(head)
 
 
 def test_links_between_followers_are_let_go_once_there_is_a_head():
