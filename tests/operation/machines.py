@@ -147,6 +147,13 @@ class Machine:
         self.node.process.kill()
         self.node.process.wait(PATIENCE)
 
+    def kill_engine(self) -> None:
+        """Kill its engine; its node goes on."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+                if b"sealring_model.engine" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
     def stall(self) -> None:
         """Stop the processes of its node where they are; connections stay open."""
         self._signal(signal.SIGSTOP)
@@ -277,17 +284,20 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machines(count: int, **keys: str | int | float) -> Iterator[tuple[Machine, ...]]:
-    """*count* machines of one roster (2 to 4), none of which has been started. *keys* go into all
-    of their configs. The coordinator's folder, with the draft, is ``coordinator`` beside theirs."""
+def machines(
+    count: int, guests: int = 0, **keys: str | int | float
+) -> Iterator[tuple[Machine, ...]]:
+    """*count* machines of one roster, none of which has been started, and *guests* that belong to
+    nobody's ring and have a network alone: 2 to 4 in all. *keys* go into all configs. The
+    coordinator's folder, with the draft, is ``coordinator`` beside theirs."""
     if reason := _why_not():
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
         base = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sr-")))
         cable = Cable()
         stack.callback(cable.close)
-        made = [_make(index, base, cable, stack) for index in range(count)]
-        _write_roster(base, made, keys)
+        made = [_make(index, base, cable, stack) for index in range(count + guests)]
+        _write_roster(base, made[:count], keys)
         cable.start()
         stack.callback(cable.stop)
         stack.callback(lambda: [machine.stop() for machine in made])
