@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import trio
 from sealring.files.config import load_config
 from sealring.generation.generation import Generator
@@ -23,8 +24,8 @@ from sealring.http.bodies import count_events
 from sealring.http.gate import ANSWER
 from sealring.http.head import ApiHead
 from sealring.http.keys import KEY_FILE, ApiKeys
-from sealring.http.records import AnswerRecords, Frames, Successor
-from sealring.http.succession import Ring
+from sealring.http.records import AnswerRecords, Frames, Record, Successor
+from sealring.http.succession import DOOR_SECONDS, Ring
 from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
 from sealring_model import tiny
@@ -44,6 +45,7 @@ class Link:
         self.hears = hears
         self.room = 1 << 40
         self.dropped = ""
+        self.heard: Callable[[], None] = lambda: None
         self._frames = Frames()
 
     def offer(self, data: bytes) -> int:
@@ -51,6 +53,7 @@ class Link:
         self.room -= len(taken)
         for frame in self._frames.add(taken):
             self.hears.hear(*frame)
+        self.heard()
         return len(taken)
 
     def drop(self, reason: str = "") -> None:
@@ -245,6 +248,135 @@ def said(events: list[bytes]) -> dict[str, Any]:
             each.pop("sequence_number", None)
             add(each["type"], [each])
     return all_of
+
+
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "scores": (TEXT, {"prompt": "Once upon a time", "max_tokens": 9, "echo": True, "logprobs": 2}),
+    "chat": (CHAT, {"messages": TALK, "max_tokens": 12, "n": 2, "seed": 8}),
+    "response": (RESPONSES, {"input": "Tell me a story.", "max_output_tokens": 12}),
+}
+
+
+async def test_answers_in_one_piece_are_made_again() -> None:
+    async with heads() as made:
+        for name, (path, more) in WHOLE.items():
+            moments: list[bytes] = []
+
+            def heard(moments: list[bytes] = moments) -> None:
+                if known := made.records[1].encoded(ID):
+                    moments.append(known)
+
+            made.link.heard = heard
+            body = json.dumps({**COMMON, **more, "stream": False}).encode()
+            asked = await Asked(path, body, NAMED).of(made.first)
+            made.link.heard = lambda: None
+            assert asked.status == 200, (name, asked.whole)
+            assert len(moments) > 4
+            for known in (moments[0], moments[len(moments) // 2], moments[-1]):
+                again = await Asked(f"/_ring/answers/{ID}?after=0", known).of(made.ring)
+                assert without_times(again.whole) == without_times(asked.whole), name
+
+
+async def test_the_next_head_keeps_what_is_kept() -> None:
+    """An answer with a key goes on without a door, its client finds it by the key, and its events
+    have the numbers that they had. So do responses, and who has none of that finds nothing."""
+    async with heads() as made:
+        known: list[bytes] = []
+
+        def heard() -> None:
+            found = made.records[1].find(ID)
+            if found is not None and len(found.drawn) > 100 and not known:
+                assert found.kept
+                known.append(found.encoded())
+
+        made.link.heard = heard
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 16, "seed": 2}).encode()
+        key = {"idempotency-key": "a-key"}
+        asked = Asked(CHAT, body, NAMED | key)
+        await asked.of(made.first)
+        assert len(known) == 1
+        record = Record.decode(ID, known[0])
+        record.kept, record.left = True, trio.current_time() - DOOR_SECONDS
+        assert made.records[1].put(record)
+        await made.ring.take_up()
+        again = await Asked(CHAT, body, key).of(build_app(made.next))
+        assert said(again.events) == said(asked.events)
+        assert [each.split(b"\n")[0] for each in again.events[:5]] == [
+            each.split(b"\n")[0] for each in asked.events[:5]
+        ]
+        door = await Asked(f"/_ring/answers/{ID}?after=4", known[0]).of(made.ring)
+        assert door.events == again.events[4:]
+
+        response = json.dumps({**COMMON, "input": "Hello.", "max_output_tokens": 4, "store": True})
+        await Asked(RESPONSES, response.encode(), NAMED).of(made.first)
+        made.records[0].flush()
+        assert made.next.responses.names == made.head.responses.names != []
+        for owner, name in made.head.responses.names:
+            assert made.next.responses.find(owner, name) == made.head.responses.find(owner, name)
+            made.head.responses.drop(owner, name)
+        made.records[0].flush()
+        assert made.next.responses.names == []
+        nobody = await Asked(f"/_ring/answers/{'0' * 24}?after=0", b"").of(made.ring)
+        assert (nobody.status, json.loads(nobody.whole)["error"]["code"]) == (
+            404,
+            "answer_not_found",
+        )
+        wrong = await Asked(f"/_ring/answers/{ID}?after=0", b"no record").of(made.ring)
+        assert wrong.status == 400
+
+
+async def test_an_answer_is_over_with_its_client_and_stays_without_its_door() -> None:
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 900, "seed": 2}).encode()
+
+        def leave(message: Message) -> None:
+            if len(asked.got) > 5:
+                asked.left.set()
+
+        for lost in (False, True):
+            asked = Asked(CHAT, body, NAMED, leave, state={"lost": lost})
+            await asked.of(made.first)
+            known = made.records[0].find(ID)
+            assert (known is not None) is lost
+            assert (made.records[1].find(ID) is not None) is lost
+        assert known is not None
+        assert known.left is not None
+        count = len(asked.events)
+        rest = Asked(f"/_ring/answers/{ID}?after={count}", b"")
+
+        def enough(message: Message) -> None:
+            if len(rest.got) > 5:
+                rest.left.set()
+
+        rest.seen = enough
+        await rest.of(Ring(made.records[0], lambda: made.head))
+        assert len(rest.events) > 3
+        assert made.records[0].find(ID) is None
+
+
+async def test_a_head_that_is_none_any_more_leaves_its_answers_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 60, "seed": 2}).encode()
+        whole = await Asked(CHAT, body).of(made.first)
+
+        def move(message: Message) -> None:
+            if len(asked.got) == 8:
+                monkeypatch.setattr(ApiHead, "moved", property(lambda head: head is made.head))
+                for trace in made.head.generator.tracer.live:
+                    for uid in made.head.generator.tracer.rows(trace):
+                        made.head.generator.runtime.give_up(uid, "another is the head")
+
+        asked = Asked(CHAT, body, NAMED, move)
+        await asked.of(made.first)
+        assert asked.state["moved"]
+        assert asked.got[-1].get("more_body")  # it has no end
+        count = len(asked.events)
+        rest = await Asked(f"/_ring/answers/{ID}?after={count}", b"").of(made.ring)
+        told = said(asked.events + rest.events)
+        assert told["text 0"] == said(whole.events)["text 0"]
+        assert told["done"] == b"[DONE]\n\n"
 
 
 async def test_the_rest_is_the_same_from_any_event_on() -> None:

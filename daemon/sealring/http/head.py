@@ -66,9 +66,11 @@ class ApiHead:
     newcomers: Newcomers = NO_NEWCOMERS
     metrics: Metrics = attrs.field(factory=Metrics)
     bodies: Bodies = attrs.field(factory=Bodies)
-    responses: ResponseStore = attrs.field(factory=ResponseStore)
     answers: KeptAnswers = attrs.field(factory=KeptAnswers)
     records: AnswerRecords = attrs.field(factory=AnswerRecords)
+    responses: ResponseStore = attrs.field(
+        default=attrs.Factory(lambda self: self.records.responses, takes_self=True)
+    )
     held: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_HELD))
     has_chat_template: bool = attrs.field(
         default=attrs.Factory(lambda self: has_chat_template(self.generator.model), takes_self=True)
@@ -118,8 +120,8 @@ class ApiHead:
 
     @property
     def moved(self) -> bool:
-        """Whether this node is the head no more."""
-        return bool(self.generator.runtime.node.rank)
+        """Whether this node is the head no more, as far as it knows: another may be."""
+        return not self.generator.runtime.node.leads(trio.current_time())
 
     def check_serving(self) -> None:
         """Raises `ApiError` when no request can be answered now."""

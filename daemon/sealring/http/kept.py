@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -119,6 +119,8 @@ class ResponseStore:
         # By the bits of their size: to make room takes as long for many accounts as for one.
         self._by_bits: defaultdict[int, dict[str, None]] = defaultdict(dict)
         self._size = 0
+        self.changed: Callable[[str, str], None] = lambda owner, name: None
+        """Hears whose response is kept or dropped, and its name."""
 
     def keep(self, owner: str, name: str, kept: Kept) -> None:
         """Keep response *name* for *owner*, if it is not too large; older ones make room."""
@@ -128,6 +130,7 @@ class ResponseStore:
         account = self._accounts.setdefault(kept.account, _Account())
         account.kept[owner, name] = None
         self._count(kept, 1)
+        self.changed(owner, name)
         while account.full:
             self.drop(*next(iter(account.kept)))
         while self._size > MAX_KEPT:
@@ -157,7 +160,13 @@ class ResponseStore:
             del self._owners[owner]
         del self._accounts[dropped.account].kept[owner, name]
         self._count(dropped, -1)
+        self.changed(owner, name)
         return True
+
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """The owner and name of each response."""
+        return [(owner, name) for owner, owned in self._owners.items() for name in owned.kept]
 
     def _count(self, kept: Kept, sign: int) -> None:
         """Count *kept* to its account, or no more if *sign* is -1."""

@@ -35,6 +35,7 @@ from sealring_trio.node.runtime import Event
 
 from sealring.dialects.errors import ApiError
 from sealring.dialects.replies import json_bytes
+from sealring.http.kept import Kept, ResponseStore
 from sealring.text.workers import SharedBudget
 
 MAX_RECORDS: Final = 128 << 20
@@ -73,7 +74,14 @@ class Kind(enum.IntEnum):
     KEPT = 3
     OVER = 4
     SETTINGS = 5
+    RESPONSES = 6
+    """The names of all responses that are kept (`kept`)."""
+    RESPONSE = 7
+    DROPPED = 8
 
+
+Owned = tuple[str, str]
+"""The owner of a response, and its name."""
 
 _ENDS: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
@@ -247,9 +255,12 @@ class Successor:
         self._records = records
         self._behind = bytearray()
         self._told: set[str] = set()
-        self._untold: deque[str] = deque(each.id for each in records)
+        self._untold: deque[str | Owned] = deque([*(each.id for each in records)])
+        names = records.responses.names
+        self._untold += names
         if records.settings:
             self._behind += _frame(Kind.SETTINGS, "", records.settings)
+        self._behind += _frame(Kind.RESPONSES, "", json_bytes(names))
 
     def begun(self, record: Record) -> None:
         """*record* is new, or another of an answer that was known."""
@@ -266,6 +277,10 @@ class Successor:
         self._behind += frame
         if len(self._behind) > MAX_BEHIND:
             self._wire.drop("it takes too little of what it is told")
+
+    def response(self, named: Owned) -> None:
+        """The response *named* is kept, or dropped."""
+        self._untold.append(named)
 
     def over(self, record: Record) -> None:
         """*record* is over."""
@@ -284,7 +299,11 @@ class Successor:
     def _next(self) -> bool:
         """Take up what it has not been told of; whether there is something."""
         while self._untold:
-            record = self._records.find(self._untold.popleft())
+            next_one = self._untold.popleft()
+            if not isinstance(next_one, str):
+                self._behind += _of_response(next_one, self._records.responses.find(*next_one))
+                return True
+            record = self._records.find(next_one)
             if record is not None and record.id not in self._told:
                 self._told.add(record.id)
                 self._behind += _frame(Kind.BEGUN, record.id, record.asked)
@@ -299,10 +318,22 @@ def _frame(kind: Kind, id: str, data: bytes | bytearray = b"") -> bytes:
     return _FRAME.pack(kind, len(data), bytes.fromhex(id)) + data
 
 
-class AnswerRecords:
-    """The records of a node. *settled* hears what the head tells of its settings."""
+def _of_response(named: Owned, kept: Kept | None) -> bytes:
+    """The frame of the response *named*, which is *kept* or not."""
+    if kept is None:
+        return _frame(Kind.DROPPED, "", json_bytes(named))
+    items = [[item.decode() for item in each] for each in (kept.before, kept.inputs, kept.outputs)]
+    fields = [*named, kept.response.decode(), *items, kept.account]
+    return _frame(Kind.RESPONSE, "", json_bytes(fields))
 
-    def __init__(self) -> None:
+
+class AnswerRecords:
+    """The records of a node, and with them its *responses*, which the next head is to have, too.
+    *settled* hears what the head tells of its settings."""
+
+    def __init__(self, responses: ResponseStore | None = None) -> None:
+        self.responses = ResponseStore() if responses is None else responses
+        self.responses.changed = self._changed
         self._records: dict[str, Record] = {}
         self._budget = SharedBudget(MAX_RECORDS)
         self._successors: list[Successor] = []
@@ -438,6 +469,32 @@ class AnswerRecords:
                 self._remove(known)
             case Kind.SETTINGS:
                 self.settled(data)
+            case Kind.RESPONSES | Kind.RESPONSE | Kind.DROPPED:
+                try:
+                    self._hear_of_responses(frame, from_json(data))
+                except (AttributeError, IndexError, TypeError) as error:
+                    raise ValueError(f"no responses: {error}") from None
+
+    def _hear_of_responses(self, frame: Kind, told: Any) -> None:
+        """The head tells this of its responses. Raises `ValueError`."""
+        match frame, told:
+            case Kind.RESPONSES, [*names]:
+                for owner, name in {*self.responses.names} - {(each[0], each[1]) for each in names}:
+                    self.responses.drop(owner, name)
+            case Kind.DROPPED, [str(owner), str(name)]:
+                self.responses.drop(owner, name)
+            case Kind.RESPONSE, [str(owner), str(name), str(made), *items, str(account)]:
+                before, inputs, outputs = (tuple(item.encode() for item in each) for each in items)
+                self.responses.drop(owner, name)
+                kept = Kept(made.encode(), before, inputs, outputs, account)
+                self.responses.keep(owner, name, kept)
+            case _:
+                raise ValueError("no responses")
+
+    def _changed(self, owner: str, name: str) -> None:
+        """A response of *owner* is kept or dropped."""
+        for successor in self._successors:
+            successor.response((owner, name))
 
     def _has_room(self, record: Record) -> bool:
         """Whether *record* may have its size, of which it then has the room."""
