@@ -1,0 +1,212 @@
+"""What is recorded of answers, what successors are told of it, and the bounds of both."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from sealring.http import records
+from sealring.http.kept import Kept
+from sealring.http.records import (
+    KEEP_SECONDS,
+    AnswerRecords,
+    DrawnPiece,
+    Frames,
+    Kind,
+    Record,
+    RecordedRequest,
+    Successor,
+    pieces,
+)
+from sealring_protocol.codec.local_messages import Logprobs, Scores
+from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut, TokenOut
+from trio.testing import MockClock
+
+from tests.api.test_succession import ID, Link
+
+OTHER = "f" * 24
+
+
+def asked(account: str = "a", body: bytes = b"{}") -> RecordedRequest:
+    caller = {"id": "chatcmpl-1", "account": account}
+    return RecordedRequest("/v1/chat/completions", body, caller, 5, 1 << 63, b"n" * 16, b"k")
+
+
+def piece(*tokens: int, index: int = 0) -> DrawnPiece:
+    return DrawnPiece(index, tuple(TokenOut(0, token, 0) for token in tokens))
+
+
+def pair() -> tuple[AnswerRecords, AnswerRecords, Link]:
+    """The records of a head and of its successor, and the link between them."""
+    head, next_head = AnswerRecords(), AnswerRecords()
+    link = Link(next_head)
+    head.join(Successor(link, head))
+    return head, next_head, link
+
+
+def known(of: AnswerRecords) -> dict[str, bytes]:
+    return {record.id: record.encoded() for record in of}
+
+
+VALUES = st.floats(-1e30, 0) | st.sampled_from([float("-inf"), -0.1])
+LIKELY = st.none() | st.builds(
+    lambda chosen, pairs: Logprobs(
+        0, 0, chosen, tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    ),
+    VALUES,
+    st.lists(st.tuples(st.integers(0, 1 << 31), VALUES), max_size=3),
+)
+SCORES = st.builds(
+    lambda position, chosen: ScoresOut(
+        0, Scores(0, 0, position, tuple(chosen), (1,) * len(chosen))
+    ),
+    st.integers(1, 1 << 20),
+    st.lists(VALUES, min_size=1, max_size=3),
+)
+TOKENS = st.builds(
+    lambda token, likely: TokenOut(0, token, 0, likely), st.integers(0, 1 << 31), LIKELY
+)
+ENDS = st.sampled_from([(), (FinishReason.STOP,), (FinishReason.LENGTH,)])
+PIECES = st.builds(
+    lambda index, scores, tokens, ends, last: DrawnPiece(
+        index, (*scores, *tokens, *(RequestDone(0, reason) for reason in ends)), last
+    ),
+    st.integers(0, 127),
+    st.lists(SCORES, max_size=2),
+    st.lists(TOKENS, max_size=4),
+    ENDS,
+    st.booleans(),
+)
+
+
+@given(st.lists(PIECES, max_size=4), st.binary(max_size=40))
+def test_pieces_and_requests_are_what_they_were(made: list[DrawnPiece], body: bytes) -> None:
+    data = b"".join(each.encode() for each in made)
+    assert [*pieces(data)] == made
+    request = asked(body=body)
+    record = Record.decode(ID, Record(ID, request.encode(), bytearray(data)).encoded())
+    assert RecordedRequest.decode(record.asked) == request
+    assert (record.drawn, record.account) == (data, "a")
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    for read in (lambda: [*pieces(data)], lambda: Record.decode(ID, data)):
+        with contextlib.suppress(ValueError):
+            read()
+
+
+def test_an_end_that_is_an_error_is_not_recorded() -> None:
+    failed = DrawnPiece(0, (TokenOut(0, 5, 0), RequestDone(0, FinishReason.FAILED, "why")))
+    assert [*pieces(failed.encode())] == [piece(5)]
+
+
+def test_a_successor_knows_what_the_head_knows_however_little_it_takes_at_once() -> None:
+    head, next_head, link = pair()
+    first = head.begin(ID, asked())
+    assert first is not None
+    head.add(first, piece(1, 2))
+    link.room = 0
+    second = head.begin(OTHER, asked(body=b"x" * 1000))
+    assert second is not None
+    head.add(first, piece(3))
+    head.add(second, piece(4))
+    head.keep(second)
+    head.flush()
+    assert known(next_head) != known(head)
+    for _ in range(300):
+        link.room = 7
+        head.flush()
+    assert known(next_head) == known(head)
+    assert [record.kept for record in next_head] == [False, True]
+    link.room = 1 << 30
+    head.over(first)
+    assert known(next_head).keys() == {OTHER}
+    late = Link(AnswerRecords())
+    head.join(Successor(late, head))
+    assert known(late.hears) == known(head)
+
+
+def test_a_successor_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_BEHIND", 2000)
+    head, _, link = pair()
+    record = head.begin(ID, asked())
+    assert record is not None
+    link.room = 0
+    while not link.dropped:
+        head.add(record, piece(*range(10)))
+        assert len(record.drawn) < 5000
+
+
+def test_one_account_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_RECORDS", 4000)
+    head = AnswerRecords()
+    assert head.begin(ID, asked("a", b"x" * 1000)) is not None
+    assert head.begin(OTHER, asked("a", b"x" * 1000)) is None
+    own = head.begin(OTHER, asked("b"))
+    assert own is not None
+    while head.find(OTHER) is own:  # it grows, and then is kept no longer
+        head.add(own, piece(*range(50)))
+        assert own.size < 3000
+    assert head.begin("0" * 24, asked("b", b"x" * 1000)) is not None
+    assert head.begin("no id", asked("c")) is None
+
+
+def test_responses_are_told_with_their_names() -> None:
+    head, next_head, _ = pair()
+    item = b'{"id":"msg_1"}'
+    head.responses.keep("o", "resp_1", Kept(b"{}", (), (item,), (item,), "a"))
+    next_head.responses.keep("o", "resp_0", Kept(b"{}", (), (), (), "a"))
+    head.flush()
+    assert next_head.responses.find("o", "resp_1") == head.responses.find("o", "resp_1")
+    head.join(Successor(Link(next_head), head))  # it has come back
+    assert next_head.responses.names == [("o", "resp_1")]
+    for wrong in (b"[1", b"{}", b'["o"]', b'[["o"]]', b'["o","n","{}",[1],[],[],"a"]'):
+        for kind in (Kind.RESPONSE, Kind.DROPPED):
+            with pytest.raises(ValueError, match=r"."):
+                next_head.hear(kind, "0" * 24, wrong)
+
+
+def test_frames_of_no_size_or_kind_are_refused() -> None:
+    for data in (b"\x09" + bytes(16), b"\x01\xff\xff\xff\xff" + bytes(12)):
+        with pytest.raises(ValueError, match=r"."):
+            [*Frames().add(data)]
+
+
+async def test_what_nobody_makes_is_forgotten(autojump_clock: MockClock) -> None:
+    head, next_head, _ = pair()
+    record = head.begin(ID, asked())
+    assert record is not None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(head.run)
+        await trio.sleep(2 * KEEP_SECONDS)
+        assert head.find(ID) is record
+        head.leave_all()
+        await trio.sleep(KEEP_SECONDS - 10)
+        assert head.find(ID) is record
+        await trio.sleep(20)
+        assert not [*head, *next_head]
+        nursery.cancel_scope.cancel()
+
+
+def test_another_head_begins_another_record() -> None:
+    """Who has the record of the head before keeps it as it was."""
+    head, next_head, _ = pair()
+    record = head.begin(ID, asked())
+    assert record is not None
+    head.add(record, piece(1))
+    head.flush()
+    before = next_head.find(ID)
+    again = Record.decode(ID, record.encoded())
+    assert head.put(again)
+    head.add(record, piece(2))  # by who made the other
+    head.add(again, piece(3))
+    head.flush()
+    assert before is not None
+    assert [each.events[0].token for each in pieces(before.drawn)] == [1]  # type: ignore[union-attr]
+    found = next_head.find(ID)
+    assert found is not None
+    assert [*pieces(found.drawn)] == [piece(1), piece(3)]
