@@ -196,6 +196,8 @@ ERRORS: Final = {
                       "who may."),
     "not_in_background": ("400", "A response that is to be cancelled is over, or not made in the "
                           "background."),
+    "answer_not_found": ("404", "Said between machines alone: the head does not know the answer that "
+                         "it is to go on with."),
     "stream_not_found": ("404", "No answer of this caller's that is so called is kept."),
     "idempotency_key_reused": ("409", "The `Idempotency-Key` was sent with another body or path."),
     "taken_over": ("409", "Another request goes on with this answer. In a stream it is an event."),
@@ -230,8 +232,8 @@ ERRORS: Final = {
     "text_worker_wrong": ("500", "What the text worker answered was no answer; it was ended."),
     "not_implemented": ("501", "The server is no proxy."),
     "keys_unreadable": ("503", "The file of API keys cannot be read."),
-    "head_lost": ("503", "The follower that was asked lost the head before the answer was "
-                  "complete. In a stream it is the last event."),
+    "head_lost": ("503", "The machine that was asked lost the head before the answer was complete, "
+                  "and nobody went on with it. In a stream it is the last event."),
     "no_majority": ("503", "The head that was asked may not answer: too few machines are there to "
                     "be sure that they have elected no other. Ask another machine."),
     "no_head": ("503", "The follower that was asked cannot reach the head; the message says why."),
