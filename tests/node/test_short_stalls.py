@@ -51,6 +51,11 @@ def check(cluster: Cluster, asked) -> None:
     cluster.run_for(1.0)
 
 
+def check_all_kept(cluster: Cluster) -> None:
+    """No engine was told to keep what it did not have."""
+    assert not [text for _, _, text in cluster.notes if "has kept nothing" in text]
+
+
 def check_nothing_left(cluster: Cluster) -> None:
     """The engines hold no rows, and as snapshots what the head thinks that they do."""
     scheduler = cluster.head.node._brain.scheduler
@@ -75,6 +80,7 @@ def test_after_a_break_nothing_is_read_again(world, seed):
     cluster.run_until(lambda: cluster.all_done)
     check(cluster, [(uid, prompt, 40)])
     check_nothing_left(cluster)
+    check_all_kept(cluster)
     assert kept(cluster) > 0
     assert read(cluster) < len(prompt) + 10
 
@@ -124,6 +130,7 @@ def test_stalls_at_any_step_change_no_text(world, seed, trimmable):
         cluster.cancel(uid)
     cluster.run_until(lambda: cluster.all_done)
     check(cluster, asked)
+    check_all_kept(cluster)
     check_nothing_left(cluster)
 
 
@@ -136,6 +143,7 @@ def test_scores_are_told_once_after_breaks(seed):
         cluster.run_for(random.random() * 0.1)
         cut_one(cluster, random)
     cluster.run_until(lambda: cluster.all_done)
+    check_all_kept(cluster)
     assert told(cluster.scores[uid]) == reference_scores(prompt, 2, LAYERS)
     check(cluster, [(uid, prompt, 5)])
 

@@ -792,17 +792,17 @@ class RunningRows:
         """How many tokens of each live row every rank has in a cache, though the steps under way
         have not reached all of them: these have *moved* some rows, and *read* so many tokens.
 
-        The token that the next decode takes is none of them, nor is a guess. A cache that cannot be
-        cut has to be as long on every rank.
+        The token that the next decode takes is none of them, nor what comes after it. So no wrong
+        guess is: a token that follows one has come from a step that took it back. A cache that
+        cannot be cut has to be as long on every rank.
         """
         held: dict[int, int] = {}
         for uid, row in self.live.items():
             if uid in moved or not self.ledger.holds(uid):
                 continue
             length = self.ledger.length(uid)
-            sure = length - read[uid] - self.ledger.guessed(uid)
             most = row.scored if row.wants_scores else len(row.tokens) - 1
-            sure = min(sure, most)
+            sure = min(length - read[uid], most)
             if sure >= SHORTEST and (self.prefixes.cuttable or sure == length):
                 held[uid] = sure
         return held
