@@ -561,6 +561,8 @@ class Epochs:
         text = f"epoch {epoch.counter}: {plan.reason}; layers {plan.split.text}"
         if self._config.members:
             text += f" on {', '.join(self._config.names)}"
+        if self.kept:
+            text += "; caches are kept"
         effects: list[Effect] = [Note(Level.INFO, text)]
         effects += [Send(order.rank, Purpose.CONTROL, order) for order in orders[1:]]
         return effects + self._engine.begin(orders[0], now)
