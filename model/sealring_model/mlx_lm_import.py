@@ -22,7 +22,7 @@ import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -115,8 +115,9 @@ def _put_off(name: str, homes: Mapping[str, str]) -> None:
             raise AttributeError(f"module {name!r} has no attribute {asked!r}", name=asked)
         with _torch_hidden():
             if asked in homes:
-                found = getattr(importlib.import_module(f"{name}.{homes[asked]}"), asked)
-                return vars(package).setdefault(asked, found)
+                with suppress(ImportError, AttributeError):  # another release may have it elsewhere
+                    found = getattr(importlib.import_module(f"{name}.{homes[asked]}"), asked)
+                    return vars(package).setdefault(asked, found)
             _finish(package)
             return getattr(sys.modules[name], asked)
 

@@ -116,6 +116,18 @@ def test_transformers_is_whole_for_whoever_else_uses_it() -> None:
     )
 
 
+def test_a_release_of_transformers_that_has_its_tokenizers_elsewhere_is_imported_whole() -> None:
+    run(
+        "import sys",
+        "from sealring_model import mlx_lm_import, tiny",
+        "from sealring_model.text.tokens import Tokenizer",
+        "homes = mlx_lm_import._TRANSFORMERS['transformers']",
+        "homes |= {'AutoTokenizer': 'nowhere', 'PreTrainedTokenizerFast': 'configuration_utils'}",
+        "assert Tokenizer(tiny.path()).encode('hello')",
+        "assert sys.modules['transformers'].BertConfig",
+    )
+
+
 def test_nothing_is_imported_to_find_that_there_is_no_tokenizer(tmp_path: Path) -> None:
     """An engine asks for one as it starts."""
     run(
