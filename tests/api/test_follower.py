@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -18,7 +19,7 @@ from sealring_model import tiny
 from sealring_trio.collective.loopback import free_ports
 
 from tests.api.conftest import PATIENCE, UNDER_WAY, Served, connected, serves_too
-from tests.io_trio.helpers import sealring
+from tests.io_trio.helpers import as_process, sealring
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,16 @@ def test_a_followers_owner_asks_by_its_socket(door: Served) -> None:
 def test_commands_may_name_a_follower(door: Served) -> None:
     shown = sealring("status", "--url", door.url, "--json").json()
     assert [rank["name"] for rank in shown["ranks"]] == ["rank0", "rank1"]
+
+
+def test_commands_may_name_several_machines_of_which_some_are_gone(door: Served) -> None:
+    urls = f"127.0.0.1:{free_ports(1)[0]},{door.url}/v1"
+    run = partial(as_process, "run", "tiny", "Hello.", "--json", "--max-tokens", "4", "--url")
+    code, out, err = run(urls)
+    assert code == 0, err
+    assert json.loads(out)["usage"]["completion_tokens"] == 4
+    code, _, err = run(f"{door.url},")
+    assert (code, b"'' is no URL" in err) == (2, True)
 
 
 @pytest.mark.slow

@@ -25,8 +25,8 @@ from sealring_trio.units import format_address
 from tests.io_trio.helpers import sealring, until
 from tests.serving import PATIENCE
 
-TOKENS = 300
-AT = 60
+TOKENS = 150
+AT = 40
 """The event at which something happens."""
 
 
@@ -71,7 +71,8 @@ class Reader(threading.Thread):
 
     def text(self) -> str:
         """The text of the whole answer."""
-        self.join(PATIENCE)
+        self.join(3 * PATIENCE)
+        assert not self.is_alive()
         assert not self.failed
         assert self.events[-1] in ("data: [DONE]", 'data: {"type":"message_stop"}')
         return "".join(map(text_of, self.events))

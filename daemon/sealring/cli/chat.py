@@ -65,7 +65,8 @@ def chat(
     Parameters
     ----------
     url
-        The head's address; http://127.0.0.1:7480 if left out.
+        The head's address; http://127.0.0.1:7480 if left out. With commas,
+        several machines of one ring: answers go on at the next if one is gone.
     model
         Which model, where several are served; the only one if left out.
     system

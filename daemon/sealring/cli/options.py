@@ -7,7 +7,9 @@ and `head_at`, its address.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -117,14 +119,24 @@ class Access:
     api_key_file: Path | None = None
     certificate: Path | None = None
 
-    def client(self, url: str) -> HeadClient:
-        """A client of the head at *url*. Raises `UserError`."""
+    @contextlib.contextmanager
+    def client(self, url: str) -> Iterator[HeadClient]:
+        """A client of the API at *url*, until the block ends. Where that names several machines of
+        a ring, with commas between them, it is the first that answers, whose streams go on
+        at the others. Raises `UserError`."""
         # It takes a tenth of a second to import, which a mistake need not wait for.
         from sealring.local import client  # noqa: PLC0415
         from sealring.local.client import HeadClient  # noqa: PLC0415
 
         trust = None if self.certificate is None else client.trusting(self.certificate)
-        return HeadClient(url, client.api_key(self.api_key, self.api_key_file), trust)
+        key = client.api_key(self.api_key, self.api_key_file)
+        with contextlib.ExitStack() as stack:
+            made = [stack.enter_context(HeadClient(each, key, trust)) for each in url.split(",")]
+            first = made[0]
+            if len(made) > 1:
+                first = next((each for each in made if each.is_there()), first)
+            first.others = [each for each in made if each is not first]
+            yield first
 
 
 def usual_url() -> str:
@@ -153,7 +165,7 @@ def head_at(url: str | None) -> str:
     from sealring.local import client  # noqa: PLC0415 - as above
     from sealring.local.client import stranger  # noqa: PLC0415 - as above
 
-    base = client.base_url(url or usual_url())
+    base = client.base_urls(url or usual_url())
     if url is None and (why := stranger(base)):
         raise UserError(
             why, f"Give the address of your head, or this one if you mean it: --url {base}"

@@ -111,7 +111,8 @@ def run(
     json
         Print one JSON object at the end: the answer, its tokens and times.
     url
-        Ask this head and no other; it must serve the model.
+        Ask this head and no other; it must serve the model. With commas, several
+        machines of one ring: the answer goes on at the next if one is gone.
     plain
         Show the answer as it is written, without colours, in a terminal too.
     no_history
@@ -179,7 +180,7 @@ def _head(
     from sealring.local.client import HeadClient  # noqa: PLC0415
     from sealring.local.ring import guess_options, local_api  # noqa: PLC0415
 
-    base = client.base_url(url or usual_url())
+    base = client.base_urls(url or usual_url())
     with contextlib.ExitStack() as stack:
         http = stack.enter_context(access.client(base))
         card = {} if no_guesses else _card(http, base, sure=url is not None)

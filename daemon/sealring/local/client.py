@@ -79,17 +79,29 @@ class HeadClient(httpx2.Client):
     def __init__(self, url: str, key: str = "", trust: ssl.SSLContext | None = None) -> None:
         self._transport_here = _Transport(True if trust is None else trust)
         super().__init__(**settings(url, key, trust), transport=self._transport_here)
+        self.others: list[HeadClient] = []
+        """Clients of other machines of the ring, at which a stream may go on."""
 
     @contextlib.contextmanager
     def noticing(self, notice: Notice) -> Iterator[None]:
         """Meanwhile call *notice* whenever the head has been silent for so long. It may ask the
         head something else, for less time."""
-        network = self._transport_here.network
-        network.notice = notice
+        networks = [each._transport_here.network for each in (self, *self.others)]
+        for network in networks:
+            network.notice = notice
         try:
             yield
         finally:
-            network.notice = _nothing
+            for network in networks:
+                network.notice = _nothing
+
+    def is_there(self) -> bool:
+        """Whether somebody answers, soon."""
+        try:
+            soon(self, "/livez", ASK_SECONDS)
+        except (httpx2.HTTPError, ValueError):
+            return False
+        return True
 
 
 def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
@@ -111,6 +123,12 @@ def settings(url: str, key: str, trust: ssl.SSLContext | None = None) -> dict[st
 def patience(seconds: float) -> httpx2.Timeout:
     """How long a head may take to connect, and then be silent."""
     return httpx2.Timeout(seconds, connect=CONNECT_SECONDS)
+
+
+def base_urls(given: str) -> str:
+    """The URLs in *given*, which commas separate, each without what people add to it. Raises
+    `UserError` where one is no URL."""
+    return ",".join(map(base_url, given.split(",")))
 
 
 def base_url(given: str) -> str:
@@ -280,7 +298,7 @@ def stream(
             look()
 
     given = ResumableStream(
-        [http],
+        [http, *http.others],
         path,
         asked,
         timeout=patience(SILENCE_SECONDS),
