@@ -522,7 +522,7 @@ class Front:
             await self._answered(request)
         except ApiError as error:
             log.warning("%s: %s", passed.name or path, error.message)
-            resumable = request.resumable or passed.last is not None
+            resumable = request.resumable or passed.resumable
             await passed.end(kind, error, resumable=resumable)
         finally:
             request.upload.forget()
