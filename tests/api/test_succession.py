@@ -319,7 +319,7 @@ async def test_the_next_head_keeps_what_is_kept() -> None:
         nobody = await Asked(f"/_ring/answers/{'0' * 24}?after=0", b"").of(made.ring)
         assert (nobody.status, json.loads(nobody.whole)["error"]["code"]) == (
             404,
-            "answer_not_found",
+            "stream_not_found",
         )
         wrong = await Asked(f"/_ring/answers/{ID}?after=0", b"no record").of(made.ring)
         assert wrong.status == 400

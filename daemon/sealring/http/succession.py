@@ -139,7 +139,7 @@ class Ring:
                 found = given
         if found is None:
             text = "Nothing is known of this answer here: it is over, or ended with its head."
-            raise ApiError(404, text, "answer_not_found")
+            raise ApiError(404, text, "stream_not_found")
         record = Record.decode(id, found.encoded())
         if not self.records.put(record):
             raise unavailable("Too many answers are to be gone on with.", "overloaded")
