@@ -554,7 +554,8 @@ class Generate:
         if record is None:
             yield
             return
-        record.left, call.trace.survives = None, records.told
+        heads = self._head.generator.runtime.node.roster.roster.heads
+        record.left, call.trace.survives = None, records.told and len(heads) > 1
         try:
             yield
         except Moved:
