@@ -115,7 +115,8 @@ class AlwaysPay(GuessCosts):
 
 
 class Ring:
-    """A scheduler, and the ledger of a rank that gets its steps."""
+    """A scheduler, the ledger of a rank that gets its steps, and of one that has done only those
+    that were answered."""
 
     def __init__(self, config: SchedulerConfig, window: int, room: int, *, cuttable: bool) -> None:
         self.scheduler = Scheduler(config, CONTEXT)
@@ -136,11 +137,18 @@ class Ring:
         self.ended: set[int] = set()
         self.raise_epoch()
 
-    def raise_epoch(self) -> None:
-        """A new epoch: nothing is in flight, nothing is held."""
+    def raise_epoch(self, *, keeps: bool = False) -> None:
+        """A new epoch: nothing is in flight, and nothing is held but what it *keeps*."""
         self.counter += 1
-        self.scheduler.begin(Epoch(1, self.counter), (self.ready,))
-        self.ledger = Ledger()
+        self.scheduler.abandon()
+        kept = self.scheduler.kept if keeps else ()
+        for each in kept:
+            for ledger in (self.ledger, self.behind):
+                has = ledger.snaps.get(each.number, 0)
+                has = ledger.length(each.number) if ledger.holds(each.number) else has
+                assert has == each.length or (has > each.length and self.ready.trimmable)
+        self.scheduler.begin(Epoch(1, self.counter), (self.ready,), kept)
+        self.ledger, self.behind = Ledger(kept), Ledger(kept)
         self.kept: dict[int, int] = {}
         self.flying.clear()
         self.decided.clear()
@@ -226,6 +234,7 @@ class Ring:
         if not self.flying:
             return False
         step = self.flying.pop(0).step
+        self.behind.apply(step)
         self.decided.update(self.scheduler.decided())
         count, drawn = 0, ()
         if isinstance(step.work, Decode):
@@ -248,7 +257,7 @@ class Ring:
         if self.flying:
             n = self.flying[0].step.n
             self.take(self.scheduler.failed(n, Failure(0, kind, "a failure")))
-            self.raise_epoch()
+            self.raise_epoch(keeps=kind is FailureKind.LINK_LOST)
 
     def take(self, outcomes: list[Outcome]) -> None:
         """Tokens come in order, without a gap, and none after the end."""

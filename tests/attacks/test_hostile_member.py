@@ -201,7 +201,9 @@ class Liar:
         if self._pick(True, False):
             bounds = tuple(sorted(self._dice.sample(range(1, LAYERS), self._world - 1)))
             pipeline = wire.Backend.PIPELINE
-            return wire.Bootstrap(self._epoch(), pipeline, *about, (0, *bounds, LAYERS))
+            order = wire.Bootstrap(self._epoch(), pipeline, *about, (0, *bounds, LAYERS))
+            kept = (wire.KeptCache(1 + self._uid() % U32, 1 + self._any() % U32),)
+            return attrs.evolve(order, kept=self._pick((), kept))
         hosts = self._pick(("", 0), ("127.0.0.1", 7000), ("x" * 255, U16))
         ring = wire.Backend.RING
         return wire.Bootstrap(self._epoch(), ring, *about, (0, LAYERS), (hosts,) * self._world)
