@@ -267,11 +267,13 @@ class FakeEngine:
 
     def _keep(self, order: Bootstrap) -> dict[int, History]:
         """What *order* has this engine keep, by number. Raises `KeyError` for what is not here."""
+        if not order.kept:
+            return {}
+        if self.dead:
+            raise KeyError("a step failed")
         held = {**self.private, **self.snaps}
         for group, rows in self.ledger.groups.items():
             held |= zip(rows, self.groups[group], strict=True)
-        if self.dead and order.kept:
-            raise KeyError("a step failed")
         for each in order.kept:
             have = len(held[each.number]) - 1
             assert have == each.length or (self.model.trimmable and have > each.length)
