@@ -196,8 +196,6 @@ ERRORS: Final = {
                       "who may."),
     "not_in_background": ("400", "A response that is to be cancelled is over, or not made in the "
                           "background."),
-    "answer_not_found": ("404", "Between machines alone: the head does not know the answer that "
-                         "it is to go on with."),
     "stream_not_found": ("404", "No answer of this caller's that is so called is kept."),
     "idempotency_key_reused": ("409", "The `Idempotency-Key` was sent with another body or path."),
     "taken_over": ("409", "Another request goes on with this answer. In a stream it is an event."),
