@@ -68,6 +68,7 @@ class Asked:
     path: str
     body: bytes
     headers: dict[str, str] = attrs.field(factory=dict)
+    method: str = "POST"
     seen: Any = None
     got: list[Message] = attrs.field(factory=list)
     state: dict[str, Any] = attrs.field(factory=dict)
@@ -80,7 +81,7 @@ class Asked:
         scope = {
             "type": "http",
             "http_version": "1.1",
-            "method": "POST",
+            "method": self.method,
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
@@ -323,6 +324,34 @@ async def test_the_next_head_keeps_what_is_kept() -> None:
         )
         wrong = await Asked(f"/_ring/answers/{ID}?after=0", b"no record").of(made.ring)
         assert wrong.status == 400
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 5, 100])
+async def test_a_client_comes_back_before_the_next_head_has_made_what_it_has(pieces: int) -> None:
+    """Its record may lack the last tokens that the client was given."""
+    async with heads() as made:
+        known: list[bytes] = []
+
+        def heard() -> None:
+            found = made.records[1].find(ID)
+            if found is not None and found.kept and len(found.drawn) >= pieces and not known:
+                known.append(found.encoded())
+
+        made.link.heard = heard
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 16, "seed": 2}).encode()
+        asked = Asked(CHAT, body, NAMED | {"idempotency-key": "a-key"})
+        await asked.of(made.first)
+        record = Record.decode(ID, known[0])
+        record.kept, record.left = True, trio.current_time()
+        assert made.records[1].put(record)
+        name = asked.events[0].split(b"\n")[0].removeprefix(b"id: ").rpartition(b":")[0].decode()
+        app = made.ring.beside(build_app(made.next))
+        path, last = f"/v1/streams/{name}", {"last-event-id": f"{name}:9"}
+        rest = await Asked(path, b"", last, "GET").of(app)
+        assert said(rest.events) == said(asked.events[10:])
+        assert rest.events[0].split(b"\n")[0] == f"id: {name}:10".encode()
+        beyond = await Asked(path, b"", {"last-event-id": f"{name}:900"}, "GET").of(app)
+        assert beyond.status == 400
 
 
 async def test_an_answer_is_over_with_its_client_and_stays_without_its_door() -> None:

@@ -33,9 +33,10 @@ class Call:
     shape has *kept* some, the *stream* for its answer, and that shape. *refused* is why it may hold
     no more. It *asked* to come back or did not, and is *over* when that is closed.
 
-    The next head can go on with it by its *record*, which *records* have, if it has one. *past* is
-    what another head's ring has drawn. Rows without a seed have *seed*, and parts *names*. A door
-    may have *relayed* the request, and the answer may be made *beside* the connection."""
+    The next head can go on with it by its *record*, which *records* have, if it has one. It is made
+    *again* if another head has begun it, and *past* is what that one's ring has drawn. Rows without
+    a seed have *seed*, and parts *names*. A door may have *relayed* the request, and the answer may
+    be made *beside* the connection."""
 
     caller: Caller
     trace: Trace
@@ -52,6 +53,7 @@ class Call:
     seed: int = attrs.field(factory=lambda: secrets.randbits(64))
     names: Names = attrs.field(factory=Names)
     relayed: bool = False
+    again: bool = False
     beside: bool = False
 
     def note(self, piece: DrawnPiece) -> None:

@@ -520,6 +520,7 @@ class Generate:
                 seed=asked.seed,
                 names=Names(asked.names),
                 relayed=True,
+                again=True,
             )
 
     async def _made(
@@ -697,6 +698,7 @@ class Generate:
             partial(head.generator.withdraw, call.trace),
             shape.silence,
             shape.so_far if isinstance(shape, ResponseShape) else None,
+            again=call.again,
         )
         call.stream, call.beside = answer, True
         if call.record is not None:

@@ -172,6 +172,11 @@ class RecordedRequest:
         """Whose memory it takes."""
         return str(self.caller["account"])
 
+    @property
+    def name(self) -> str:
+        """What its client calls the answer."""
+        return str(self.caller["id"])
+
     def encode(self) -> bytes:
         """As bytes."""
         fields = {
@@ -235,6 +240,11 @@ class Record:
     def size(self) -> int:
         """Bytes that it takes."""
         return len(self.asked) + len(self.drawn)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is kept for its client, and nobody makes it."""
+        return self.kept and self.left is not None
 
 
 class Telling(Protocol):

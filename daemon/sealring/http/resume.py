@@ -131,6 +131,9 @@ class KeptAnswer:
     silence: bytes = KEEPALIVE
     so_far: Callable[[str], bytes] | None = None
 
+    again: bool = False
+    """Whether another head has begun it: its client may have events that are to be made again."""
+
     opened: bool = False
     """Whether it is a stream, and has begun."""
 
@@ -271,8 +274,8 @@ class KeptAnswer:
             await self._changed.park()
 
     def check_after(self, after: int) -> None:
-        """Raise `ApiError` unless there is an event *after*."""
-        if after >= self.end:
+        """Raise `ApiError` unless there is an event *after*, or it may yet be made again."""
+        if after >= self.end and (self.over or not self.again):
             raise invalid(
                 f"The stream '{self.id}' has {self.end} events so far, and none is numbered "
                 f"{after}.",
@@ -324,7 +327,7 @@ class KeptAnswer:
         stream = EventStream(send, self._answers.before)
         await stream.open()
         place, error = self._place, None
-        while self._reader == mine and not (self.over and place == self.end):
+        while self._reader == mine and not (self.over and place >= self.end):
             if place < self.end:
                 events, count = _some(self._events, place - self._first)
                 try:

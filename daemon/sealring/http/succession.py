@@ -6,8 +6,8 @@ rest, after the events that the client has, and brings its own record along: tha
 the client, and the new head's may be. `/_ring/` is for doors alone: whoever is in front of a head's
 app lets no client ask there, and a head answers members, and its own door.
 
-Answers that are kept for their clients need no door. The new head waits a moment for one, and then
-makes them as the old one did.
+Answers that are kept for their clients need no door. The new head waits a moment for one, or for
+the client itself, and then makes them as the old one did.
 """
 
 from __future__ import annotations
@@ -44,6 +44,9 @@ AGAIN: Final = 1.0
 
 DOOR_SECONDS: Final = 5.0
 """Seconds that a new head waits for the doors of answers that are kept."""
+
+_COMES_BACK: Final = (b"idempotency-key", b"last-event-id")
+"""The headers by which a client may come back to an answer."""
 
 _ANSWER: Final = re.compile(rf"{INTERNAL}answers/([0-9a-f]{{24}})")
 
@@ -88,15 +91,49 @@ class Ring:
 
     records: AnswerRecords
     head: Callable[[], ApiHead | None]
+    _taking: dict[str, trio.Event] = attrs.field(factory=dict)  # records, by their ids
 
     def beside(self, app: ASGIApp) -> ASGIApp:
         """*app* for all other paths."""
 
         async def both(scope: Scope, receive: Receive, send: Send) -> None:
             inside = scope["type"] == "http" and scope["path"].startswith(INTERNAL)
+            if scope["type"] == "http" and not inside:
+                try:
+                    await self._hurry(scope)
+                except ApiError as error:
+                    await error_response(error, scope["path"])(scope, receive, send)
+                    return
             await (self if inside else app)(scope, receive, send)
 
         return both
+
+    async def _hurry(self, scope: Scope) -> None:
+        """Go on with the kept answers of another head to which the client of *scope* may come back.
+        Raises `ApiError` while the ring does not serve."""
+        name = scope["path"].rpartition("/")[2]
+        keyed = any(key in _COMES_BACK for key, _ in scope["headers"])
+        for record in self.records:
+            if record.waits and (keyed or RecordedRequest.decode(record.asked).name == name):
+                await self._take(record)
+
+    async def _take(self, record: Record) -> None:
+        """Go on with *record* for nobody, unless somebody has begun to; then wait for that. Raises
+        `ApiError` while the ring does not serve."""
+        if (begun := self._taking.get(record.id)) is not None:
+            await begun.wait()
+            return
+        if (head := self.head()) is None:
+            raise unavailable("This node is not the head.", "not_head")
+        head.check_serving()
+        begun = self._taking[record.id] = trio.Event()
+        try:
+            again = Record.decode(record.id, record.encoded())
+            if self.records.put(again):
+                await _generate(head, again).take_up(again)
+        finally:
+            del self._taking[record.id]
+            begun.set()
 
     async def tell(self, stream: RelayStream) -> None:
         """Tell the member that asks by *stream* of all answers, until it leaves."""
@@ -149,15 +186,13 @@ class Ring:
         """Go on with the answers that are kept and that no door has come for."""
         await trio.sleep(DOOR_SECONDS)
         for each in self.records:
-            while each.kept and each.left is not None and self.records.find(each.id) is each:
+            while each.waits and self.records.find(each.id) is each:
                 if (head := self.head()) is None:
                     return
-                if not head.generator.serving:
+                if head.generator.serving:
+                    await self._take(each)
+                else:
                     await trio.sleep(AGAIN)
-                    continue
-                record = Record.decode(each.id, each.encoded())
-                if self.records.put(record):
-                    await _generate(head, record).take_up(record)
 
 
 def _generate(head: ApiHead, record: Record) -> Generate:
