@@ -125,7 +125,7 @@ def check(data: bytes) -> None:
             earlier(context.responses, "", prepared.fields)  # refuses names: nothing is kept here
             prepared = ParsedRequest.of(*_read(kind, {**ASKED, "before": 0, "referred": 0}, body))
         asked = kind.options.model_validate(prepared.fields["options"])
-        made = list(jobs(asked, prepared, VOCABULARY, VISITOR))
+        made = list(jobs(asked, prepared, VOCABULARY, VISITOR, 0))
     except ApiError as error:
         _check_refusal(error)
         return

@@ -906,7 +906,7 @@ def test_no_grammar_is_the_same_for_two_owners() -> None:
     grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]}).encode()
     parsed = ParsedRequest({}, [(1,)], (), b"", grammar=grammar)
     alice, bob, other = (
-        {job.request.sampling.grammar for job in jobs(asked, parsed, 1280, caller)}
+        {job.request.sampling.grammar for job in jobs(asked, parsed, 1280, caller, 0)}
         for caller in (
             Caller("1", "alice", "alice", "", "", 0.0),
             Caller("2", "bob", "bob", "", "", 0.0),

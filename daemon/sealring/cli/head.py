@@ -30,6 +30,8 @@ are never two that answer.
     sealring head take
 
 To have one head alone, and no elections: sealring machines heads fixed
+
+Next: sealring status
 """
 
 app = cyclopts.App(name="head", help=HELP)

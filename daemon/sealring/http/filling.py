@@ -118,6 +118,8 @@ class Choices:
                 await self._take(piece.index, answer.again(piece.events))
             elif answer.done is not None:
                 await self._end(piece.index, answer.done)
+        if isinstance(self._call.stream, KeptAnswer):
+            self._call.stream.made_again()
         errors: list[ApiError] = []
 
         async def follow(index: int, scope: trio.CancelScope) -> None:

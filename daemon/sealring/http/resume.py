@@ -132,7 +132,7 @@ class KeptAnswer:
     so_far: Callable[[str], bytes] | None = None
 
     again: bool = False
-    """Whether another head has begun it: its client may have events that are to be made again."""
+    """Whether another head has begun it, and not all that this one knows of it is made again."""
 
     opened: bool = False
     """Whether it is a stream, and has begun."""
@@ -213,10 +213,15 @@ class KeptAnswer:
         self.finish()
         self.keep_no_longer()
 
+    def made_again(self) -> None:
+        """All that this head knows of what another one has made of it is made again."""
+        self.again = False
+        self._wake()
+
     def finish(self, whole: Response | None = None, error: ApiError | None = None) -> None:
         """It is over: a stream, or *whole*, or there is none because of *error*. The last is not
         kept, so that the same request may be sent again."""
-        self.over, self.whole, self.error = True, whole, error
+        self.over, self.whole, self.error, self.again = True, whole, error, False
         self.withdraw, self.so_far = _nothing, None
         if whole is not None:
             self.size += len(whole.body)
@@ -274,8 +279,9 @@ class KeptAnswer:
             await self._changed.park()
 
     def check_after(self, after: int) -> None:
-        """Raise `ApiError` unless there is an event *after*, or it may yet be made again."""
-        if after >= self.end and (self.over or not self.again):
+        """Raise `ApiError` unless there is an event *after*, or may be once all that is known of it
+        is made again."""
+        if after >= self.end and not self.again:
             raise invalid(
                 f"The stream '{self.id}' has {self.end} events so far, and none is numbered "
                 f"{after}.",
@@ -312,10 +318,13 @@ class KeptAnswer:
     async def _tell(
         self, scope: Scope, receive: Receive, send: Send, holding: HeldBytes, mine: int
     ) -> None:
-        while not (self.opened or self.over):
+        while not (self.opened or self.over) or (self.again and self._place > self.end):
             if self._reader != mine:
                 raise self._taken_over()
             await self._changed.park()
+        if self._place > self.end:
+            # Its events were grouped otherwise: none of those to come has its old number.
+            raise not_there(self.id)
         if self.error is not None:
             raise self.error
         if self.whole is not None:
@@ -327,7 +336,7 @@ class KeptAnswer:
         stream = EventStream(send, self._answers.before)
         await stream.open()
         place, error = self._place, None
-        while self._reader == mine and not (self.over and place >= self.end):
+        while self._reader == mine and not (self.over and place == self.end):
             if place < self.end:
                 events, count = _some(self._events, place - self._first)
                 try:
