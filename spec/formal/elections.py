@@ -94,7 +94,7 @@ def copied(election: Election) -> Election:
     now = other.__dict__
     machine = Machine(election._machine._table, election.state)
     now["_machine"], now["_linked"] = machine, set(election._linked)
-    now["_favours"] = deque(election._favours, election._favours.maxlen)
+    now["_favours"] = dict(election._favours)
     now["_heard_at"] = dict(election._heard_at)
     if election._proposal is not None:
         proposal = attrs.evolve(election._proposal)
@@ -118,7 +118,7 @@ def portrait(election: Election) -> tuple[object, ...]:
     leads = (lease.due, lease.count, tuple(lease.sent), fresh, lease.given_up)
     times = (e._contact, e._ask_at, e._confirm_at, e._renewed)
     hears = (e._heard, frozenset(e._heard_at.items()), e._split, e._rival)
-    casts = (e._casting, e._signed, frozenset(e._linked), tuple(e._favours))
+    casts = (e._casting, e._signed, frozenset(e._linked), frozenset(e._favours.items()))
     return (e.mandate, e.ballot, e.state, e.stands, *times, *hears, *casts, asks, *leads)
 
 

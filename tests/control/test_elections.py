@@ -279,6 +279,34 @@ def test_a_candidate_has_its_votes_again_once_they_are_long_ago():
     assert three.receive(1, Candidacy(9, 1), LOST + FAVOUR_SECONDS) == [Cast(Ballot(9, 1))]
 
 
+def test_votes_for_others_between_give_a_candidate_no_more_of_them():
+    four = lost(4, 5, linked=(1, 2))
+    now = LOST
+    for term in range(1, 2 * MAX_FAVOURS, 2):
+        for ballot in (Ballot(term, 1), Ballot(term + 1, 2)):
+            assert four.receive(ballot.head, Candidacy(*attrs.astuple(ballot)), now) == [
+                Cast(ballot)
+            ]
+            four.cast(SIGNED, now)
+    assert refusal(four.receive(1, Candidacy(9, 1), now)) is NoVoteReason.TOO_OFTEN
+
+
+def test_who_asks_makes_room_for_each_other_once_in_a_while():
+    two = lost(2, 5, linked=(1, 3))
+    two.handle_timeout(LOST + TURN_SECONDS)
+    now = LOST + TURN_SECONDS
+    assert two.receive(1, Candidacy(1, 1), now) == [Cast(Ballot(1, 1))]
+    two.cast(SIGNED, now)
+    again = two.next_timeout()
+    assert again == now + ASK_SECONDS + TURN_SECONDS
+    assert two.receive(1, Candidacy(2, 1), again - 1.0) == [Cast(Ballot(2, 1))]
+    two.cast(SIGNED, again - 1.0)
+    assert two.next_timeout() == again  # its room is over
+    two.handle_timeout(again)
+    assert two.state is ElectionState.ASKING
+    assert refusal(two.receive(1, Candidacy(9, 1), again)) is NoVoteReason.TOO_OFTEN
+
+
 def test_a_vote_for_one_before_this_member_is_told_to_it():
     two = lost(2, linked=(1,))
     two.receive(1, Candidacy(1, 1), LOST)
@@ -628,6 +656,24 @@ def test_one_member_that_asks_again_and_again_keeps_no_other_from_being_elected(
             world.say(liar, peer, Candidacy(term, liar))
         while usual := world.usual():
             world.do(chance.choice(usual))
+
+
+@pytest.mark.parametrize("count", [5, 6, 7])
+def test_one_member_that_asks_whenever_another_does_keeps_none_from_being_elected(count):
+    """It comes first of all that may be head, says little, and is always heard before the rest."""
+    liar, honest = 1, range(2, count)
+    gone = frozenset((own, 0) for own in range(1, count))
+    world = with_liar(Case(count, 0, apart=gone), liar)
+    while not any(world.members[own].leads(world.now) for own in honest):
+        assert world.now < 20
+        world.wait(0.25)
+        term = max(each.latest for each in world.members) + 1
+        for peer in honest:
+            if world.members[peer].state is ElectionState.ASKING:
+                world.say(liar, peer, Candidacy(term, liar))
+        while usual := world.usual():
+            its = [each for each in usual if liar in each or each[0] == "cast"]
+            world.do((its or usual)[0])
 
 
 def test_nobody_leads_where_nobody_asks():

@@ -93,8 +93,9 @@ is all there is for it: twice a second for each who says so. 64 members that lie
 century to use all terms up."""
 
 MAX_FAVOURS: Final = 3
-"""Votes in new terms that a member gives one candidate within `FAVOUR_SECONDS`. A candidate that
-takes votes and never comes to be head cannot keep the others from it."""
+"""Votes in new terms that a member gives one candidate within `FAVOUR_SECONDS`. It makes room only
+for the first of them, and gives no other while it asks for votes itself. So a candidate that takes
+votes and never comes to be head cannot keep the others from it."""
 
 FAVOUR_SECONDS: Final = 10.0
 """See `MAX_FAVOURS`."""
@@ -270,7 +271,7 @@ class Election:
         self._split = 0  # the last term in which somebody voted otherwise than this node asked
         self._rival = 0  # the term of a mandate that this head does not obey
         self._renewed: tuple[int, float] | None = None  # whose lease it renewed, and when
-        self._favours: deque[tuple[int, float]] = deque(maxlen=MAX_FAVOURS)
+        self._favours: dict[int, tuple[float, ...]] = {}  # when it last voted for each, of late
         # It may have proposed the one that it voted for, and ended its lease.
         self._lease = _Lease(now, given_up=leads and self._promised > 0)
 
@@ -538,8 +539,10 @@ class Election:
         reason = self._refusal(peer, wanted, now)
         if reason is not None:
             return [Tell(peer, NoVote(wanted.term, wanted.head, self.latest, reason))]
-        self._favours.append((wanted.head, now))
-        self._yield(now)
+        lately = self._lately(wanted.head, now)
+        if not lately:
+            self._yield(now)
+        self._favours[wanted.head] = (*lately, now)[-MAX_FAVOURS:]
         if peer == self.mandate.head != wanted.head:
             self._renewed = None  # that head has ended its lease
         self._casting = wanted, peer
@@ -566,10 +569,13 @@ class Election:
         asks = self.state is ElectionState.ASKING
         if asks and self._heads.index(self._own) < self._heads.index(wanted.head):
             return NoVoteReason.ASKING
-        lately = [at for head, at in self._favours if head == wanted.head]
-        if len(lately) == MAX_FAVOURS and now < lately[0] + FAVOUR_SECONDS:
+        if len(self._lately(wanted.head, now)) >= (1 if asks else MAX_FAVOURS):
             return NoVoteReason.TOO_OFTEN
         return None
+
+    def _lately(self, head: int, now: float) -> tuple[float, ...]:
+        """When this node has voted for *head* in new terms, of late."""
+        return tuple(at for at in self._favours.get(head, ()) if now < at + FAVOUR_SECONDS)
 
     def _has_voted(self, wanted: Ballot) -> bool:
         """True if this node has voted otherwise in the term of *wanted*, or in a later one."""
