@@ -33,6 +33,7 @@ from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.election import (
     DESERTED_SECONDS,
     FIRST_SECONDS,
+    MAX_TERM_LEAP,
     Ballot,
     Cast,
     Chosen,
@@ -144,9 +145,11 @@ class Voting:
     def obeys(self, roster: Roster, now: float) -> bool:
         """True if this node takes the mandate of *roster*, which is newer than its own. See
         `Election.obeys`; that of another roster counts like one of this."""
+        mandate = roster.mandate
         if roster.digest == self._roster.digest:
-            return self._election.obeys(roster.mandate, now)
-        return not roster.mandate.taken or self._election.sees_no_head(now)
+            return self._election.obeys(mandate, now)
+        near = mandate.term <= MAX_TERM_LEAP  # in a newer one no term is known
+        return not mandate.taken or (near and self._election.sees_no_head(now))
 
     # ---------------------------------------------------------------- inputs
 

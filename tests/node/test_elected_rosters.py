@@ -139,6 +139,22 @@ def test_a_place_that_was_taken_is_followed_where_no_head_is_seen():
     cluster.run_until(lambda: cluster.hosts["host2"].node.roster == taken)
 
 
+def test_a_place_taken_in_a_newer_roster_uses_no_terms_up():
+    """No majority could ever elect another head after the last term."""
+    taken = elected((1 << 64) - 1, 1, 1, of=NEXT)
+    cluster = Cluster(3, 9)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.crash(cluster.hosts["host0"])
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(10.0)
+    cluster.rosters[1] = taken
+    cluster.boot(1)
+    cluster.run_until(lambda: cluster.hosts["host2"].node.roster.roster.serial == 2)
+    assert cluster.hosts["host2"].node.roster == NEXT
+    cluster.run_for(10.0)
+    assert cluster.hosts["host2"].node.roster == NEXT
+
+
 def test_a_roster_that_changes_the_head_still_waits_for_it():
     cluster = Cluster(3, 8, rosters=[elected(1, 1, 1, 2)] * 3)
     cluster.run_until(lambda: cluster.hosts["host1"].node.serving)
