@@ -794,7 +794,8 @@ class Node:
         self._events.extend(self._relays.end_all(ROSTER_CHANGED))
         before = self._brain
         members = self._role.members
-        effects = self._role.change(roster, self._links.rank, now, here)
+        sought = self._links.meeting
+        effects = self._role.change(roster, self._links.rank, now, here, sought=sought)
         self._report.joined = {
             member: self._report.joined.get(member, now)
             for member in self._role.members

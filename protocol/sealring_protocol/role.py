@@ -174,7 +174,14 @@ class NodeRole:
         self.brain = self._make_brain(now)
         """The control machine."""
 
-    def _begin(self, roster: Roster, rank: int, now: float, gone: Collection[int] = ()) -> None:
+    def _begin(
+        self,
+        roster: Roster,
+        rank: int,
+        now: float,
+        gone: Collection[int] = (),
+        soon: Collection[int] = (),
+    ) -> None:
         self._rank, self._roster = rank, roster
         self.members = frozenset(member.id for member in roster.members)
         self.ring = roster.workers
@@ -183,7 +190,7 @@ class NodeRole:
         """Who is present; None where the whole roster makes the only ring."""
         self._told.clear()
         if rank == 0 and self._may_leave_out:
-            self.attendance = Attendance(self.ring, self._config.least, now, gone)
+            self.attendance = Attendance(self.ring, self._config.least, now, gone, soon)
 
     @property
     def _may_leave_out(self) -> bool:
@@ -209,16 +216,19 @@ class NodeRole:
         )
 
     def change(
-        self, roster: Roster, rank: int, now: float, here: Collection[bytes]
+        self, roster: Roster, rank: int, now: float, here: Collection[bytes], *, sought: bool
     ) -> list[Effect]:
         """Have the brain retire, and make another, for *rank* under *roster*. If this node stays
         the head, its requests go on, and are prefilled again. Otherwise they end. A node that was
-        elected waits only for the members *here*, by their ids."""
+        elected waits only for the members *here*, by their ids, if it has *sought* them all; else
+        the head before has made it head, and those of that one's ring come soon."""
         before, effects = self._retire()
         members = [self._roster.members[rank].id for rank in self.ring]
         elected = roster.digest == self._roster.digest and roster.mandate != self._roster.mandate
-        away = [each for each in roster.workers if each and roster.members[each].id not in here]
-        self._begin(roster, rank, now, away if elected else ())
+        ids = {each: roster.members[each].id for each in roster.workers if each}
+        soon = {each for each in ids if ids[each] in members and not sought}
+        gone = {each for each in ids if ids[each] not in here} - soon
+        self._begin(roster, rank, now, *((gone, soon) if elected else ()))
         if self.attendance is not None and isinstance(before, Head):
             # A member that was not in the ring is not waited for.
             left = {roster.rank(each) for each in members if each in roster}

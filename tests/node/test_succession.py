@@ -255,6 +255,29 @@ def test_the_head_moves_its_place_and_the_ring_goes_on_at_once():
     assert [host.node.rank for host in cluster.hosts.values()] == [1, 2, 0]
 
 
+@pytest.mark.parametrize("world", [3, 5])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_who_was_in_the_ring_is_in_that_of_the_head_that_the_place_moves_to(world, seed):
+    """None is taken in later, which would change every machine's layers a second time."""
+    cluster = ring(world, seed)
+    cluster.head.node.move(world - 1, cluster.now)
+    cluster.settle(cluster.head)
+    head = succeeded(cluster, 3.0, "host0")
+    assert head.node.ring == tuple(range(world))
+    cluster.answers(head)
+
+
+def test_a_head_that_gives_its_place_away_and_stops_is_not_waited_for():
+    cluster = ring()
+    old, head = cluster.head, cluster.hosts["host2"]
+    old.node.move(2, cluster.now)
+    cluster.settle(old)
+    cluster.run_until(lambda: head.node.rank == 0, 1.0)
+    cluster.crash(old)
+    cluster.run_until(lambda: cluster.serves(head), 1.5)
+    assert head.node.ring == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("rank", "why"), [(0, "not let that"), (2, "is not there"), (3, "not let that")]
 )

@@ -53,6 +53,9 @@ GATHER_SECONDS: Final = 10.0
 LOSS_SECONDS: Final = 5.0
 """Seconds in which a member that was lost may come back before the others go on without it."""
 
+HANDOVER_SECONDS: Final = 1.0
+"""Seconds in which those that were in the ring of the head before come to one that it made head."""
+
 STEADY_SECONDS: Final = 3.0
 """Seconds that a member has to be present before a ring that serves takes it in."""
 
@@ -78,16 +81,26 @@ Ring = tuple[int, ...]
 class Attendance:
     """The *ranks* that may be in the ring: all members but witnesses. At least *least* make a ring.
     Rank 0, the head, is always one of them. Nobody waits for those that are *gone*: they were away
-    when this head was elected. Times are monotonic seconds."""
+    when this head was elected. Those that come *soon* were in the ring of the head before, which
+    gave its place to this one: they are waited for no longer than `HANDOVER_SECONDS`. Times are
+    monotonic seconds."""
 
-    def __init__(self, ranks: Ring, least: int, now: float, gone: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        ranks: Ring,
+        least: int,
+        now: float,
+        gone: Collection[int] = (),
+        soon: Collection[int] = (),
+    ) -> None:
         self._least = max(1, min(least, len(ranks)))
         self.hellos: dict[int, Hello] = {}
         """The HELLO of each rank that is present."""
         self._came: dict[int, float] = {}  # when each of them came
         self._steady_from: dict[int, float] = {}  # when each of them may be taken in
+        self._soon = frozenset(soon)
         waits = (rank for rank in ranks if rank not in gone)
-        self._awaited = dict.fromkeys(waits, now + GATHER_SECONDS)  # the others: until when
+        self._awaited = self._gather(waits, now)  # the others: until when
         self._began = now
         self._lost: dict[int, float] = {}  # when each that has ever come was last lost
         self.stuck = False
@@ -117,7 +130,12 @@ class Attendance:
         self._came[rank] = now
         self._steady_from[rank] = now + min(LONG_STAY, STEADY_SECONDS * 2 ** self._short[rank])
         if rank == 0 and rank not in self._lost:
-            self._awaited = dict.fromkeys(self._awaited, now + GATHER_SECONDS)
+            self._awaited = self._gather(self._awaited, now)
+
+    def _gather(self, ranks: Iterable[int], now: float) -> dict[int, float]:
+        """Until when each of *ranks* is waited for, none of which has ever come."""
+        soon, late = now + HANDOVER_SECONDS, now + GATHER_SECONDS
+        return {rank: soon if rank in self._soon else late for rank in ranks}
 
     def lost(self, rank: int, now: float) -> None:
         """*rank* is gone."""
