@@ -25,7 +25,7 @@ import trio
 from sealring_model.text.detokenizer import Vocabulary
 from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
-from sealring_protocol.control.requests import Request, TokenIds
+from sealring_protocol.control.requests import Request, TokenIds, TokenOut
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
 from starlette.requests import ClientDisconnect
@@ -795,6 +795,11 @@ class Generate:
                     withdraw = head.generator.withdraw
                     trio.lowlevel.current_trio_token().run_sync_soon(withdraw, call.trace)
 
+        for piece in call.past:  # which somebody else has told
+            tokens = [event.token for event in piece.events if isinstance(event, TokenOut)]
+            if any(token >= vocabulary for token in tokens):
+                text = f"This is no record: the vocabulary has {vocabulary} tokens."
+                raise ApiError(400, text, "bad_request")
         try:
             answers = []
             made = jobs(asked, parsed, vocabulary, call.caller, call.seed)
@@ -806,6 +811,9 @@ class Generate:
                 await trio.lowlevel.checkpoint()
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
+        if any(piece.index >= len(answers) for piece in call.past):
+            text = f"This is no record: the answer has {len(answers)} choices."
+            raise ApiError(400, text, "bad_request")
         if any(answer.fitted for answer in answers):
             adapt(call.caller.headers, self._kind.limited_by(asked))
         return answers

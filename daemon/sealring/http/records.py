@@ -56,6 +56,17 @@ _FRAME: Final = struct.Struct(">BI12s")
 _PIECE: Final = struct.Struct(">HBHI")
 _TOKEN: Final = struct.Struct(">I")
 _LENGTH: Final = struct.Struct(">I")
+_CALLER: Final = {
+    "id": str,
+    "name": str,
+    "owner": str,
+    "scope": str,
+    "account": str,
+    "asked": str,
+    "trace_id": str,
+    "far": bool,
+}
+_NAME: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24}")
 _MAX_FRAME: Final = 1 << 26
 
 
@@ -198,9 +209,13 @@ class RecordedRequest:
             fields = from_json(data[_LENGTH.size : end])
             names, key = bytes.fromhex(fields.pop("names")), bytes.fromhex(fields.pop("key"))
             asked = cls(**fields, body=data[end:], names=names, key=key)
-            _ = asked.account
+            caller = {name: type(value) for name, value in asked.caller.items()}
         except (struct.error, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no request of an answer: {error}") from None
+        whole = type(asked.path) is str and type(asked.began) is type(asked.seed) is int
+        within = whole and 0 <= asked.began < 1 << 53 and 0 <= asked.seed < 1 << 64
+        if not within or caller != _CALLER or not _NAME.fullmatch(asked.name):
+            raise ValueError("no request of an answer: its fields are of other kinds")
         return asked
 
 

@@ -129,8 +129,14 @@ class Ring:
         begun = self._taking[record.id] = trio.Event()
         try:
             again = Record.decode(record.id, record.encoded())
+            make = _generate(head, again)
             if self.records.put(again):
-                await _generate(head, again).take_up(again)
+                await make.take_up(again)
+        except* Exception:
+            # The head before has told it, which may be anything. It ends with this answer.
+            log.exception("an answer of the head before cannot be gone on with")
+            if (told := self.records.find(record.id)) is not None:
+                self.records.over(told)
         finally:
             del self._taking[record.id]
             begun.set()
@@ -196,11 +202,13 @@ class Ring:
 
 
 def _generate(head: ApiHead, record: Record) -> Generate:
-    """What makes *record*'s answer at *head*."""
+    """What makes *record*'s answer at *head*. Raises `ApiError`."""
     # An import that only a head pays for.
     from sealring.http.generate import KINDS, Generate  # noqa: PLC0415
 
-    return Generate(head, KINDS[RecordedRequest.decode(record.asked).path])
+    if (kind := KINDS.get(path := RecordedRequest.decode(record.asked).path)) is None:
+        raise ApiError(400, f"This is no record: nothing is generated at {path}.", "bad_request")
+    return Generate(head, kind)
 
 
 def _place(scope: Scope) -> tuple[str, int]:

@@ -1,0 +1,96 @@
+"""Records of answers that a hostile member tells as the head, or brings as a door."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import attrs
+import pytest
+from sealring.http.app import build_app
+from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest
+
+from tests.api.test_records import asked, piece
+from tests.api.test_succession import CHAT, ID, TALK, Asked, heads
+
+FIELDS: list[dict[str, Any]] = [
+    {"path": 5},
+    {"began": 1e400},
+    {"began": -1},
+    {"seed": "5"},
+    {"seed": 1 << 64},
+    {"caller": {}},
+    {"caller": {"account": "a"}},
+    {"caller": [1]},
+]
+CALLERS: list[dict[str, Any]] = [
+    {"id": "chatcmpl-1\n\ndata: x"},
+    {"account": 5},
+    {"far": "no"},
+    {"more": "x"},
+]
+
+
+@pytest.mark.parametrize("more", [*FIELDS, *({"caller": each} for each in CALLERS)])
+def test_a_request_whose_fields_are_of_other_kinds_is_no_request(more: dict[str, Any]) -> None:
+    data = asked().encode()
+    end = 4 + struct.unpack_from(">I", data)[0]
+    fields = json.loads(data[4:end])
+    if more in FIELDS:
+        fields |= more
+    else:
+        fields["caller"] |= more["caller"]
+    head = json.dumps(fields).encode()
+    forged = struct.pack(">I", len(head)) + head
+    with pytest.raises(ValueError, match="no request of an answer"):
+        RecordedRequest.decode(forged)
+    with pytest.raises(ValueError, match="no request of an answer"):
+        AnswerRecords().hear(Kind.BEGUN, ID, forged)
+
+
+def body_of(**more: Any) -> bytes:
+    return json.dumps({"model": "tiny", "messages": TALK, "max_tokens": 4, **more}).encode()
+
+
+def forged(path: str = CHAT, **more: Any) -> bytes:
+    return attrs.evolve(asked(body=body_of(**more)), path=path, key=b"").encode()
+
+
+FORGED = {
+    "no path": (forged("/v1/x"), b""),
+    "no body": (attrs.evolve(asked(), body=b"{", key=b"").encode(), b""),
+    "no pieces": (forged(), b"\x00"),
+    "no such token": (forged(), piece((1 << 32) - 1).encode()),
+    "no such choice": (forged(), piece(5, index=9).encode()),
+    "for nobody": (forged(stream=True), b""),
+}
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+async def test_what_a_head_has_told_ends_no_head_after_it(*, hurried: bool) -> None:
+    """Neither as that goes on with it, nor as a client may come back to it."""
+    async with heads() as made:
+        records = made.records[1]
+        for name, (request, drawn) in FORGED.items():
+            records.hear(Kind.BEGUN, ID, request)
+            records.hear(Kind.MORE, ID, drawn)
+            records.hear(Kind.KEPT, ID, b"")
+            records.leave_all()
+            if hurried:
+                app = made.ring.beside(build_app(made.next))
+                got = await Asked("/v1/models", b"", {"last-event-id": "x:1"}, "GET").of(app)
+                assert got.status == 200, name
+            else:
+                await made.ring.take_up()
+            assert records.find(ID) is None, name
+
+
+@pytest.mark.parametrize("name", ["no pieces", "no such token", "no such choice"])
+async def test_what_a_door_brings_is_refused(name: str) -> None:
+    async with heads() as made:
+        request, drawn = FORGED[name]
+        record = Record(ID, request, bytearray(drawn))
+        got = await Asked(f"/_ring/answers/{ID}?after=0", record.encoded()).of(made.ring)
+        assert got.status == 400, got.whole
+        assert made.records[1].find(ID) is None
