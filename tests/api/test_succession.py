@@ -444,3 +444,37 @@ async def test_the_rest_is_the_same_from_any_event_on() -> None:
                 assert again == [*map(without_times, whole[after:count])], (name, count)
                 assert said(whole[:after] + got) == said(whole), (name, count)
                 assert made.records[1].find(ID) is None
+
+
+@pytest.mark.parametrize("how", ["key", "background"])
+async def test_a_door_that_comes_back_to_a_kept_answer_leaves_it_its_record(how: str) -> None:
+    """It is made once, whoever reads it, and yet another head can go on with it."""
+    async with heads() as made:
+        ring, records = Ring(made.records[0], lambda: made.head), made.records[0]
+        key = {"idempotency-key": "a-key"} if how == "key" else {}
+        more = {"store": True, "background": how == "background"}
+        body = json.dumps({**COMMON, **more, "input": "A story.", "max_output_tokens": 60})
+
+        def lost(message: Message) -> None:
+            if len(asked.got) == 4:
+                asked.left.set()
+
+        asked = Asked(RESPONSES, body.encode(), NAMED | key, seen=lost, state={"lost": True})
+        await asked.of(made.first)
+        record = records.find(ID)
+        assert record is not None
+
+        def seen(message: Message) -> None:
+            if len(door.got) == 3:
+                assert records.find(ID) is record
+                assert len(made.head.generator.tracer.live) == 1
+
+        door = Asked(f"/_ring/answers/{ID}?after=2", record.encoded(), seen=seen)
+        await door.of(ring)
+        assert records.find(ID) is None  # it is over
+        assert len({event.split(b"\n")[0] for event in door.events}) == len(door.events)
+        over = Asked(f"/_ring/answers/{ID}?after=2", record.encoded())
+        await over.of(ring)
+        assert over.events == door.events
+        assert records.find(ID) is None
+        assert len(made.head.responses.names) == 1

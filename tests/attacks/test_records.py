@@ -8,11 +8,15 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 from sealring.http.app import build_app
 from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest
+from sealring.http.succession import Ring
+from starlette.types import Message
 
 from tests.api.test_records import asked, piece
-from tests.api.test_succession import CHAT, ID, TALK, Asked, heads
+from tests.api.test_succession import CHAT, ID, NAMED, TALK, Asked, heads
+from tests.serving import PATIENCE
 
 FIELDS: list[dict[str, Any]] = [
     {"path": 5},
@@ -79,14 +83,14 @@ async def test_what_a_head_has_told_ends_no_head_after_it(*, hurried: bool) -> N
             records.leave_all()
             if hurried:
                 app = made.ring.beside(build_app(made.next))
-                got = await Asked("/v1/models", b"", {"last-event-id": "x:1"}, "GET").of(app)
+                got = await Asked("/v1/models", b"", {"last-event-id": "x:1"}, method="GET").of(app)
                 assert got.status == 200, name
             else:
                 await made.ring.take_up()
             assert records.find(ID) is None, name
 
 
-@pytest.mark.parametrize("name", ["no pieces", "no such token", "no such choice"])
+@pytest.mark.parametrize("name", ["no path", "no pieces", "no such token", "no such choice"])
 async def test_what_a_door_brings_is_refused(name: str) -> None:
     async with heads() as made:
         request, drawn = FORGED[name]
@@ -94,3 +98,37 @@ async def test_what_a_door_brings_is_refused(name: str) -> None:
         got = await Asked(f"/_ring/answers/{ID}?after=0", record.encoded()).of(made.ring)
         assert got.status == 400, got.whole
         assert made.records[1].find(ID) is None
+
+
+async def test_nobody_has_another_answer_in_place_of_one_that_is_made() -> None:
+    """Neither by a request that takes its id, nor by a record of it; nor does it end by that."""
+    async with heads() as made:
+        ring = Ring(made.records[0], lambda: made.head)
+        other = Record(ID, forged(), bytearray(piece(*range(50)).encode()))
+        status: list[int] = []
+
+        async def attack() -> None:
+            mine = made.records[0].find(ID)
+            assert mine is not None
+            longer = mine.encoded() + piece(*range(50)).encode()
+            await Asked(CHAT, body_of(), NAMED).of(made.first)
+            for brought in (b"", other.encoded(), longer):
+                got = await Asked(f"/_ring/answers/{ID}?after=0", brought).of(ring)
+                status.append(got.status)
+            assert made.records[0].find(ID) is mine
+
+        def seen(message: Message) -> None:
+            if len(asked_for.got) == 3:
+                attacking.set()
+
+        attacking = trio.Event()
+        asked_for = Asked(
+            CHAT, body_of(stream=True, max_tokens=900, temperature=0.9, seed=2), NAMED, seen
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked_for.of, made.first)
+            with trio.fail_after(PATIENCE):
+                await attacking.wait()
+            await attack()
+            asked_for.left.set()
+        assert status == [503, 404, 503]

@@ -455,19 +455,35 @@ class Generate:
     ) -> None:
         """Answer a door by what follows the first *after* events of *record*'s answer, which
         another head began, or this one before it lost the door. Raises `ApiError`."""
-        head, resumed = self._head, None
-        stream = RestOfStream(send, head.records.flush, after=after)
+        stream, resumed = RestOfStream(send, self._head.records.flush, after=after), None
         with self._known(record, stream) as call:
-            caller = scope["state"]["visitor"] = call.caller
+            scope["state"]["visitor"] = call.caller
             with self._recorded(scope, call):
                 body = RecordedRequest.decode(record.asked).body
                 resumed = await self._made(scope, receive, send, call, [body])
         await self._until_moved(scope)
         del call  # as below
         if resumed is not None:
-            with head.holding(caller.account, 0) as holding:
-                await resumed.answer.reach(after - 1)
-                await resumed.answer.give(scope, receive, send, holding, after - 1)
+            await self._follow(resumed.answer, after, scope, receive, send)
+
+    async def rejoin(
+        self, record: Record, after: int, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Answer a door by what follows the first *after* events of *record*'s answer, if that is
+        kept here; whether it is. Raises `ApiError`."""
+        caller = RecordedRequest.decode(record.asked).caller
+        answer = self._head.answers.find(caller["owner"], caller["id"])
+        if answer is None:
+            return False
+        await self._follow(answer, after, scope, receive, send)
+        return True
+
+    async def _follow(
+        self, answer: KeptAnswer, after: int, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        with self._head.holding(answer.account, 0) as holding:
+            await answer.reach(after - 1)
+            await answer.give(scope, receive, send, holding, after - 1)
 
     async def _until_moved(self, scope: Scope) -> None:
         """The answer is another head's, if it moved: its connection ends when that is there."""

@@ -390,9 +390,10 @@ class AnswerRecords:
     # ------------------------------------------------------------- at the head
 
     def begin(self, id: str, asked: RecordedRequest) -> Record | None:
-        """A record of the answer *id* to what was *asked*; None if that is no id, or there is no
-        room."""
-        if not _ID.fullmatch(id):
+        """A record of the answer *id* to what was *asked*; None if that is no id, or another answer
+        has it that is being made, or there is no room."""
+        known = self._records.get(id)
+        if not _ID.fullmatch(id) or (known is not None and known.left is None):
             return None
         record = Record(id, asked.encode(), account=asked.account)
         return record if self.put(record) else None

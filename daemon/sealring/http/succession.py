@@ -165,28 +165,43 @@ class Ring:
                 raise unavailable("This node is not the head.", "not_head")
             head.check_serving()
             record = self._best(id, await _body(receive))
-            await _generate(head, record).go_on(record, after, scope, receive, send)
+            if (begun := self._taking.get(id)) is not None:
+                await begun.wait()
+            make = _generate(head, record)
+            if not await make.rejoin(record, after, scope, receive, send):
+                await make.go_on(self._again(record), after, scope, receive, send)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
 
     def _best(self, id: str, brought: bytes) -> Record:
-        """The longer record of answer *id*: what was *brought*, or what is here. It is another one,
-        so that nobody who still works on that changes it. Raises `ApiError`."""
+        """The record of answer *id* to go on with: the longer one of what was *brought* and what is
+        here, unless that is made here. Raises `ApiError`."""
         found = self.records.find(id)
         if brought:
             try:
                 given = Record.decode(id, brought)
             except ValueError as error:
                 raise ApiError(400, f"This is no record: {error}.", "bad_request") from None
-            if found is None or len(given.drawn) >= len(found.drawn):
+            left = found is None or found.left is not None
+            if found is None or (left and len(given.drawn) >= len(found.drawn)):
                 found = given
+            elif not left and given.asked != found.asked:
+                found = None  # two answers of one id
         if found is None:
             text = "Nothing is known of this answer here: it is over, or ended with its head."
             raise ApiError(404, text, "stream_not_found")
-        record = Record.decode(id, found.encoded())
-        if not self.records.put(record):
+        return found
+
+    def _again(self, record: Record) -> Record:
+        """Another one as *record*, so that nobody who still works on that changes it. Raises
+        `ApiError`; that somebody makes the answer passes, or it is no business of who asks."""
+        found = self.records.find(record.id)
+        if found is not None and found.left is None:
+            raise unavailable("This answer is being made for another door.", "ring_not_ready")
+        again = Record.decode(record.id, record.encoded())
+        if not self.records.put(again):
             raise unavailable("Too many answers are to be gone on with.", "overloaded")
-        return record
+        return again
 
     async def take_up(self) -> None:
         """Go on with the answers that are kept and that no door has come for."""
