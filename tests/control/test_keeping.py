@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from sealring_protocol.codec.messages import Decode, KeptCache, Open
+from sealring_protocol.codec.messages import Decode, KeptCache, Open, Row
 from sealring_protocol.control.scheduler import running_rows
 
 from tests.control.test_residents import EPOCH, Ring, rank
@@ -197,3 +197,42 @@ def test_no_more_are_kept_than_an_order_can_say(monkeypatch):
     assert kept.number == uids[0]
     ring.run()
     assert [ring.tokens(uid) for uid in uids] == [[7] * 50] * 2
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """A ring that goes on from what was kept, and a row that is opened, but by no step yet: one
+    step had no room for what both rows remember, and there is no credit for another."""
+    ring = Ring(room := rank(1000), rows=4)
+    ring.scheduler.shape(1, 1)
+    rows = [ring.submit(PROMPT, 50, sampling=Row(0, repetition=1.5)) for _ in range(2)]
+    while min(len(ring.tokens(uid)) for uid in rows) < 3:
+        ring.step()
+    next_epoch(ring, room)
+    monkeypatch.setattr(running_rows, "MAX_IDS", 60)
+    step = ring.scheduler.plan(0.0).step
+    assert [each.uid for each in step.open] == rows[:1]
+    assert ring.scheduler.plan(0.0) is None
+    monkeypatch.undo()
+    return ring, rows[1], step
+
+
+def test_a_row_that_is_over_before_a_step_opens_it_leaves_nothing(opened):
+    ring, uid, _ = opened
+    ring.scheduler.cancel(uid)
+    assert ring.scheduler.plan(0.0).step.drop == (uid,)
+    assert ring.scheduler.ledger.snaps == {}
+
+
+def test_a_row_that_is_interrupted_before_a_step_opens_it_goes_on_all_the_same(opened):
+    ring, uid, step = opened
+    ring.scheduler.preempt(uid)
+    ring.outcomes += ring.scheduler.answered(step.n, (7,), 0.0)
+    assert [each.handle for each in ring.step().open] == [uid]
+    ring.run()
+    assert ring.tokens(uid) == [7] * 50
+
+
+def test_a_row_that_no_step_has_opened_is_kept_once_more(opened):
+    ring, uid, _ = opened
+    assert uid in [each.number for each in next_epoch(ring)]

@@ -524,7 +524,7 @@ class RunningRows:
         self._next_uid = first_uid
         self._leaders: dict[tuple[tuple[str, str], tuple[int, ...]], LiveRow] = {}  # see `_follow`
         self.saving: list[LiveRow] = []  # rows to snapshot in the next step
-        self._held: dict[int, int] = {}  # tokens in caches of rows that wait, kept for them by uid
+        self._held: dict[int, int] = {}  # tokens kept of rows that no step has opened yet
 
     # ---------------------------------------------------------- come and go
 
@@ -720,6 +720,8 @@ class RunningRows:
         """The ring carries out *step*, with all that was to leave or to be taken back."""
         for done in (self.backs, self.leaving, self.dropping):
             done.clear()
+        for row in step.open:
+            self._held.pop(row.uid, None)
         self.ledger.apply(step)
 
     def new(self) -> list[LiveRow]:
@@ -808,8 +810,8 @@ class RunningRows:
         return held
 
     def _drop_held(self, uid: int) -> bool:
-        """Have the next step drop what the ranks keep of row *uid*, which waits. False if that is
-        nothing."""
+        """Have the next step drop what the ranks keep of row *uid*, which no step has opened. False
+        if that is nothing."""
         if not self._held.pop(uid, 0):
             return False
         self.dropping.append(uid)
@@ -869,7 +871,7 @@ class RunningRows:
         self.live[row.uid] = self.reading[row.uid] = row
         row.state.fire(RowEvent.OPEN)
         most = row.scored if row.wants_scores else len(row.tokens) - 1
-        if held := self._held.pop(row.uid, 0):
+        if held := self._held.get(row.uid, 0):
             row.handle, row.kept, common = row.uid, held, held
         else:
             row.handle, row.kept, common = self.prefixes.find(row.request.sharer, row.tokens, most)
@@ -892,8 +894,14 @@ class RunningRows:
     def snapshot_lengths(self, but: int = 0) -> list[int]:
         """The tokens in each snapshot, and in what is kept of each row that waits, but row *but*,
         which takes its own over."""
-        held = [length for uid, length in self._held.items() if uid != but]
-        return [*self.prefixes.lengths, *held]
+        return [*self.prefixes.lengths, *self._idle(but).values()]
+
+    def _idle(self, but: int = 0) -> dict[int, int]:
+        """The tokens that are kept of each row that waits, but of row *but*, by uid."""
+        if not self._held:
+            return {}
+        taken = self.live.keys() | {but}
+        return {uid: length for uid, length in self._held.items() if uid not in taken}
 
     def make_room(self) -> None:
         """Drop snapshots, then preempt the youngest rows, until all rows fit after growing."""
@@ -914,8 +922,7 @@ class RunningRows:
     def _drop_any(self, but: int = 0) -> bool:
         """Drop the snapshot that is the least likely to serve again, or else what is kept of the
         youngest row that waits, but of row *but*. False if there is none to drop."""
-        youngest = max(self._held.keys() - {but}, default=0)
-        return self._drop_oldest() or self._drop_held(youngest)
+        return self._drop_oldest() or self._drop_held(max(self._idle(but), default=0))
 
     def _drop_oldest(self, kept: Collection[int] = ()) -> bool:
         """Drop the snapshot that is the least likely to serve again, but none of *kept*. False if
@@ -967,5 +974,5 @@ class RunningRows:
     def _keeps(self, lengths: list[int]) -> bool:
         """True if snapshots of so many tokens may be kept."""
         return len(lengths) <= self.config.prefixes and self.room.keeps(
-            self.live.values(), [*lengths, *self._held.values()], self.config.prefix_share
+            self.live.values(), [*lengths, *self._idle().values()], self.config.prefix_share
         )
