@@ -154,6 +154,26 @@ def test_a_cache_that_cannot_be_cut_has_to_be_as_long_everywhere(flying):
     assert next_epoch(ring, rank(trimmable=False)) == (() if flying else (KeptCache(uid, 42),))
 
 
+@pytest.mark.parametrize("trimmable", [False, True])
+def test_one_of_which_a_guess_is_being_taken_back_is_not_as_long_everywhere(trimmable):
+    ring, uid = decoding(rank(trimmable=trimmable))
+    ring.scheduler.shape(1, 1, 2, guesses=True)
+    while len(ring.tokens(uid)) < 12:
+        ring.step()
+    ring.scheduler.guess(uid, 52, (8,))
+    first, guess = [ring.scheduler.plan(0.0).step for _ in range(2)]
+    assert guess.work == Decode(0, 1, 0)
+    ring.outcomes += ring.scheduler.answered(first.n, (7,), 0.0)
+    assert ring.scheduler.decided() == [(guess.n, False)]
+    ring.scheduler.answered(guess.n, (), 0.0)
+    ring.submit(PROMPT)
+    back = ring.scheduler.plan(0.0).step
+    assert back.back
+    assert back.work.uid != uid
+    kept = next_epoch(ring, rank(trimmable=trimmable))
+    assert kept == ((KeptCache(uid, 52),) if trimmable else ())
+
+
 def test_what_is_kept_gives_way_to_rows_that_need_its_room():
     ring = Ring(rank(1000), rows=4)
     uids = [ring.submit(PROMPT, 10) for _ in range(2)]

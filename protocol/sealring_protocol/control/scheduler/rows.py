@@ -194,7 +194,7 @@ class Flight:
     """A step that waits for its answer.
 
     *positions* are where the (first) token of each row goes. *moved* are the numbers of caches that
-    come or go with it. *weight* counts bytes as
+    not all ranks have alike before it is done. *weight* counts bytes as
     `limits.MAX_WEIGHT_WAITING` does. *passed* is True once the head's engine has passed it on, and
     *returned* once it has come back from the ring and only the head's own work on it is left.
     *wasted* is True once it is known to begin with a wrong guess, or to follow one: it gives no

@@ -464,7 +464,7 @@ class StepMaker:
         )
         running.carried_out(step)
         flight = self._flight(work, now, guesses)
-        flight.moved = moved_by(step)
+        flight.moved = moved_by(step, cuttable=running.prefixes.cuttable)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
         flight.weight = weight(step) + tokens * running.config.hidden_bytes
         for row in opened:
@@ -502,10 +502,14 @@ class StepMaker:
                 return Flight(work, (), (), now)
 
 
-def moved_by(step: Step) -> frozenset[int]:
-    """The numbers of the caches that come or go with *step*. One that a row takes over does not."""
-    opened = [row.uid for row in step.open if row.handle != row.uid]
-    return frozenset((*step.evict, *step.drop, *opened, *[save.handle for save in step.save]))
+def moved_by(step: Step, *, cuttable: bool) -> frozenset[int]:
+    """The numbers of the caches that come or go with *step*. One that a row takes over does not;
+    one that gets shorter does where caches are not *cuttable*."""
+    moved = {*step.evict, *step.drop, *[save.handle for save in step.save]}
+    moved.update([row.uid for row in step.open if row.handle != row.uid])
+    if not cuttable:
+        moved.update([back.uid for back in step.back])
+    return frozenset(moved)
 
 
 _NONE: Final[Mapping[int, Any]] = {}
