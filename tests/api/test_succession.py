@@ -278,6 +278,25 @@ async def test_answers_in_one_piece_are_made_again() -> None:
                 assert without_times(again.whole) == without_times(asked.whole), name
 
 
+async def test_scores_that_several_rings_gave_are_told_once() -> None:
+    """Each head whose ring was still at the prompt has recorded them from the first one on."""
+    async with heads() as made:
+        path, more = WHOLE["scores"]
+        known: list[Record] = []
+
+        def heard() -> None:
+            found = made.records[1].find(ID)
+            if found is not None and found.drawn and not known:
+                known.append(Record.decode(ID, found.encoded()))
+
+        made.link.heard = heard
+        body = json.dumps({**COMMON, **more, "stream": False}).encode()
+        asked = await Asked(path, body, NAMED).of(made.first)
+        known[0].drawn *= 2
+        again = await Asked(f"/_ring/answers/{ID}?after=0", known[0].encoded()).of(made.ring)
+        assert without_times(again.whole) == without_times(asked.whole)
+
+
 async def test_the_next_head_keeps_what_is_kept() -> None:
     """An answer with a key goes on without a door, its client finds it by the key, and its events
     have the numbers that they had. So do responses, and who has none of that finds nothing."""

@@ -120,7 +120,7 @@ class Answer:
     """What the last piece was made of."""
 
     _last: float | None = None
-    _scored: int = 0  # tokens of the prompt whose scores came before
+    _scored: int = 0  # tokens of the prompt whose scores have come
 
     @property
     def stopped_by(self) -> str:
@@ -137,11 +137,7 @@ class Answer:
 
     def again(self, came: Sequence[Event]) -> TextPiece:
         """The piece that was made once of what *came* then, before this node had the request."""
-        for event in came:
-            if isinstance(event, TokenOut):
-                self._trace.tokens += 1
-            elif isinstance(event, ScoresOut):
-                self._scored = event.scores.end
+        self._trace.tokens += sum(isinstance(event, TokenOut) for event in came)
         return self._piece(came, counts=False)
 
     def _piece(self, events: Sequence[Event], *, counts: bool = True) -> TextPiece:
@@ -149,10 +145,9 @@ class Answer:
         try:
             for event in events:
                 if isinstance(event, ScoresOut):
-                    if not counts:
-                        scores.append(event.scores)
-                    elif event.scores.end > self._scored:
+                    if event.scores.end > self._scored:  # each head's ring gives them all
                         scores.append(event.scores.since(self._scored))
+                        self._scored = event.scores.end
                     continue
                 if isinstance(event, RequestDone):
                     self.done = event
