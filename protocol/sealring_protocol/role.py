@@ -181,6 +181,7 @@ class NodeRole:
         now: float,
         gone: Collection[int] = (),
         soon: Collection[int] = (),
+        former: int | None = None,
     ) -> None:
         self._rank, self._roster = rank, roster
         self.members = frozenset(member.id for member in roster.members)
@@ -190,7 +191,7 @@ class NodeRole:
         """Who is present; None where the whole roster makes the only ring."""
         self._told.clear()
         if rank == 0 and self._may_leave_out:
-            self.attendance = Attendance(self.ring, self._config.least, now, gone, soon)
+            self.attendance = Attendance(self.ring, self._config.least, now, gone, soon, former)
 
     @property
     def _may_leave_out(self) -> bool:
@@ -228,7 +229,8 @@ class NodeRole:
         ids = {each: roster.members[each].id for each in roster.workers if each}
         soon = {each for each in ids if ids[each] in members and not sought}
         gone = {each for each in ids if ids[each] not in here} - soon
-        self._begin(roster, rank, now, *((gone, soon) if elected else ()))
+        former = roster.ranks.get(self._roster.members[0].id)
+        self._begin(roster, rank, now, *((gone, soon, former) if elected else ()))
         if self.attendance is not None and isinstance(before, Head):
             # A member that was not in the ring is not waited for.
             left = {roster.rank(each) for each in members if each in roster}

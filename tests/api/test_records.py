@@ -32,7 +32,7 @@ OTHER = "f" * 24
 
 def asked(account: str = "a", body: bytes = b"{}") -> RecordedRequest:
     names = ("name", "owner", "scope", "asked", "trace_id")
-    caller = {name: "" for name in names} | {"account": account, "far": False}
+    caller = dict.fromkeys(names, "") | {"account": account, "far": False}
     caller["id"] = f"chatcmpl-{ID}"
     return RecordedRequest("/v1/chat/completions", body, caller, 5, 1 << 63, b"n" * 16, b"k")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from sealring_protocol.control.election import Ballot
+from sealring_protocol.control.election import Ballot, ElectionState
 from sealring_protocol.control.requests import FinishReason, NoMajority, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.roster import Rights
@@ -276,6 +276,18 @@ def test_a_head_that_gives_its_place_away_and_stops_is_not_waited_for():
     cluster.crash(old)
     cluster.run_until(lambda: cluster.serves(head), 1.5)
     assert head.node.ring == (0, 2)
+
+
+def test_nobody_waits_for_a_head_that_moves_its_place_and_stops():
+    cluster = ring()
+    old, head = cluster.head, cluster.hosts["host1"]
+    old.node.move(1, cluster.now)
+    cluster.run_until(lambda: cluster.led(old).state is ElectionState.FOLLOWING, 3)
+    cluster.run_for(0.1)
+    old.node.stop(cluster.now)
+    cluster.settle(old)
+    cluster.run_until(lambda: head.node.ring == (0, 2) and cluster.serves(head), 1)
+    cluster.answers(head)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ a member that has never come for `GATHER_SECONDS` after the head itself has come
 for `LOSS_SECONDS`, in which a process may restart. A member that comes is taken in after
 `STEADY_SECONDS`. After each stay that was shorter than `LONG_STAY` that time doubles, and nobody
 waits for such a member a second time, so that a machine with a bad cable does not stop the others'
-work again and again.
+work again and again. Nor for the head before, which may have had another elected because it stops.
 
 An engine that is lost in the midst of an epoch ends its member's stay, too, and another begins. So
 a member whose engine ends again and again is left out for longer each time.
@@ -82,8 +82,8 @@ class Attendance:
     """The *ranks* that may be in the ring: all members but witnesses. At least *least* make a ring.
     Rank 0, the head, is always one of them. Nobody waits for those that are *gone*: they were away
     when this head was elected. Those that come *soon* were in the ring of the head before, which
-    gave its place to this one: they are waited for no longer than `HANDOVER_SECONDS`. Times are
-    monotonic seconds."""
+    gave its place to this one: they are waited for no longer than `HANDOVER_SECONDS`. *former* was
+    head until then. Times are monotonic seconds."""
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Attendance:
         now: float,
         gone: Collection[int] = (),
         soon: Collection[int] = (),
+        former: int | None = None,
     ) -> None:
         self._least = max(1, min(least, len(ranks)))
         self.hellos: dict[int, Hello] = {}
@@ -108,6 +109,8 @@ class Attendance:
         room."""
         self._unreadable: dict[int, str] = {}  # why the engines of absent ranks are
         self._short: Counter[int] = Counter()  # each rank's short stays in a row
+        if former is not None:
+            self._short[former] = 1
         self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
         self._aside: dict[int, float] = {}  # present ranks that the others do without: until when
         self._restless: set[int] = set()  # present ranks whose engine starts again and again
