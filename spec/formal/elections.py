@@ -96,6 +96,7 @@ def copied(election: Election) -> Election:
     now["_machine"], now["_linked"] = machine, set(election._linked)
     now["_favours"] = dict(election._favours)
     now["_heard_at"] = dict(election._heard_at)
+    now["_refused_until"] = dict(election._refused_until)
     if election._proposal is not None:
         proposal = attrs.evolve(election._proposal)
         proposal.votes = dict(proposal.votes)
@@ -117,7 +118,8 @@ def portrait(election: Election) -> tuple[object, ...]:
     fresh = frozenset(lease.fresh.items())
     leads = (lease.due, lease.count, tuple(lease.sent), fresh, lease.given_up)
     times = (e._contact, e._ask_at, e._confirm_at, e._renewed)
-    hears = (e._heard, frozenset(e._heard_at.items()), e._split, e._rival)
+    refusals = frozenset(e._refused_until.items())
+    hears = (e._heard, frozenset(e._heard_at.items()), e._split, e._rival, refusals)
     casts = (e._casting, e._signed, frozenset(e._linked), frozenset(e._favours.items()))
     return (e.mandate, e.ballot, e.state, e.stands, *times, *hears, *casts, asks, *leads)
 

@@ -233,6 +233,19 @@ def test_a_split_vote_is_asked_for_again_in_a_later_term():
     assert one.receive(3, Vote(1, 1, SIGNED), LOST + RENEW_SECONDS) == []  # of the term before
 
 
+def test_who_says_again_and_again_that_it_has_voted_leaves_slow_disks_time():
+    """Its word moves the candidate on to a later term once; the others' votes count in that."""
+    one = lost(1, 5, linked=(2, 3, 4))
+    one.handle_timeout(LOST)
+    now = LOST
+    for term in (1, 2, 2):
+        one.receive(4, NoVote(term, 1, term, NoVoteReason.VOTED), now)
+        now += RENEW_SECONDS
+        assert Tell(2, Candidacy(2, 1)) in one.handle_timeout(now)
+    one.receive(2, Vote(2, 1, SIGNED), now)
+    assert one.receive(3, Vote(2, 1, SIGNED), now) == [Cast(Ballot(2, 1))]
+
+
 def test_a_liar_takes_no_terms_away():
     one = lost(1, 4, linked=(2, 3))
     one.handle_timeout(LOST)

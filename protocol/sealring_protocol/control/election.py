@@ -269,6 +269,7 @@ class Election:
         self._heard = 0  # a later term that somebody says it knows
         self._heard_at: dict[int, float] = {}  # when each last said so
         self._split = 0  # the last term in which somebody voted otherwise than this node asked
+        self._refused_until: dict[int, float] = {}  # until when each one's refusal splits no term
         self._rival = 0  # the term of a mandate that this head does not obey
         self._renewed: tuple[int, float] | None = None  # whose lease it renewed, and when
         self._favours: dict[int, tuple[float, ...]] = {}  # when it last voted for each, of late
@@ -408,10 +409,9 @@ class Election:
             case Vote(term, head, signature):
                 return self._voted(peer, Ballot(term, head), signature)
             case NoVote(term, head, latest, reason):
-                if reason is NoVoteReason.VOTED and self._proposal_of(Ballot(term, head)):
-                    self._split = term
                 if reason in (NoVoteReason.VOTED, NoVoteReason.STALE):
                     self._hear(peer, latest, now)
+                    self._refused(peer, Ballot(term, head), latest, now)
                 return []
             case Renew(term, count):
                 return self._renew(peer, term, count, now)
@@ -623,7 +623,7 @@ class Election:
     def _ask(self, proposal: _Proposal, now: float) -> list[ElectionEffect]:
         """Ask whoever has not voted yet; in a later term, if somebody has voted in this one."""
         proposal.ask_at = now + RENEW_SECONDS
-        split = max(self._split, self.latest - 1) >= proposal.ballot.term
+        split = self._split >= proposal.ballot.term or self._has_voted(proposal.ballot)
         if split and not proposal.taken and not proposal.chosen:
             later = max(self._split, self.latest) + 1
             proposal.ballot = Ballot(later, proposal.ballot.head)
@@ -633,6 +633,16 @@ class Election:
         left = sorted(self._linked - proposal.votes.keys())
         asked: list[ElectionEffect] = [Tell(peer, self._question(proposal)) for peer in left]
         return asked + self._count(proposal)
+
+    def _refused(self, peer: int, ballot: Ballot, latest: int, now: float) -> None:
+        """*peer* says that it has voted otherwise in the term of *ballot*, or knows of *latest*. A
+        liar may say so of each term, and others need time for their votes: it counts once in
+        `FAVOUR_SECONDS`."""
+        proposal = self._proposal_of(ballot)
+        if proposal is None or latest < ballot.term or now < self._refused_until.get(peer, now):
+            return
+        self._refused_until[peer] = now + FAVOUR_SECONDS
+        self._split = ballot.term
 
     @staticmethod
     def _question(proposal: _Proposal) -> Candidacy:
