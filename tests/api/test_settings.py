@@ -44,7 +44,7 @@ def shelf(tmp_path: Path) -> Config:
 def test_a_successor_goes_on_with_the_keys_and_settings_of_the_head(
     desk: Config, shelf: Config
 ) -> None:
-    new_key(desk.state / KEY_FILE, "alice", admit=True)
+    new_key(desk.state / KEY_FILE, "alice")
     keep(shelf.state, told(desk))
     assert read_keys(shelf.state / KEY_FILE) == read_keys(desk.state / KEY_FILE)
     now = used(shelf, first=False)
@@ -69,6 +69,25 @@ def test_a_key_that_is_revoked_at_the_head_is_revoked_at_the_next(
     keep(shelf.state, told(desk))
     assert read_keys(shelf.state / KEY_FILE).keys == []
     assert (shelf.state / KEY_FILE).exists()  # which closes the API to all, as at the head
+
+
+def test_no_head_gives_a_key_the_right_to_admit(desk: Config, shelf: Config) -> None:
+    """Nor takes it from one that has it here."""
+    for name in ("alice", "bob"):
+        new_key(desk.state / KEY_FILE, name, admit=name == "alice")
+    keep(shelf.state, told(desk))
+    keys = read_keys(shelf.state / KEY_FILE).keys
+    assert [(each.name, each.admit) for each in keys] == [("alice", False), ("bob", False)]
+    forged = told(desk).replace(b'"admit":false', b'"admit":true')
+    keep(desk.state, forged)
+    assert [each.admit for each in read_keys(desk.state / KEY_FILE).keys] == [True, False]
+
+
+@pytest.mark.parametrize("wrong", [b'"timeout":0.0', b'"timeout":-1.0', b'"timeout":NaN'])
+def test_no_head_tells_what_no_config_may_say(desk: Config, shelf: Config, wrong: bytes) -> None:
+    with pytest.raises(ValueError, match=r"timeout|JSON"):
+        keep(shelf.state, told(desk).replace(b'"timeout":9.0', wrong))
+    assert not list(shelf.state.iterdir())
 
 
 def test_a_head_without_keys_takes_none_away(desk: Config, shelf: Config) -> None:

@@ -4,7 +4,8 @@ of the config that are the head's.
 The head tells each successor, a member that passes requests on and so may see texts. A successor
 keeps what it was told in its state folder, for its owner alone, and uses it once it is the head.
 So a key that was made or revoked at one head counts at the next. A head that has no keys takes none
-away from others: else a lost file would open their APIs.
+away from others: else a lost file would open their APIs. The right to admit machines does not
+travel: a key has it where it was made with it, so that no head can give itself members.
 
 The config of the roster's first member counts for all. Whoever is head after another goes on with
 the settings of that one, whatever its own config says, and passes them on in turn. What belongs to
@@ -14,7 +15,7 @@ one machine stays there: addresses, names and origins that are let in, certifica
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import pydantic
 from sealring_trio.errors import UserError
@@ -35,9 +36,9 @@ class ApiSettings(pydantic.BaseModel, extra="forbid", frozen=True):
     aliases: tuple[str, ...]
     api_keys: KeysName
     prefix_sharing: SharingName
-    resume_seconds: float
+    resume_seconds: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
     sampling: SamplingName
-    timeout: float
+    timeout: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
     def into(self, config: Config) -> Config:
         """*config* with these in place of its own."""
@@ -72,8 +73,15 @@ def keep(state: Path, data: bytes) -> None:
     if len(data) > MAX_SETTINGS:
         raise ValueError(f"{len(data)} bytes of settings")
     settings = HeadSettings.model_validate_json(data)
-    if settings.keys is not None and list(settings.keys) != read_keys(state / KEY_FILE).keys:
-        write_keys(state / KEY_FILE, list(settings.keys))
+    if settings.keys is not None:
+        own = read_keys(state / KEY_FILE).keys
+        admits = {each.sha256 for each in own if each.admit}
+        keys = [
+            each.model_copy(update={"admit": each.admit and each.sha256 in admits})
+            for each in settings.keys
+        ]
+        if keys != own:
+            write_keys(state / KEY_FILE, keys)
     text = settings.api.model_dump_json(indent=2)
     try:
         if settings.api == kept(state):
