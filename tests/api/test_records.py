@@ -8,8 +8,8 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from sealring.http import records
-from sealring.http.kept import Kept
+from sealring.http import kept, records
+from sealring.http.kept import Kept, ResponseStore
 from sealring.http.records import (
     KEEP_SECONDS,
     AnswerRecords,
@@ -170,6 +170,19 @@ def test_responses_are_told_with_their_names() -> None:
         for kind in (Kind.RESPONSE, Kind.DROPPED):
             with pytest.raises(ValueError, match=r"."):
                 next_head.hear(kind, "0" * 24, wrong)
+
+
+def test_a_response_that_is_kept_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head before told it just before it was lost, and the next one makes it again."""
+    monkeypatch.setattr(kept, "MAX_KEPT", 100)
+    store = ResponseStore()
+    for _ in range(5):
+        store.keep("o", "resp_1", Kept(b"x" * 60, (), (), (), "a"))
+        store.drop("o", "resp_1")
+        store.keep("o", "resp_2", Kept(b"x" * 30, (), (), (), "a"))
+        store.keep("o", "resp_2", Kept(b"x" * 30, (), (), (), "a"))
+    store.keep("p", "resp_3", Kept(b"x" * 60, (), (), (), "b"))
+    assert store.names == [("o", "resp_2"), ("p", "resp_3")]
 
 
 def test_frames_of_no_size_or_kind_are_refused() -> None:

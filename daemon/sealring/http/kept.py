@@ -126,6 +126,7 @@ class ResponseStore:
         """Keep response *name* for *owner*, if it is not too large; older ones make room."""
         if kept.size > MAX_KEPT_EACH:
             return
+        self.drop(owner, name)  # which the head before may have told already
         self._owners.setdefault(owner, _Owned()).keep(name, kept)
         account = self._accounts.setdefault(kept.account, _Account())
         account.kept[owner, name] = None
