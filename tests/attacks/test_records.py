@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from sealring.http import succession
 from sealring.http.app import build_app
 from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest
 from sealring.http.succession import Ring
@@ -72,8 +73,11 @@ FORGED = {
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-async def test_what_a_head_has_told_ends_no_head_after_it(*, hurried: bool) -> None:
+async def test_what_a_head_has_told_ends_no_head_after_it(
+    monkeypatch: pytest.MonkeyPatch, *, hurried: bool
+) -> None:
     """Neither as that goes on with it, nor as a client may come back to it."""
+    monkeypatch.setattr(succession, "DOOR_SECONDS", 0.0)
     async with heads() as made:
         records = made.records[1]
         for name, (request, drawn) in FORGED.items():
