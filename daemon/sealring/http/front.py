@@ -299,6 +299,8 @@ class _Request:
     known: bytes = b""
     sent: int = 0
     """How often the request itself was sent."""
+    told: object = None
+    """The head that was last asked for what follows, as the log says."""
 
     def lost(self) -> bool:
         """The head that was asked is lost. Whether another can be asked, and for what."""
@@ -613,7 +615,8 @@ class Front:
         """Ask whoever is head now. Raises `HeadLost`, or `ApiError` if nothing is asked."""
         scope = request.asked()
         again = request.ask is not _Ask.REQUEST
-        if again:
+        if again and request.told is not self._asked:  # once of each head
+            request.told = self._asked
             text = "%s: the head is asked for what follows %d events"
             log.info(text, request.passed.name or request.name, request.passed.place)
         request.sent += not again
