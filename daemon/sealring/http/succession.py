@@ -230,7 +230,12 @@ def _place(scope: Scope) -> tuple[str, int]:
     """The answer that a door asks for, and how many of its events it has. Raises `ApiError`."""
     found = _ANSWER.fullmatch(scope["path"])
     after = parse_qs(scope["query_string"].decode("latin-1")).get("after", ["0"])[0]
-    if found is None or scope["method"] not in ("GET", "POST") or not after.isdecimal():
+    if (
+        found is None
+        or scope["method"] not in ("GET", "POST")
+        or not after.isdecimal()
+        or len(after) > 12
+    ):
         raise ApiError(404, "There is no such path for doors.", "not_found")
     return found[1], int(after)
 
