@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import attrs
 import pytest
 import trio
+import trio.testing
 from sealring.http import succession
 from sealring.http.app import build_app
+from sealring.http.head import ApiHead
 from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest
+from sealring.http.relay import RelayStream
 from sealring.http.succession import Ring
 from starlette.types import Message
 
@@ -136,3 +140,78 @@ async def test_nobody_has_another_answer_in_place_of_one_that_is_made() -> None:
             await attack()
             asked_for.left.set()
         assert status == [503, 404, 503]
+
+
+class _Wire:
+    """What a member asks the head by, to be told of answers."""
+
+    def __init__(self) -> None:
+        self.endless = False
+        self.why = ""
+        self._gone = trio.Event()
+
+    def reply(self, status: int, headers: object) -> None:
+        assert status == 200
+
+    def offer(self, data: bytes) -> int:
+        return 0  # it takes nothing
+
+    def drop(self, reason: str = "") -> None:
+        self.why = reason
+        self._gone.set()
+
+    async def changed(self) -> bool:
+        await self._gone.wait()
+        return False
+
+
+async def test_a_member_that_asks_again_and_again_is_told_once() -> None:
+    """What it does not take waits at the head."""
+    records = AnswerRecords()
+    ring = Ring(records, lambda: cast(ApiHead, object()))
+    assert records.put(Record(ID, asked().encode()))
+    wires = [_Wire() for _ in range(256)]
+    async with trio.open_nursery() as nursery:
+        for wire in wires:
+            nursery.start_soon(ring.tell, "den", cast(RelayStream, wire))
+            await trio.testing.wait_all_tasks_blocked()
+        other = _Wire()
+        nursery.start_soon(ring.tell, "shelf", cast(RelayStream, other))
+        await trio.testing.wait_all_tasks_blocked()
+        assert [wire.why for wire in wires] == [*255 * ["the member asks anew"], ""]
+        assert other.why == ""
+        assert records.told
+        wires[-1].drop()
+        other.drop()
+    assert not records.told
+
+
+async def test_a_member_brings_one_record_at_a_time_and_within_its_time(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    head = SimpleNamespace(check_serving=lambda: None)
+    ring = Ring(AnswerRecords(), lambda: cast(ApiHead, head))
+    read: list[str] = []
+    got: list[int] = []
+
+    async def bring(member: str) -> None:
+        async def receive() -> Message:
+            read.append(member)
+            await trio.sleep_forever()
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                got.append(message["status"])
+
+        path = f"/_ring/answers/{ID}"
+        scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+        await ring({**scope, "state": {"relayed": member}}, receive, send)
+
+    async with trio.open_nursery() as nursery:
+        for member in ("den", "den", "den", "shelf"):
+            nursery.start_soon(bring, member)
+        await trio.sleep(1)
+        assert sorted(read) == ["den", "shelf"]
+    assert got == [408] * 4
+    assert trio.current_time() - 3 * succession.BRING_SECONDS < 1

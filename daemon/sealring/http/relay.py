@@ -309,12 +309,12 @@ class RelayStreams:
 @attrs.define(eq=False)
 class RelayedRequests:
     """Has the head's *app* answer what members ask by *streams*. *name_of* gives the name of a
-    rank's member. Who asks for that is told of answers by *tell*."""
+    rank's member. A member that asks for that is told of answers by *tell*."""
 
     streams: RelayStreams
     app: Callable[[], ASGIApp]
     name_of: Callable[[int], str]
-    tell: Callable[[RelayStream], Awaitable[None]] | None = None
+    tell: Callable[[str, RelayStream], Awaitable[None]] | None = None
     _coming: deque[tuple[int, Question, str, str, RelayStream]] = attrs.field(factory=deque)
     _asked: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -351,7 +351,7 @@ class RelayedRequests:
             try:
                 scope = _scope(question, member, link)
                 if scope["path"] == SUCCESSION and self.tell is not None:
-                    await self.tell(stream)
+                    await self.tell(member, stream)
                 else:
                     await Relayed(stream).run(self.app(), scope)
             except* Exception:

@@ -39,6 +39,9 @@ log = logging.getLogger("sealring.api")
 MAX_RECORD: Final = 32 << 20
 """Bytes of a record that a door may bring."""
 
+BRING_SECONDS: Final = 20.0
+"""Seconds that a door may take to bring a record."""
+
 AGAIN: Final = 1.0
 """Seconds after which a head that tells nothing is asked again."""
 
@@ -92,6 +95,8 @@ class Ring:
     records: AnswerRecords
     head: Callable[[], ApiHead | None]
     _taking: dict[str, trio.Event] = attrs.field(factory=dict)  # records, by their ids
+    _told: dict[str, RelayStream] = attrs.field(factory=dict)  # members, by their names
+    _bringing: dict[str, trio.Lock] = attrs.field(factory=dict)  # the same
 
     def beside(self, app: ASGIApp) -> ASGIApp:
         """*app* for all other paths."""
@@ -141,14 +146,18 @@ class Ring:
             del self._taking[record.id]
             begun.set()
 
-    async def tell(self, stream: RelayStream) -> None:
-        """Tell the member that asks by *stream* of all answers, until it leaves."""
+    async def tell(self, member: str, stream: RelayStream) -> None:
+        """Tell *member*, which asks by *stream*, of all answers, until it leaves or asks anew. What
+        it has not taken waits here, so it is told once at a time."""
         stream.endless = True
+        if (before := self._told.pop(member, None)) is not None:
+            before.drop("the member asks anew")
         if self.head() is None:
             stream.reply(503, ())
             await stream.send(b"", last=True)
             return
         stream.reply(200, ())
+        self._told[member] = stream
         successor = Successor(stream, self.records)
         self.records.join(successor)
         try:
@@ -156,6 +165,8 @@ class Ring:
                 successor.flush()
         finally:
             self.records.part(successor)
+            if self._told.get(member) is stream:
+                del self._told[member]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Give a door the rest of an answer."""
@@ -164,7 +175,10 @@ class Ring:
             if (head := self.head()) is None:
                 raise unavailable("This node is not the head.", "not_head")
             head.check_serving()
-            record = self._best(id, await _body(receive))
+            member = scope["state"].get("relayed", "")
+            # A record has many bytes, and a member many streams: one is read at a time.
+            async with self._bringing.setdefault(member, trio.Lock()):
+                record = self._best(id, await _body(receive))
             if (begun := self._taking.get(id)) is not None:
                 await begun.wait()
             make = _generate(head, record)
@@ -243,10 +257,12 @@ def _place(scope: Scope) -> tuple[str, int]:
 async def _body(receive: Receive) -> bytes:
     """What a door has brought. Raises `ApiError`."""
     body = bytearray()
-    while (message := await receive())["type"] == "http.request":
-        body += message["body"]
-        if len(body) > MAX_RECORD:
-            raise ApiError(413, "The record is too large.", "request_too_large")
-        if not message["more_body"]:
-            return bytes(body)
-    raise ApiError(499, "The door has left.", "client_gone")
+    with trio.move_on_after(BRING_SECONDS):
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if len(body) > MAX_RECORD:
+                raise ApiError(413, "The record is too large.", "request_too_large")
+            if not message["more_body"]:
+                return bytes(body)
+        raise ApiError(499, "The door has left.", "client_gone")
+    raise ApiError(408, f"The record took longer than {BRING_SECONDS:g} s.", "request_timeout")
