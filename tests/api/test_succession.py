@@ -426,6 +426,9 @@ async def test_a_head_that_is_none_any_more_leaves_its_answers_to_the_next(
         assert asked.state["moved"]
         assert asked.got[-1].get("more_body")  # it has no end
         count = len(asked.events)
+        early = await Asked(f"/_ring/answers/{ID}?after={count}", b"").of(made.ring)
+        assert early.status == 503  # as far as this one knows, the other head makes it
+        made.records[1].leave_all()  # as when its node becomes the head
         rest = await Asked(f"/_ring/answers/{ID}?after={count}", b"").of(made.ring)
         told = said(asked.events + rest.events)
         assert told["text 0"] == said(whole.events)["text 0"]
