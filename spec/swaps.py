@@ -59,14 +59,14 @@ SWAPS: Final = (
     Swap(
         "HS-24",
         "security.initiator",
-        "max(self.peer.serial, own.roster.serial)",
+        "max(peer.serial, own.roster.serial)",
         "own.roster.serial",
     ),
     Swap(
         "HS-24",
         "security.initiator",
-        "max(self.peer.serial, own.roster.serial)",
-        "self.peer.serial",
+        "max(peer.serial, own.roster.serial)",
+        "peer.serial",
     ),
     Swap(
         "HS-29",

@@ -189,6 +189,7 @@ def test_a_rank_is_ready_once_its_step_link_is_up(cluster: list[Path], tmp_path:
             "bounds": [0, 1, model.layers],
             "hosts": [],
             "members": [],
+            "kept": [],
         }
         orders = [{"expect": {"message": "HELLO"}}, {"send": order}]
         orders += [{"expect": {"message": "READY", "counter": "1"}}]

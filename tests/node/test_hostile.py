@@ -68,7 +68,7 @@ def test_a_rank_that_answers_every_step_wrongly_costs_a_few_tries_and_then_the_r
     cluster.run_until(lambda: cluster.all_done, 10)
     assert started(cluster) < 9
     assert cluster.done[uid].reason is FinishReason.FAILED
-    assert "given up after 7 tries" in cluster.done[uid].message
+    assert "given up after 8 tries" in cluster.done[uid].message
 
 
 def test_a_rank_that_presents_itself_for_ever_is_cut_off():

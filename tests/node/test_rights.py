@@ -81,6 +81,10 @@ def test_a_witness_does_its_part_while_it_is_linked_to_the_head():
     assert (witness.serving, witness.obstacles(cluster.now)) == (True, [])
     cluster.crash(cluster.head)
     cluster.run_for(20.0)
+    assert witness.serving  # with its vote node1 is the head
+    assert witness.roster.roster.members[0].name == "node1"
+    cluster.crash(cluster.hosts["host1"])
+    cluster.run_for(20.0)
     assert not witness.serving
     (why, *_) = witness.obstacles(cluster.now)
     assert (why.cause, why.rank) == (Cause.UNREACHABLE, 0)
