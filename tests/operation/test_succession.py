@@ -13,7 +13,7 @@ import pytest
 from tests.operation.crowd import Listener, alone, begin, body, head_of, plain, streamed
 from tests.operation.machines import Machine, machines
 
-TOKENS: Final = 400
+TOKENS: Final = 250
 WITHIN: Final = 5.0
 """Seconds from a fault to the next part of each stream, on a quiet machine. `BUSY` times as much
 are allowed here, where others may run."""
