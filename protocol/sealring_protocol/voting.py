@@ -44,7 +44,7 @@ from sealring_protocol.control.election import (
     Tell,
 )
 from sealring_protocol.errors import LimitExceeded
-from sealring_protocol.events import CastVote, StoreRoster
+from sealring_protocol.events import CastVote
 from sealring_protocol.limits import ELECTION_MESSAGES_PER_SECOND
 from sealring_protocol.links.link_manager import LinkManager
 from sealring_protocol.security.admission import TokenBucket
@@ -276,9 +276,7 @@ class Voting:
                     self._ask(CastVote(digest, ballot, payload))
                 case Chosen(mandate, votes):
                     made = Certificate(mandate.term, mandate.head, votes)
-                    data = self._links.current_roster.elected(made)
-                    if data is not None:
-                        self._links.events.append(StoreRoster(0, data))
+                    self._links.elected(made, now)
                 case MeetMembers():
                     if not self._links.meeting:
                         head = self._roster.members[0].name

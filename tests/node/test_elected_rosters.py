@@ -107,6 +107,34 @@ def test_a_place_that_was_taken_is_not_followed_where_a_head_is_seen():
     assert ranks(cluster) == [0, 1, 2]
 
 
+def test_a_head_that_gives_way_to_a_newer_roster_is_confirmed_meanwhile():
+    """It lets its requests finish before that roster is in force, and leads until then."""
+    cluster = Cluster(3, 5)
+    cluster.run_until(lambda: cluster.ready)
+    cluster.crash(cluster.hosts["host2"])
+    cluster.run_for(3.0)
+    stored, held = cluster._stored, []
+
+    def hold(host, link):
+        if host is cluster.hosts["host0"] and not held:
+            held.append(link)
+        else:
+            stored(host, link)
+
+    cluster._stored = hold
+    bring(cluster, 0, make_roster(3, serial=2, order=(1, 0, 2)))
+    cluster.run_until(lambda: held == [0])
+    cluster.rosters[2] = elected(3, 2, 2)
+    cluster.boot(2)
+    head = cluster.head.node
+    cluster.run_until(lambda: head.roster.roster.mandate.term > 3)
+    cluster.run_until(lambda: head.leads(cluster.now), 5)
+    assert (head.rank, head.roster.roster.serial) == (0, 1)
+    stored(cluster.hosts["host0"], 0)
+    cluster.run_until(lambda: ranks(cluster) == [1, 0, 2])
+    assert mandates(cluster) == [UNELECTED] * 3
+
+
 def test_a_newer_roster_is_taken_without_the_place_that_was_taken_in_it():
     taken = elected(3, 2, 2, of=NEXT)
     cluster = Cluster(3, 6, rosters=[PLAIN, PLAIN, PLAIN])

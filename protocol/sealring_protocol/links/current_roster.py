@@ -9,7 +9,6 @@ import attrs
 
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError, RosterExpired
 from sealring_protocol.security.handshake import HandshakeConfig
-from sealring_protocol.security.mandate import Certificate
 from sealring_protocol.security.roster import Roster, SignedRoster, check_succession, newer
 
 
@@ -92,15 +91,16 @@ class CurrentRoster:
             raise LocalProtocolError("another roster is being stored; try again")
         return roster.encode()
 
-    def elected(self, certificate: Certificate) -> bytes | None:
-        """The members have voted as *certificate* says, whose votes are verified. It counts as
-        connection 0. Returns the bytes to store; None if another roster is being stored, or this
-        election is over."""
-        roster, current = self.config.roster.elected(certificate), self.config.roster.roster
-        if self._storing is not None or not roster.roster.mandate.beats(current.mandate):
-            return None
-        self._storing = (0, roster)
-        return roster.encode()
+    def overtakes(self, elected: SignedRoster) -> bool:
+        """True if the members have *elected* a head while a roster with a greater serial is being
+        stored, which takes long where a head lets its requests finish first. The election is in
+        force at once: it has no place on disk beside that one, and needs none."""
+        given, current = elected.roster, self.config.roster.roster
+        waits = self._storing is not None and self._storing[1].roster.serial > given.serial
+        if not waits or not supersedes(given, current):
+            return False
+        self.config = attrs.evolve(self.config, roster=elected)
+        return True
 
     def stored(self, number: int) -> bool:
         """Connection *number*'s roster is stored and takes effect. False if none was being stored

@@ -69,7 +69,7 @@ from sealring_protocol.links.peers import (
 )
 from sealring_protocol.security.admission import Admission
 from sealring_protocol.security.handshake import HandshakeConfig, InitForAnother
-from sealring_protocol.security.mandate import Mandate
+from sealring_protocol.security.mandate import Certificate, Mandate
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import (
     Member,
@@ -677,6 +677,16 @@ class LinkManager:
     ) -> None:
         """The answer to `EncapsulationRequested`."""
         self._with(number, now, lambda link: link.provide_encapsulation(ciphertext, secret, now))
+
+    def elected(self, certificate: Certificate, now: float) -> None:
+        """The members have voted as *certificate* says, whose votes are verified: `StoreRoster`
+        follows, with link 0. Nothing does if this election is over, or another roster with the same
+        serial is being stored."""
+        before, roster = self.config.roster.roster, self.config.roster.elected(certificate)
+        if self.current_roster.overtakes(roster):
+            self._adopted(before, now)
+        elif self.current_roster.came(0, roster) is Arrival.TO_STORE:
+            self.events.append(StoreRoster(0, roster.encode()))
 
     def roster_stored(self, number: int, now: float) -> None:
         """The successful answer to `StoreRoster`: the roster is in force."""
