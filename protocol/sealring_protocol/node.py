@@ -310,6 +310,7 @@ class Node:
         self._presentations: dict[int, TokenBucket] = {}  # of ranks outside of the ring
         self._report = NodeReport(self._links, config.unpinned, now)
         self.loaded: Loaded | None = None  # what the engine last loaded
+        self._stops = False  # once another is head
         self._replaced = False  # the end of the engine process, which an old brain wanted, is due
         leads = self._voting.leads
         self._role = NodeRole(config, self.roster.roster, self._links.rank, now, leads)
@@ -693,14 +694,16 @@ class Node:
         self._voting.take(now)
         self._deliver_news(now)
 
-    def move(self, rank: int, now: float) -> None:
+    def move(self, rank: int, now: float, *, stops: bool = False) -> None:
         """This node, the head, has *rank* elected in its place, and takes no steps meanwhile. If
-        that fails, it has itself elected once more.
+        that fails, it has itself elected once more. A node that *stops* then takes no part in the
+        ring of the next head, so that the others load their layers once.
 
         Raises `LocalProtocolError` with the reason if it does not lead, or *rank* may not be head
         or is not there.
         """
         self._voting.move(rank, now)
+        self._stops = stops
         self._deliver_news(now)
 
     # ------------------------------------------------------------- internals
@@ -805,7 +808,7 @@ class Node:
         self._take_place()
         self._carry_out(effects, now)
         self._want_control_links(now)
-        if self.engine_info is not None:
+        if self.engine_info is not None and not self._stops:
             self._carry_out(self._brain.engine_message(self.engine_info, now), now)
         self._present_own(now)
 

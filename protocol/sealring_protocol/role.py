@@ -9,7 +9,7 @@ which is which.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 
@@ -18,7 +18,7 @@ from sealring_protocol.codec.messages import Build, Failure, Hello, Hindrance, R
 from sealring_protocol.control.effects import Effect, Outside, Preference, Send, Standing
 from sealring_protocol.control.election import Ballot
 from sealring_protocol.control.epoch.follower import Follower, FollowerConfig
-from sealring_protocol.control.head.attendance import Attendance
+from sealring_protocol.control.head.attendance import HANDOVER_SECONDS, Attendance
 from sealring_protocol.control.head.epochs import compare
 from sealring_protocol.control.head.head import Head, HeadConfig
 from sealring_protocol.control.plan import Collectives, PlanRequest, Strategy, make_plan
@@ -179,9 +179,7 @@ class NodeRole:
         roster: Roster,
         rank: int,
         now: float,
-        gone: Collection[int] = (),
-        soon: Collection[int] = (),
-        former: int | None = None,
+        patience: Mapping[int, float] | None = None,
     ) -> None:
         self._rank, self._roster = rank, roster
         self.members = frozenset(member.id for member in roster.members)
@@ -191,7 +189,7 @@ class NodeRole:
         """Who is present; None where the whole roster makes the only ring."""
         self._told.clear()
         if rank == 0 and self._may_leave_out:
-            self.attendance = Attendance(self.ring, self._config.least, now, gone, soon, former)
+            self.attendance = Attendance(self.ring, self._config.least, now, patience)
 
     @property
     def _may_leave_out(self) -> bool:
@@ -227,10 +225,9 @@ class NodeRole:
         members = [self._roster.members[rank].id for rank in self.ring]
         elected = roster.digest == self._roster.digest and roster.mandate != self._roster.mandate
         ids = {each: roster.members[each].id for each in roster.workers if each}
-        soon = {each for each in ids if ids[each] in members and not sought}
-        gone = {each for each in ids if ids[each] not in here} - soon
-        former = roster.ranks.get(self._roster.members[0].id)
-        self._begin(roster, rank, now, *((gone, soon, former) if elected else ()))
+        gone = {each: 0.0 for each in ids if ids[each] not in here}
+        soon = {each: HANDOVER_SECONDS for each in ids if ids[each] in members and not sought}
+        self._begin(roster, rank, now, gone | soon if elected else None)
         if self.attendance is not None and isinstance(before, Head):
             # A member that was not in the ring is not waited for.
             left = {roster.rank(each) for each in members if each in roster}

@@ -278,15 +278,18 @@ def test_a_head_that_gives_its_place_away_and_stops_is_not_waited_for():
     assert head.node.ring == (0, 2)
 
 
-def test_nobody_waits_for_a_head_that_moves_its_place_and_stops():
+@pytest.mark.parametrize("seconds", [0.1, 5.0])
+def test_nobody_waits_for_a_head_that_moves_its_place_and_stops(seconds):
+    """The others load their layers once, however long it takes to stop."""
     cluster = ring()
     old, head = cluster.head, cluster.hosts["host1"]
-    old.node.move(1, cluster.now)
+    old.node.move(1, cluster.now, stops=True)
     cluster.run_until(lambda: cluster.led(old).state is ElectionState.FOLLOWING, 3)
+    cluster.after(seconds, lambda: cluster.crash(old))
     cluster.run_for(0.1)
-    old.node.stop(cluster.now)
-    cluster.settle(old)
     cluster.run_until(lambda: head.node.ring == (0, 2) and cluster.serves(head), 1)
+    cluster.run_for(6.0)
+    assert head.node.standing().epoch.counter == 1
     cluster.answers(head)
 
 

@@ -256,7 +256,7 @@ async def _hand_over(runtime: Runtime) -> None:
     name = runtime.node.roster.roster.members[rank].name
     log.info("stopping: %s is to be the head", name)
     try:
-        await runtime.move(rank)
+        await runtime.move(rank, stops=True)
     except UserError as error:
         log.warning("%s. %s", error.what, error.advice)
 

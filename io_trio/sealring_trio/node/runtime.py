@@ -428,15 +428,15 @@ class Runtime:
         if self.node.rank:
             raise OperationError("another machine was elected meanwhile", "See: sealring head.")
 
-    async def move(self, rank: int) -> None:
+    async def move(self, rank: int, *, stops: bool = False) -> None:
         """Have the member of *rank* elected in place of this node, the head, and wait until it
-        knows.
+        knows. *stops*: this node stops then (`Node.move`).
 
         Raises `UserError` if that cannot be, and `OperationError` if it was not elected.
         """
         target = self.node.roster.roster.members[rank]
         try:
-            await self._elect(partial(self.node.move, rank))
+            await self._elect(partial(self.node.move, rank, stops=stops))
         except LocalProtocolError as error:
             raise UserError(
                 f"the head is not moved to {target.name}: {error}",

@@ -11,7 +11,7 @@ a member that has never come for `GATHER_SECONDS` after the head itself has come
 for `LOSS_SECONDS`, in which a process may restart. A member that comes is taken in after
 `STEADY_SECONDS`. After each stay that was shorter than `LONG_STAY` that time doubles, and nobody
 waits for such a member a second time, so that a machine with a bad cable does not stop the others'
-work again and again. Nor for the head before, which may have had another elected because it stops.
+work again and again.
 
 An engine that is lost in the midst of an epoch ends its member's stay, too, and another begins. So
 a member whose engine ends again and again is left out for longer each time.
@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import attrs
@@ -54,7 +54,7 @@ LOSS_SECONDS: Final = 5.0
 """Seconds in which a member that was lost may come back before the others go on without it."""
 
 HANDOVER_SECONDS: Final = 1.0
-"""Seconds in which those that were in the ring of the head before come to one that it made head."""
+"""Seconds for which a head that the one before made head waits for those of that one's ring."""
 
 STEADY_SECONDS: Final = 3.0
 """Seconds that a member has to be present before a ring that serves takes it in."""
@@ -80,28 +80,23 @@ Ring = tuple[int, ...]
 
 class Attendance:
     """The *ranks* that may be in the ring: all members but witnesses. At least *least* make a ring.
-    Rank 0, the head, is always one of them. Nobody waits for those that are *gone*: they were away
-    when this head was elected. Those that come *soon* were in the ring of the head before, which
-    gave its place to this one: they are waited for no longer than `HANDOVER_SECONDS`. *former* was
-    head until then. Times are monotonic seconds."""
+    Rank 0, the head, is always one of them. *patience* has the seconds for which some ranks are
+    waited for at first; it is `GATHER_SECONDS` for the others. Times are monotonic seconds."""
 
     def __init__(
         self,
         ranks: Ring,
         least: int,
         now: float,
-        gone: Collection[int] = (),
-        soon: Collection[int] = (),
-        former: int | None = None,
+        patience: Mapping[int, float] | None = None,
     ) -> None:
         self._least = max(1, min(least, len(ranks)))
         self.hellos: dict[int, Hello] = {}
         """The HELLO of each rank that is present."""
         self._came: dict[int, float] = {}  # when each of them came
         self._steady_from: dict[int, float] = {}  # when each of them may be taken in
-        self._soon = frozenset(soon)
-        waits = (rank for rank in ranks if rank not in gone)
-        self._awaited = self._gather(waits, now)  # the others: until when
+        self._patience = patience or {}
+        self._awaited = self._gather(ranks, now)  # the others: until when
         self._began = now
         self._lost: dict[int, float] = {}  # when each that has ever come was last lost
         self.stuck = False
@@ -109,8 +104,6 @@ class Attendance:
         room."""
         self._unreadable: dict[int, str] = {}  # why the engines of absent ranks are
         self._short: Counter[int] = Counter()  # each rank's short stays in a row
-        if former is not None:
-            self._short[former] = 1
         self._culprit, self._failed = 0, 0  # who failed the last epochs, and how many
         self._aside: dict[int, float] = {}  # present ranks that the others do without: until when
         self._restless: set[int] = set()  # present ranks whose engine starts again and again
@@ -137,8 +130,7 @@ class Attendance:
 
     def _gather(self, ranks: Iterable[int], now: float) -> dict[int, float]:
         """Until when each of *ranks* is waited for, none of which has ever come."""
-        soon, late = now + HANDOVER_SECONDS, now + GATHER_SECONDS
-        return {rank: soon if rank in self._soon else late for rank in ranks}
+        return {rank: now + self._patience.get(rank, GATHER_SECONDS) for rank in ranks}
 
     def lost(self, rank: int, now: float) -> None:
         """*rank* is gone."""
