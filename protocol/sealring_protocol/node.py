@@ -74,13 +74,11 @@ from sealring_protocol.errors import (
     RemoteProtocolError,
     SealringError,
 )
-from sealring_protocol.events import NodeEvent, RosterInForce, StoreRoster
+from sealring_protocol.events import NodeEvent, RosterInForce
 from sealring_protocol.limits import PRESENTATIONS_PER_SECOND
 from sealring_protocol.link import Link, LinkClosed
 from sealring_protocol.links.link_manager import (
-    HEAD_FIRST,
     CameUp,
-    HeadFirst,
     LinkDown,
     LinkManager,
     MessageReceived,
@@ -647,16 +645,14 @@ class Node:
         self._links.provide_encapsulation(link, ciphertext, secret, now)
         self._deliver_news(now)
 
-    def bring_roster(self, data: bytes, wall_ms: int) -> None:
-        """The owner brings *data*, a newer signed roster: `StoreRoster` follows, with link 0.
+    def bring_roster(self, data: bytes, now: float, wall_ms: int) -> None:
+        """The owner brings *data*, a newer signed roster: `StoreRoster` follows, with link 0. An
+        election in it counts as one that a peer brings.
 
         Raises `LocalProtocolError` with the reason if it may not replace the one in force, and
         `HeadFirst` if that is for the head to do.
         """
-        current = self._links.current_roster
-        if self._links.head_first(current.checked(data, wall_ms).roster):
-            raise HeadFirst(HEAD_FIRST)
-        self._events.append(StoreRoster(0, current.brought(data, wall_ms)))
+        self._links.bring_roster(data, now, wall_ms)
 
     def roster_stored(self, link: int, now: float) -> None:
         """The successful answer to `StoreRoster`: the new roster is in force."""

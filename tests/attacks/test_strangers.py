@@ -163,7 +163,7 @@ def test_a_handshake_that_outlasts_its_members_place_makes_no_address_known() ->
     node.receive_data(number, bytes(link.data_to_send()), 0.0)
     former = End(link, signer(2))
     carry(node, former, number)
-    node.bring_roster(newer.encode(), WALL)
+    node.bring_roster(newer.encode(), 0.0, WALL)
     carry(node, former, number)
     assert node.roster.roster.serial == 2
     node.receive_data(number, bytes(link.data_to_send()), 0.0)

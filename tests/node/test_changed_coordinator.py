@@ -35,7 +35,7 @@ def serials(cluster: Cluster) -> list[int]:
 def bring(cluster: Cluster, index: int, roster: SignedRoster) -> None:
     """The owner of *index* installs *roster* there."""
     host = cluster.hosts[f"host{index}"]
-    host.node.bring_roster(roster.encode(), WALL)
+    host.node.bring_roster(roster.encode(), cluster.now, WALL)
     cluster.settle(host)
 
 

@@ -33,7 +33,7 @@ def ranks(cluster: Cluster) -> list[int]:
 
 def bring(cluster: Cluster, index: int, roster: SignedRoster) -> None:
     host = cluster.hosts[f"host{index}"]
-    host.node.bring_roster(roster.encode(), WALL)
+    host.node.bring_roster(roster.encode(), cluster.now, WALL)
     cluster.settle(host)
 
 
@@ -105,6 +105,17 @@ def test_a_place_that_was_taken_is_not_followed_where_a_head_is_seen():
     assert mandates(cluster)[0] == Mandate(mandates(cluster)[0].term, 0)
     assert taken.roster.mandate not in seen
     assert ranks(cluster) == [0, 1, 2]
+
+
+def test_an_owner_brings_no_place_that_was_taken_where_a_head_is_seen():
+    cluster = Cluster(3, 5)
+    cluster.run_until(lambda: cluster.ready)
+    with pytest.raises(LocalProtocolError, match="this node obeys another head"):
+        bring(cluster, 1, elected(3, 2, 2))
+    bring(cluster, 1, elected(3, 2, 2, of=NEXT))
+    cluster.run_until(lambda: cluster.head.node.roster == NEXT)
+    cluster.run_for(3.0)
+    assert mandates(cluster) == [UNELECTED] * 3
 
 
 def test_a_head_that_gives_way_to_a_newer_roster_is_confirmed_meanwhile():

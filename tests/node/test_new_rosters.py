@@ -204,7 +204,7 @@ def test_the_owner_gives_a_newer_roster_to_one_node_of_a_running_ring():
     uid = cluster.submit(Request((4, 5, 6), 400))
     cluster.run_for(0.3)
     host = cluster.hosts["host2"]
-    host.node.bring_roster(make_roster(3, serial=2, order=(0, 2, 1)).encode(), WALL)
+    host.node.bring_roster(make_roster(3, serial=2, order=(0, 2, 1)).encode(), cluster.now, WALL)
     cluster.settle(host)
     cluster.run_until(lambda: cluster.all_done)
     assert cluster.tokens[uid] == reference((4, 5, 6), 400, 6)
@@ -226,10 +226,10 @@ REFUSED_ROSTERS = {
 def test_a_roster_of_the_owner_that_may_not_be_is_refused_with_the_reason(made, said):
     cluster = Cluster(2, 1, rosters=[make_roster(2, serial=5)] * 2)
     with pytest.raises(LocalProtocolError, match=said):
-        cluster.head.node.bring_roster(made().encode(), WALL + 10)
+        cluster.head.node.bring_roster(made().encode(), cluster.now, WALL + 10)
     assert cluster.head.node.roster.roster.serial == 5
     with pytest.raises(LocalProtocolError):
-        cluster.head.node.bring_roster(b"\0" * 300, WALL)
+        cluster.head.node.bring_roster(b"\0" * 300, cluster.now, WALL)
 
 
 def test_a_roster_of_the_owner_that_cannot_be_stored_is_not_taken():
@@ -237,14 +237,14 @@ def test_a_roster_of_the_owner_that_cannot_be_stored_is_not_taken():
     cluster.run_until(lambda: cluster.ready)
     newer = make_roster(2, serial=2).encode()
     cluster.head.full = True
-    cluster.head.node.bring_roster(newer, WALL)
+    cluster.head.node.bring_roster(newer, cluster.now, WALL)
     with pytest.raises(LocalProtocolError, match="another roster is being stored"):
-        cluster.head.node.bring_roster(newer, WALL)
+        cluster.head.node.bring_roster(newer, cluster.now, WALL)
     cluster.settle(cluster.head)
     cluster.run_for(1.0)
     assert cluster.head.node.roster.roster.serial == 1
     cluster.head.full = False
-    cluster.head.node.bring_roster(newer, WALL)
+    cluster.head.node.bring_roster(newer, cluster.now, WALL)
     cluster.settle(cluster.head)
     cluster.run_for(1.0)
     assert [host.node.roster.roster.serial for host in cluster.hosts.values()] == [2, 2]
@@ -259,7 +259,7 @@ def test_a_roster_of_the_same_members_spreads_beside_the_links_there_are(world):
     cluster.run_for(0.3)
     links = [links_of(cluster, rank) for rank in range(world)]
     host = cluster.hosts[f"host{world - 1}"]
-    host.node.bring_roster(make_roster(world, serial=2).encode(), WALL)
+    host.node.bring_roster(make_roster(world, serial=2).encode(), cluster.now, WALL)
     cluster.settle(host)
     cluster.run_for(1.0)
     assert {host.node.roster.roster.serial for host in cluster.hosts.values()} == {2}
@@ -283,7 +283,9 @@ def test_a_change_of_the_roster_warns_of_nothing(seed, order, delay):
     cluster.run_for(6.0)
     cluster.warnings.clear()
     cluster.notes.clear()
-    cluster.head.node.bring_roster(make_roster(3, serial=2, order=order).encode(), WALL)
+    cluster.head.node.bring_roster(
+        make_roster(3, serial=2, order=order).encode(), cluster.now, WALL
+    )
     cluster.settle(cluster.head)
     cluster.run_until(lambda: cluster.ready)
     cluster.run_for(5.0)
@@ -298,14 +300,14 @@ def test_a_roster_with_another_head_goes_to_the_head_first():
     cluster.run_until(lambda: cluster.ready)
     rank = cluster.hosts["host1"]
     with pytest.raises(HeadFirst, match="the head is to have this roster first"):
-        rank.node.bring_roster(new.encode(), WALL)
+        rank.node.bring_roster(new.encode(), cluster.now, WALL)
     cluster.head.full = True  # it takes its time
-    cluster.head.node.bring_roster(new.encode(), WALL)
+    cluster.head.node.bring_roster(new.encode(), cluster.now, WALL)
     cluster.settle(cluster.head)
     cluster.run_for(1.0)
     assert [host.node.roster.roster.serial for host in cluster.hosts.values()] == [1, 1, 1]
     cluster.head.full = False
-    cluster.head.node.bring_roster(new.encode(), WALL)
+    cluster.head.node.bring_roster(new.encode(), cluster.now, WALL)
     cluster.settle(cluster.head)
     cluster.notes.clear()
     cluster.run_until(lambda: cluster.ready)
@@ -342,7 +344,7 @@ def test_a_roster_with_another_head_does_not_wait_for_a_head_that_cannot_take_it
         cluster.crash(cluster.head)
         cluster.run_for(1.0)
     rank = cluster.hosts["host1"]
-    rank.node.bring_roster(make_roster(3, serial=2, order=order).encode(), WALL)
+    rank.node.bring_roster(make_roster(3, serial=2, order=order).encode(), cluster.now, WALL)
     cluster.settle(rank)
     cluster.run_for(1.0)
     assert rank.node.rank == 0

@@ -111,7 +111,7 @@ def test_a_greeting_that_came_late_is_no_trouble_once_it_was_heard():
 def test_who_is_put_out_is_told_so_and_not_that_the_roster_has_expired():
     made = Cluster(3, 6)
     made.run_until(lambda: made.ready)
-    made.head.node.bring_roster(make_roster(3, serial=2, order=(0, 1)).encode(), WALL)
+    made.head.node.bring_roster(make_roster(3, serial=2, order=(0, 1)).encode(), made.now, WALL)
     made.settle(made.head)
     node = made.hosts["host2"].node
     made.run_until(lambda: CONTROL not in node.peers()[0].up)
@@ -146,7 +146,7 @@ def test_an_error_at_an_address_that_a_newer_roster_corrects_is_past():
     made.run_for(5.0)
     node = made.head.node
     assert node.peers()[0].trouble(CONTROL, made.now).address == "nowhere:1"
-    node.bring_roster(make_roster(2, serial=2).encode(), WALL)
+    node.bring_roster(make_roster(2, serial=2).encode(), made.now, WALL)
     made.settle(made.head)
     made.run_until(lambda: node.roster.roster.serial == 2)
     trouble = node.peers()[0].trouble(CONTROL, made.now)

@@ -466,7 +466,7 @@ def test_a_newer_roster_ends_the_preference():
     prefer(cluster, 0)
     cluster.run_until(lambda: ring(cluster) == (0,), 20)
     asked = streams(cluster)
-    cluster.head.node.bring_roster(make_roster(2, serial=2).encode(), WALL)
+    cluster.head.node.bring_roster(make_roster(2, serial=2).encode(), cluster.now, WALL)
     cluster.settle(cluster.head)
     cluster.run_until(lambda: ring(cluster) == (0, 1), 30)
     assert cluster.head.node.standing().preference is None
@@ -548,7 +548,7 @@ def test_the_roster_changes_while_a_member_is_away(members, soon, whole, splits)
     cluster.models = [b"m" * 32] * 4
     if 3 in members:
         cluster.boot(3)
-    cluster.head.node.bring_roster(new.encode(), WALL)
+    cluster.head.node.bring_roster(new.encode(), cluster.now, WALL)
     cluster.settle(cluster.head)
     assert gap(cluster, STEADY_SECONDS + 2 * SETTLED) < SETTLED
     assert ring(cluster) == soon
@@ -582,7 +582,7 @@ def test_a_collective_of_fewer_meets_at_the_addresses_of_a_newer_roster():
     cluster.run_for(LOSS_SECONDS + SETTLED)
     tensor(cluster)
     assert where(cluster) == ["host0", "host2"]
-    cluster.head.node.bring_roster(sign_roster(moved, COORDINATOR).encode(), WALL)
+    cluster.head.node.bring_roster(sign_roster(moved, COORDINATOR).encode(), cluster.now, WALL)
     cluster.settle(cluster.head)
     cluster.run_for(1.0)
     asked = streams(cluster, tokens=300)

@@ -235,7 +235,9 @@ def test_a_roster_with_another_head_turns_the_links_around():
         door.stalls = True
         door.ask()
     run(all_doors, 0.2)
-    cluster.hosts["host0"].node.bring_roster(new.encode(), int((cluster.now + 1) * 1000))
+    cluster.hosts["host0"].node.bring_roster(
+        new.encode(), cluster.now, int((cluster.now + 1) * 1000)
+    )
     cluster.settle(cluster.head)
     run(all_doors, 10.0)
     assert [door.host.node.rank for door in all_doors] == [1, 0, 2]
@@ -274,7 +276,7 @@ def test_a_member_that_may_see_no_texts_passes_nothing_on():
     assert api_links(cluster, 0) == [2]
     key = all_doors[2].ask()
     usual = make_roster(3, serial=2)
-    cluster.head.node.bring_roster(usual.encode(), int((cluster.now + 1) * 1000))
+    cluster.head.node.bring_roster(usual.encode(), cluster.now, int((cluster.now + 1) * 1000))
     cluster.settle(cluster.head)
     run(all_doors, 10.0)
     assert all_doors[2].downs
@@ -282,6 +284,7 @@ def test_a_member_that_may_see_no_texts_passes_nothing_on():
     assert api_links(cluster, 0) == [1, 2]
     cluster.head.node.bring_roster(
         make_roster(3, serial=3, rights={1: Rights(0), 2: Rights.TEXT | Rights.WITNESS}).encode(),
+        cluster.now,
         int((cluster.now + 1) * 1000),
     )
     cluster.settle(cluster.head)

@@ -41,7 +41,7 @@ def answers(cluster: Cluster) -> None:
 def bring(cluster: Cluster, **terms) -> None:
     """The head's owner brings the next roster."""
     serial = cluster.head.node.roster.roster.serial + 1
-    cluster.head.node.bring_roster(make_roster(3, serial, **terms).encode(), WALL)
+    cluster.head.node.bring_roster(make_roster(3, serial, **terms).encode(), cluster.now, WALL)
     cluster.settle(cluster.head)
 
 

@@ -159,7 +159,7 @@ class RingMachine(RuleBasedStateMachine):
         node = self.cluster.head.node
         serial = node.roster.roster.serial + 1
         signed = make_roster(self.world, serial, rights=self.rights)
-        node.bring_roster(signed.encode(), WALL)
+        node.bring_roster(signed.encode(), self.cluster.now, WALL)
         self.cluster.settle(self.cluster.head)
         self.cluster.run_until(lambda: node.roster.roster.serial == serial, 5)
 

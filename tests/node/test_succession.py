@@ -331,7 +331,7 @@ def test_a_head_that_a_newer_roster_makes_waits_for_the_lease_of_the_one_before(
     cluster.run_for(0.01)
     newer = make_roster(3, serial=2, order=(1, 0, 2)).encode()
     for host in cluster.others("host0"):
-        host.node.bring_roster(newer, WALL + int(cluster.now * 1000))
+        host.node.bring_roster(newer, cluster.now, WALL + int(cluster.now * 1000))
         cluster.settle(host)
     assert cluster.leaders() == [cluster.head]
     head = succeeded(cluster, 20.0, "host0")

@@ -282,7 +282,7 @@ def test_what_was_measured_of_the_same_machines_is_not_measured_again():
     made = measured(3, sums=(20_000, 300_000), rosters=[old] * 3)
     made.run_for(20)
     before = made.head.node.standing()
-    made.head.node.bring_roster(new.encode(), WALL)
+    made.head.node.bring_roster(new.encode(), made.now, WALL)
     made.settle(made.head)
     made.notes.clear()
     made.run_until(lambda: made.ready)
@@ -298,7 +298,7 @@ def test_an_engine_that_leaves_a_collective_for_a_roster_has_not_died():
     assert strategy(made) is Strategy.TENSOR
     made.warnings.clear()
     made.notes.clear()
-    made.head.node.bring_roster(make_roster(2, serial=2, inner_seal=False).encode(), WALL)
+    made.head.node.bring_roster(make_roster(2, serial=2, inner_seal=False).encode(), made.now, WALL)
     made.settle(made.head)
     made.run_until(lambda: made.ready)
     assert [host.planned for host in made.hosts.values()] == [1, 1]
@@ -346,7 +346,7 @@ def test_the_next_collective_is_told_the_addresses_of_a_newer_roster():
     roster = made.head.node.roster.roster
     moved = attrs.evolve(roster.members[1], addresses=("host1.new:1", "host1:1"))
     newer = attrs.evolve(roster, serial=2, members=(roster.members[0], moved))
-    made.head.node.bring_roster(sign_roster(newer, COORDINATOR).encode(), WALL)
+    made.head.node.bring_roster(sign_roster(newer, COORDINATOR).encode(), made.now, WALL)
     made.settle(made.head)
     made.run_for(1.0)
     epoch = rank.node.standing().epoch

@@ -576,7 +576,7 @@ def test_a_machine_that_has_just_joined_is_starting():
     """Its node begins when it has stored the roster, and refuses connections before."""
     made = Cluster(1, 1, rosters=[make_roster(1)])
     made.run_until(lambda: made.ready)
-    made.head.node.bring_roster(make_roster(2, serial=2).encode(), WALL)
+    made.head.node.bring_roster(make_roster(2, serial=2).encode(), made.now, WALL)
     made.settle(made.head)
     made.run_for(10.0)
     (told,) = made.head.node.obstacles(made.now)

@@ -367,7 +367,7 @@ class Runtime:
         Raises `UserError` if it may not be, `OperationError` if it cannot be stored.
         """
         try:
-            self.node.bring_roster(roster, wall_ms())
+            self.node.bring_roster(roster, trio.current_time(), wall_ms())
         except HeadFirst:
             await self._install_at_head(SignedRoster.decode(roster))
             return

@@ -82,11 +82,10 @@ class CurrentRoster:
                 reason = reason.replace(of_peer, of_owner)
             raise LocalProtocolError(reason) from None
 
-    def brought(self, data: bytes, wall_ms: int) -> bytes:
-        """The owner, not a peer, brings the signed roster *data*. It counts as connection 0, which
-        no peer has. Returns the bytes to store. Raises as `checked`, and `LocalProtocolError` if
-        another is being stored."""
-        roster = self.checked(data, wall_ms)
+    def brought(self, roster: SignedRoster) -> bytes:
+        """The owner, not a peer, brings *roster*, which is `checked`. It counts as connection 0,
+        which no peer has. Returns the bytes to store. Raises `LocalProtocolError` if another is
+        being stored."""
         if self.came(0, roster) is not Arrival.TO_STORE:
             raise LocalProtocolError("another roster is being stored; try again")
         return roster.encode()

@@ -678,6 +678,16 @@ class LinkManager:
         """The answer to `EncapsulationRequested`."""
         self._with(number, now, lambda link: link.provide_encapsulation(ciphertext, secret, now))
 
+    def bring_roster(self, data: bytes, now: float, wall_ms: int) -> None:
+        """See `Node.bring_roster`."""
+        current = self.current_roster
+        roster = self.obeyed(current.checked(data, wall_ms), now)
+        if roster is None:
+            raise LocalProtocolError(RIVAL)
+        if self.head_first(roster.roster):
+            raise HeadFirst(HEAD_FIRST)
+        self.events.append(StoreRoster(0, current.brought(roster)))
+
     def elected(self, certificate: Certificate, now: float) -> None:
         """The members have voted as *certificate* says, whose votes are verified: `StoreRoster`
         follows, with link 0. Nothing does if this election is over, or another roster with the same
@@ -767,17 +777,23 @@ class LinkManager:
         signed = roster.digest != self.config.roster.roster.digest
         return other and signed and self._dialer.up.get((head.id, Purpose.CONTROL)) is not None
 
+    def obeyed(self, roster: SignedRoster, now: float) -> SignedRoster | None:
+        """*roster* as this node takes it: without a mandate that it does not obey. None if nothing
+        else in it would be new."""
+        given, current = roster.roster, self.config.roster.roster
+        if not supersedes(given, current) or self.obeys(given, now):
+            return roster
+        return None if given.digest == current.digest else roster.elected(None)
+
     def _roster_came(self, connection: Connection, roster: SignedRoster, now: float) -> None:
         """A peer brought a roster that was newer when its handshake began: store or refuse it."""
-        given, current = roster.roster, self.config.roster.roster
-        disobeyed = supersedes(given, current) and not self.obeys(given, now)
-        if disobeyed and given.digest == current.digest:
-            self.news.append(RivalMandate(given.mandate))
+        obeyed = self.obeyed(roster, now)
+        if obeyed is None:
+            self.news.append(RivalMandate(roster.roster.mandate))
             self._shut(connection, CloseCode.NOT_READY, RIVAL, now)
             return
-        if disobeyed:
-            roster = roster.elected(None)
-            given = roster.roster
+        disobeyed = obeyed is not roster
+        roster, given, current = obeyed, obeyed.roster, self.config.roster.roster
         if not self.current_roster.is_in_force(roster) and self.head_first(given):
             self._shut(connection, CloseCode.NOT_READY, HEAD_FIRST, now)
             return
