@@ -30,6 +30,7 @@ from spec.vectors.rank_exchanges import (
     KILLED,
     LITTLE,
     MANY,
+    NEVER_HAD,
     NEXT,
     NO_ROOM,
     NOBODY,
@@ -300,7 +301,13 @@ COURSES: Final[dict[str, tuple[str, str, Json, Course]]] = {
         "LG-06 EP-09",
         "caches to keep are told to the engine; one that does not have them says so to the head",
         {},
-        (*UP, came(KEEPING, KEEPING), engine(NOT_KEPT, NOT_KEPT)),
+        (*UP, came(PIPELINE, PIPELINE), came(KEEPING, KEEPING), engine(NOT_KEPT, NOT_KEPT)),
+    ),
+    "kept-first": (
+        "LG-06 EP-09",
+        "caches to keep in the first epoch of a head: the rank has none of that instance",
+        {},
+        (*UP, came(KEEPING, to_head=(NEVER_HAD,))),
     ),
     "new-head": (
         "EP-07",

@@ -16,6 +16,7 @@ from sealring_protocol.codec.messages import (
     Epoch,
     FailureKind,
     Hindrance,
+    KeptCache,
     Prepared,
     Ready,
     Reason,
@@ -284,3 +285,16 @@ def test_what_fails_goes_down_the_chain_unless_the_chain_is_cut():
     next_step = attrs.evolve(step(1), epoch=order.epoch)
     assert of(rank.message(0, STEP, next_step, 17.0), ToEngine)
     assert sent(rank.engine_message(next_step, 18.0), 2) == [next_step]
+
+
+@pytest.mark.parametrize("instance", [HEAD, HEAD + 1])
+def test_caches_are_kept_only_for_a_head_that_has_given_orders_before(instance):
+    """Its link may have broken meanwhile."""
+    rank = loading()
+    rank.link_down(0, CONTROL, "it broke", 3.0)
+    rank.link_up(0, CONTROL, 4.0)
+    order = attrs.evolve(ORDER, epoch=Epoch(instance, 2), kept=(KeptCache(1, 40),))
+    effects = rank.message(0, CONTROL, order, 5.0)
+    refused = [each.kind for each in sent(effects) if isinstance(each, CannotServe)]
+    assert refused == ([] if instance == HEAD else [FailureKind.LEDGER])
+    assert [each.message for each in of(effects, ToEngine)] == ([] if refused else [order])

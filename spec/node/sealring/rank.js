@@ -224,6 +224,7 @@ export class Rank {
     must(order.steps === STEPS, "another step version [EP-21]", "VERSION_MISMATCH");
     must(!joins(order), "to join, unprepared [CO-04]");
     must(!this.#info || this.#info.model.equals(order.model), "another model", "MODEL_MISMATCH");
+    const hasNone = order.kept.length > 0 && held?.instance !== order.instance; // of that instance [LG-06]
     this.#order = order;
     this.#place = order.rank;
     this.#world = world;
@@ -240,6 +241,7 @@ export class Rank {
       this.restarts += 1;
     }
     if (this.#unreadable) this.#tell(this.#unreadable.kind, this.#unreadable.reason);
+    else if (hasNone) this.#tell(FAILED.LEDGER, "it has had no order of this head before");
     else if (this.#info && this.#joining === "OUT") this.#start();
   }
 

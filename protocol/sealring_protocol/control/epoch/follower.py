@@ -308,6 +308,7 @@ class Follower:
         self._state = Machine(FOLLOWER_TABLE, FollowerState.NO_HEAD)
         self._since = now  # when the state was entered
         self.epoch: Epoch = NO_EPOCH
+        self._obeyed: int | None = None  # the instance of the head whose order it had last
         self._tensor = False  # the order is for tensor parallelism
         self._engine = RankEngine(self._place, self._ring, config.ranks)
         self._pipeline: pipeline.FollowerPipeline | None = None
@@ -530,7 +531,8 @@ class Follower:
         if (shut := refusal(order, self._config, self.epoch, model)) is not None:
             return [shut]
         moved = self._move_to(order)
-        self.epoch = order.epoch
+        failed = self._cannot_begin(order)
+        self.epoch, self._obeyed = order.epoch, order.epoch.instance
         self._tensor = order.backend is not Backend.PIPELINE
         self._reasons.withdraw()
         self._next_link.end()
@@ -541,9 +543,18 @@ class Follower:
         part = f"layers {layers.start}:{layers.stop}" if layers else "a share of every layer"
         note = Note(Level.INFO, f"epoch {order.epoch.counter}: this rank takes {part}")
         ended = self._engine.end()
-        if (unreadable := self._engine.unreadable) is not None:
-            return [note, *moved, *ended, *self._tell(0, unreadable.of(self._config.rank), now)]
+        if failed is not None:
+            return [note, *moved, *ended, *self._tell(0, failed, now)]
         return [note, *moved, *ended, *self._engine.begin(order, now)]
+
+    def _cannot_begin(self, order: Bootstrap) -> Failure | None:
+        """Why this rank does not even give its engine *order*; None if it does."""
+        rank, unreadable = self._config.rank, self._engine.unreadable
+        if unreadable is not None:
+            return unreadable.of(rank)
+        if order.kept and order.epoch.instance != self._obeyed:
+            return Failure(rank, FailureKind.LEDGER, "it has had no order of this head before")
+        return None
 
     def _move_to(self, order: Bootstrap) -> list[Effect]:
         """Take the place that *order* gives this rank."""
