@@ -15,6 +15,7 @@ from sealring.dialects.errors import ApiError, unavailable
 from sealring.http import front
 from sealring.http.bodies import MAX_BODY, count_events
 from sealring.http.gate import ANSWER, AWAY, error_response
+from sealring.http.records import may_ask
 from sealring.http.relay import INTERNAL
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -182,9 +183,13 @@ async def test_what_follows_is_asked_of_the_next_head_by_the_answers_name(
 ) -> None:
     first, second = Head(dies=100), Head()
     client = Client(headers={"x-sealring-answer": "0" * 24})
-    await Succession(first, second).run(client)
+    succession = Succession(first, second)
+    succession.door.here = lambda: "shelf"
+    await succession.run(client)
     (name,) = first.names
     assert name != "0" * 24
+    assert may_ask("shelf", name)
+    assert not may_ask("den", name)
     assert first.asked == [f"POST {CHAT}"]
     assert second.asked == [f"POST /_ring/answers/{name}?after={count_events(client.body[:100])}"]
 

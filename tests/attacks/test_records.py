@@ -13,8 +13,9 @@ import trio
 import trio.testing
 from sealring.http import succession
 from sealring.http.app import build_app
+from sealring.http.gate import ANSWER
 from sealring.http.head import ApiHead
-from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest
+from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest, new_id
 from sealring.http.relay import RelayStream
 from sealring.http.succession import Ring
 from starlette.types import Message
@@ -142,6 +143,27 @@ async def test_nobody_has_another_answer_in_place_of_one_that_is_made() -> None:
         assert status == [503, 404, 503]
 
 
+async def test_no_member_goes_on_with_the_answer_of_another_members_client() -> None:
+    """Neither by a false, longer record that it brings first, nor by none, nor by a request that
+    takes the answer's id. The door that has the client still can."""
+    async with heads() as made:
+        id, ring, records = new_id("den"), Ring(made.records[0], lambda: made.head), made.records[0]
+        true = Record(id, asked(body=body_of(seed=3)).encode(), bytearray(piece(5).encode()))
+        assert records.put(true)
+        records.leave_all()
+        other, path = {"relayed": "shelf"}, f"/_ring/answers/{id}?after=0"
+        for brought in (true.encoded() + piece(6).encode(), b""):
+            got = await Asked(path, brought, state=dict(other)).of(ring)
+            assert got.status == 404
+            assert records.find(id) is true
+        named = {ANSWER.decode(): id}
+        got = await Asked(CHAT, body_of(), named, state=dict(other)).of(made.first)
+        assert got.status == 200
+        assert records.find(id) is true
+        got = await Asked(path, b"", state={"relayed": "den"}).of(ring)
+        assert got.status == 200
+
+
 class _Wire:
     """What a member asks the head by, to be told of answers."""
 
@@ -204,7 +226,7 @@ async def test_a_member_brings_one_record_at_a_time_and_within_its_time(
             if message["type"] == "http.response.start":
                 got.append(message["status"])
 
-        path = f"/_ring/answers/{ID}"
+        path = f"/_ring/answers/{new_id(member)}"
         scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
         await ring({**scope, "state": {"relayed": member}}, receive, send)
 

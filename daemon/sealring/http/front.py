@@ -59,6 +59,7 @@ from sealring.http.names import (
     share,
     shared_with,
 )
+from sealring.http.records import new_id
 from sealring.http.relay import (
     CONNECTION,
     FOR_ONE_HOP,
@@ -350,8 +351,8 @@ class Front:
     head, whose name is `head`, is asked by the *streams*; `why_not` is the error if it cannot be,
     `refusal` why this machine takes no more requests, and *page* gives the files of the page where
     the head cannot: the page says why, and goes on by itself. A request waits so many seconds for
-    the next head as *patience* says. `config` gives this machine's config, and *record* what is
-    known here of an answer, by its id."""
+    the next head as *patience* says. `config` gives this machine's config, *record* what is known
+    here of an answer, by its id, and `here` the name of this machine."""
 
     streams: RelayStreams
     config: Callable[[], Config]
@@ -363,6 +364,7 @@ class Front:
     page: ASGIApp
     patience: Callable[[], float] = lambda: NEXT_HEAD_SECONDS
     record: Callable[[str], bytes] = lambda name: b""
+    here: Callable[[], str] = lambda: ""
     _of_source: Counter[str] = attrs.field(factory=Counter)
     _bodies: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_KEPT_BODIES))
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
@@ -507,7 +509,7 @@ class Front:
         Raises `ApiError` before anything of the answer is sent."""
         own = [each for each in scope["headers"] if each[0] != ANSWER]
         kind, name = _resumed(path)
-        answer = "" if name else secrets.token_hex(12)
+        answer = "" if name else new_id(self.here())
         if answer:
             own.append((ANSWER, answer.encode()))
         headers = datastructures.Headers(scope=scope)

@@ -164,13 +164,13 @@ class Caller:
 def _address(scope: Scope) -> str:
     """The account of the client of *scope*: its address, or the member whose client it is. All of
     loopback is one, since whoever is there has all of it."""
-    if member := _member(scope):
+    if member := member_of(scope):
         return f"member {member}"
     host = (scope.get("client") or ("",))[0]
     return f"address {'loopback' if is_loopback(host) else host}"
 
 
-def _member(scope: Scope) -> str:
+def member_of(scope: Scope) -> str:
     """The member that passed the request of *scope* on; empty if the client asked here."""
     return str(scope.get("state", {}).get("relayed", ""))
 
@@ -180,13 +180,13 @@ def _owner_of(scope: Scope) -> str:
     member that passed the request on. Empty for any other client."""
     if not scope.get("state", {}).get("owner"):
         return ""
-    return f"{OWNER} {member}" if (member := _member(scope)) else OWNER
+    return f"{OWNER} {member}" if (member := member_of(scope)) else OWNER
 
 
 def _is_far(scope: Scope) -> bool:
     """Whether the client of *scope* is one of another member, and beyond its loopback."""
     host = (scope.get("client") or ("",))[0]
-    return bool(_member(scope)) and not _owner_of(scope) and not is_loopback(host)
+    return bool(member_of(scope)) and not _owner_of(scope) and not is_loopback(host)
 
 
 def is_public(path: str) -> bool:
@@ -215,7 +215,7 @@ class Gate:
         start: Message | None = None  # goes with the first part of the body
         headers = Headers(scope=scope)
         asked, context = request_id(headers), TraceContext.of(headers)
-        here = not _member(scope)  # else the names and the page were checked there
+        here = not member_of(scope)  # else the names and the page were checked there
         shared = shared_with(headers, self._head.config.origins) if here else ""
 
         async def answer(message: Message) -> None:
@@ -304,7 +304,7 @@ class Gate:
             owner = self._head.keys.owner(presented) if presented else None
         if needed and owner is None and not is_public(scope["path"]):
             what = "This API needs a key" if not presented else "The API key is not known"
-            where = ", which are made on the head's machine" if _member(scope) else ""
+            where = ", which are made on the head's machine" if member_of(scope) else ""
             raise ApiError(
                 401,
                 f"{what}: send 'Authorization: Bearer KEY' or 'x-api-key: KEY' with one of "
@@ -319,7 +319,7 @@ class Gate:
             raise unavailable(f"{text[:1].upper()}{text[1:]}.", code, retry=5)
         now = trio.current_time()
         if who := _owner_of(scope):
-            account = _address(scope) if _member(scope) else who
+            account = _address(scope) if member_of(scope) else who
             return Caller(name, "", who, who, account, now)
         key = digest(presented) if presented else ""
         far = _is_far(scope)
@@ -329,7 +329,7 @@ class Gate:
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
         called = f"key-{key[:_DIGITS]}" if key else ""
-        takes_turns = f"unknown {_member(scope)} {key}" if _member(scope) else f"unknown {key}"
+        takes_turns = f"unknown {member_of(scope)} {key}" if member_of(scope) else f"unknown {key}"
         return Caller(name, called, takes_turns, shared, _address(scope), now, far=far)
 
     def _shared(self, scope: Scope, name: str) -> str:
@@ -349,7 +349,7 @@ class Gate:
         if path in PROBES:
             brief = not (keys_needed or is_named(self._head.config, given))
             scope.setdefault("state", {})["brief"] = brief
-        elif not (keys_needed or _member(scope) or is_page(path)):
+        elif not (keys_needed or member_of(scope) or is_page(path)):
             check_host(self._head.config, given)
 
 

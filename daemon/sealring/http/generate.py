@@ -59,15 +59,10 @@ from sealring.http.bodies import (
     beside,
 )
 from sealring.http.filling import Call, Choices, stream
-from sealring.http.gate import ANSWER, Caller
+from sealring.http.gate import ANSWER, Caller, member_of
 from sealring.http.head import ApiHead
 from sealring.http.kept import Kept, ResponseStore, earlier
-from sealring.http.records import (
-    Moved,
-    Record,
-    RecordedRequest,
-    pieces,
-)
+from sealring.http.records import Moved, Record, RecordedRequest, may_ask, pieces
 from sealring.http.resume import KeptAnswer, Resumed, ResumeFields, left
 from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
 
@@ -405,7 +400,7 @@ class Generate:
             holding = over.enter_context(self._head.holding(caller.account, 0))
             stream = EventStream(send, self._head.records.flush)
             call = Call(caller, trace, holding, stream, over, records=self._head.records)
-            call.relayed = bool(scope["state"].get("relayed"))
+            call.relayed = bool(member_of(scope))
             resumed = await self._answer(scope, receive, send, call)
         await self._until_moved(scope)
         del call  # the answer counts what it keeps itself, and its reader may take long
@@ -442,8 +437,9 @@ class Generate:
         if (resumed := self._resumed(call)) is not None:
             return resumed
         head.check_serving()
-        if name := request.headers.get(ANSWER.decode(), ""):
-            call.record = head.records.begin(name, _asked(scope["path"], body, call))
+        id = request.headers.get(ANSWER.decode(), "")
+        if id and may_ask(member_of(scope), id):
+            call.record = head.records.begin(id, _asked(scope["path"], body, call))
         texts = [body]
         del body  # which would stay for as long as the answer takes
         with self._recorded(scope, call):

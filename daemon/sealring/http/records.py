@@ -1,10 +1,10 @@
 """What is known of answers under way, so that the next head can go on with them.
 
-The door through which a request came gives its answer an id. Under it the head has a `Record`: what
-was asked, and by whom; the seed; and each piece of tokens that the ring drew, as it was taken up.
-From that the whole answer can be made again, event by event, and then be gone on with: the same
-pieces make the same events, and the ring draws the rest as if it had never been interrupted. So
-neither texts nor events are kept.
+The door through which a request came gives its answer an id, whose first half says which member it
+is (`new_id`). Under it the head has a `Record`: what was asked, and by whom; the seed; and each
+piece of tokens that the ring drew, as it was taken up. From that the whole answer can be made
+again, event by event, and then be gone on with: the same pieces make the same events, and the ring
+draws the rest as if it had never been interrupted. So neither texts nor events are kept.
 
 Each member that passes requests on and sees texts is a **successor**. It has the head tell it of
 all records, as they begin, grow and end, by a stream of its API link that does not end
@@ -19,7 +19,9 @@ A node has one `AnswerRecords` for its life, whatever its rank. What nobody make
 from __future__ import annotations
 
 import enum
+import hashlib
 import re
+import secrets
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -75,6 +77,21 @@ class Moved(ApiError):
 
     def __init__(self) -> None:
         super().__init__(503, "This node is the head no more.", "not_head")
+
+
+def new_id(door: str) -> str:
+    """An id for the answer to what a client asks at the member *door*."""
+    return _of_door(door) + secrets.token_hex(_ID_SIZE // 2)
+
+
+def may_ask(member: str, id: str) -> bool:
+    """Whether *member*'s door gave answer *id*: no other, though all know it, may ask for the rest.
+    Empty is this node's own door."""
+    return not member or id.startswith(_of_door(member))
+
+
+def _of_door(door: str) -> str:
+    return hashlib.blake2b(door.encode(), digest_size=_ID_SIZE // 2).hexdigest()
 
 
 class Kind(enum.IntEnum):

@@ -26,8 +26,15 @@ from sealring_protocol.relay import BodyCame, DropCame, ReplyCame
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sealring.dialects.errors import ApiError, unavailable
-from sealring.http.gate import error_response
-from sealring.http.records import AnswerRecords, Frames, Record, RecordedRequest, Successor
+from sealring.http.gate import error_response, member_of
+from sealring.http.records import (
+    AnswerRecords,
+    Frames,
+    Record,
+    RecordedRequest,
+    Successor,
+    may_ask,
+)
 from sealring.http.relay import INTERNAL, SUCCESSION, RelayStream, RelayStreams, StreamGone
 
 if TYPE_CHECKING:
@@ -172,10 +179,11 @@ class Ring:
         """Give a door the rest of an answer."""
         try:
             id, after = _place(scope)
+            if not may_ask(member := member_of(scope), id):
+                raise _unknown()
             if (head := self.head()) is None:
                 raise unavailable("This node is not the head.", "not_head")
             head.check_serving()
-            member = scope["state"].get("relayed", "")
             # A record has many bytes, and a member many streams: one is read at a time.
             async with self._bringing.setdefault(member, trio.Lock()):
                 record = self._best(id, await _body(receive))
@@ -202,8 +210,7 @@ class Ring:
             elif not left and given.asked != found.asked:
                 found = None  # two answers of one id
         if found is None:
-            text = "Nothing is known of this answer here: it is over, or ended with its head."
-            raise ApiError(404, text, "stream_not_found")
+            raise _unknown()
         return found
 
     def _again(self, record: Record) -> Record:
@@ -238,6 +245,12 @@ def _generate(head: ApiHead, record: Record) -> Generate:
     if (kind := KINDS.get(path := RecordedRequest.decode(record.asked).path)) is None:
         raise ApiError(400, f"This is no record: nothing is generated at {path}.", "bad_request")
     return Generate(head, kind)
+
+
+def _unknown() -> ApiError:
+    """The error for an answer with which this head cannot go on."""
+    text = "Nothing is known of this answer here: it is over, or ended with its head."
+    return ApiError(404, text, "stream_not_found")
 
 
 def _place(scope: Scope) -> tuple[str, int]:

@@ -152,6 +152,7 @@ class NodeApi:
             self._page,
             self._patience,
             self.records.encoded,
+            lambda: self._name_of(self._runtime.node.rank),
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
