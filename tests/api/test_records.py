@@ -31,9 +31,9 @@ OTHER = "f" * 24
 
 
 def asked(account: str = "a", body: bytes = b"{}") -> RecordedRequest:
-    names = ("name", "owner", "scope", "asked", "trace_id")
+    names = ("name", "scope", "asked", "trace_id")
     caller = dict.fromkeys(names, "") | {"account": account, "far": False}
-    caller["id"] = f"chatcmpl-{ID}"
+    caller |= {"id": f"chatcmpl-{ID}", "owner": "unknown "}  # as without a key
     return RecordedRequest("/v1/chat/completions", body, caller, 5, 1 << 63, b"n" * 16, b"k")
 
 

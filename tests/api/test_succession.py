@@ -30,6 +30,7 @@ from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
 from sealring_model import tiny
 from sealring_trio.node.service import build_runtime, running
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message
 
 from tests.serving import PATIENCE
@@ -164,6 +165,11 @@ async def heads() -> AsyncIterator[Heads]:
             ring = Ring(second.records, lambda: second)
             yield Heads(app, ring, (first.records, second.records), link, first, second)
             nursery.cancel_scope.cancel()
+
+
+def behind_gate(made: Heads) -> ASGIApp:
+    """The app of the second head, which goes on with an answer as its client comes back."""
+    return build_app(made.next, behind_gate=[Middleware(made.ring.hurried)])
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -367,7 +373,7 @@ async def test_a_client_comes_back_before_the_next_head_has_made_what_it_has(
         record.kept, record.left = True, trio.current_time()
         assert made.records[1].put(record)
         name = asked.events[0].split(b"\n")[0].removeprefix(b"id: ").rpartition(b":")[0].decode()
-        app = made.ring.beside(build_app(made.next))
+        app = behind_gate(made)
         header = {"last-event-id": f"{name}:{last}"}
         rest = await Asked(f"/v1/streams/{name}", b"", header, method="GET").of(app)
         if not there:

@@ -12,7 +12,6 @@ import pytest
 import trio
 import trio.testing
 from sealring.http import succession
-from sealring.http.app import build_app
 from sealring.http.gate import ANSWER
 from sealring.http.head import ApiHead
 from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest, new_id
@@ -21,7 +20,7 @@ from sealring.http.succession import Ring
 from starlette.types import Message
 
 from tests.api.test_records import asked, piece
-from tests.api.test_succession import CHAT, ID, NAMED, TALK, Asked, heads
+from tests.api.test_succession import CHAT, ID, NAMED, TALK, Asked, behind_gate, heads
 from tests.serving import PATIENCE
 
 FIELDS: list[dict[str, Any]] = [
@@ -91,12 +90,29 @@ async def test_what_a_head_has_told_ends_no_head_after_it(
             records.hear(Kind.KEPT, ID, b"")
             records.leave_all()
             if hurried:
-                app = made.ring.beside(build_app(made.next))
+                app = behind_gate(made)
                 got = await Asked("/v1/models", b"", {"last-event-id": "x:1"}, method="GET").of(app)
                 assert got.status == 200, name
             else:
                 await made.ring.take_up()
             assert records.find(ID) is None, name
+
+
+async def test_a_head_goes_on_with_no_answer_because_another_client_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever sends the headers of one that comes back: with another key, or with none."""
+    async with heads() as made:
+        record = Record(ID, forged(), kept=True, left=0.0)
+        assert made.records[1].put(record)
+        header = {"last-event-id": "x:1"}
+        app, key = behind_gate(made), {"authorization": "Bearer another"}
+        assert (await Asked("/v1/models", b"", header | key, method="GET").of(app)).status == 200
+        monkeypatch.setattr(ApiHead, "keys_needed", True)
+        for path, status in (("/livez", 200), ("/v1/models", 401)):
+            got = await Asked(path, b"", header | key, method="GET").of(app)
+            assert got.status == status
+        assert made.records[1].find(ID) is record
 
 
 @pytest.mark.parametrize("name", ["no path", "no pieces", "no such token", "no such choice"])

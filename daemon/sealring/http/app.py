@@ -80,10 +80,13 @@ such an endpoint must not take the server for broken: it gets 404, with a code o
 
 
 def build_app(
-    head: ApiHead, pages: Sequence[BaseRoute] = (), connections: int = MAX_CONNECTIONS
+    head: ApiHead,
+    pages: Sequence[BaseRoute] = (),
+    connections: int = MAX_CONNECTIONS,
+    behind_gate: Sequence[Middleware] = (),
 ) -> Starlette:
     """The ASGI app of *head*, to which there may be so many *connections*. The files of the *pages*
-    need no key."""
+    need no key. Whom the gate lets in meets *behind_gate* next."""
     app = Starlette(
         routes=[
             Route("/health", state.health),
@@ -115,7 +118,7 @@ def build_app(
             Route("/openapi.json", openapi),
             *pages,
         ],
-        middleware=[Middleware(Gate, head=head, connections=connections)],
+        middleware=[Middleware(Gate, head=head, connections=connections), *behind_gate],
         exception_handlers={
             ApiError: api_error,
             HTTPException: http_error,

@@ -110,24 +110,30 @@ class Ring:
 
         async def both(scope: Scope, receive: Receive, send: Send) -> None:
             inside = scope["type"] == "http" and scope["path"].startswith(INTERNAL)
-            if scope["type"] == "http" and not inside:
-                try:
-                    await self._hurry(scope)
-                except ApiError as error:
-                    await error_response(error, scope["path"])(scope, receive, send)
-                    return
             await (self if inside else app)(scope, receive, send)
 
         return both
 
+    def hurried(self, app: ASGIApp) -> ASGIApp:
+        """*app*, which the gate lets a client ask once this node goes on with those kept answers of
+        another head to which that client may come back."""
+
+        async def after(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                await self._hurry(scope)
+            await app(scope, receive, send)
+
+        return after
+
     async def _hurry(self, scope: Scope) -> None:
-        """Go on with the kept answers of another head to which the client of *scope* may come back.
-        Raises `ApiError` while the ring does not serve."""
-        name = scope["path"].rpartition("/")[2]
+        """Raises `ApiError` while the ring does not serve."""
+        name, owner = scope["path"].rpartition("/")[2], scope["state"]["visitor"].owner
         keyed = any(key in _COMES_BACK for key, _ in scope["headers"])
         for record in self.records:
-            if record.waits and (keyed or RecordedRequest.decode(record.asked).name == name):
-                await self._take(record)
+            if record.waits:
+                asked = RecordedRequest.decode(record.asked)
+                if asked.caller["owner"] == owner and (keyed or asked.name == name):
+                    await self._take(record)
 
     async def _take(self, record: Record) -> None:
         """Go on with *record* for nobody, unless somebody has begun to; then wait for that. Raises
