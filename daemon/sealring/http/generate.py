@@ -51,13 +51,7 @@ from sealring.dialects.responses import ResponseShape, Wanted
 from sealring.dialects.schema import ChatOptions, CompletionOptions
 from sealring.generation.generation import Answer, Generator, Job
 from sealring.generation.trace import Trace
-from sealring.http.bodies import (
-    ClientGone,
-    EventStream,
-    RestOfStream,
-    attended,
-    beside,
-)
+from sealring.http.bodies import ClientGone, EventStream, RestOfStream, attended, beside
 from sealring.http.filling import Call, Choices, stream
 from sealring.http.gate import ANSWER, Caller, member_of
 from sealring.http.head import ApiHead
@@ -386,17 +380,9 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         caller: Caller = scope["state"]["visitor"]
-        trace = Trace(
-            caller.id,
-            self._kind.name,
-            caller.name,
-            began=caller.arrived,
-            asked=caller.asked,
-            trace_id=caller.trace_id,
-        )
         resumed = None
         with contextlib.ExitStack() as over:
-            over.enter_context(self._traced(trace))
+            trace = over.enter_context(self._traced(caller))
             holding = over.enter_context(self._head.holding(caller.account, 0))
             stream = EventStream(send, self._head.records.flush)
             call = Call(caller, trace, holding, stream, over, records=self._head.records)
@@ -408,13 +394,22 @@ class Generate:
             await resumed(scope, receive, send)
 
     @contextlib.contextmanager
-    def _traced(self, trace: Trace) -> Iterator[None]:
-        """Until the block ends, or its client leaves it, *trace* is that of a request under way."""
+    def _traced(self, caller: Caller) -> Iterator[Trace]:
+        """The trace of *caller*'s request, which is under way until the block ends, or its client
+        leaves it."""
         tracer = self._head.generator.tracer
+        trace = Trace(
+            caller.id,
+            self._kind.name,
+            caller.name,
+            began=caller.arrived,
+            asked=caller.asked,
+            trace_id=caller.trace_id,
+        )
         tracer.begin(trace)
         outcome = "cancelled"
         try:
-            yield
+            yield trace
             outcome = trace.outcome
         except ApiError as error:
             outcome, trace.fault = error.code, error.in_log()
@@ -508,17 +503,10 @@ class Generate:
         into *stream*."""
         asked = RecordedRequest.decode(record.asked)
         caller = Caller(**{**asked.caller, "arrived": trio.current_time()})
-        trace = Trace(
-            caller.id,
-            self._kind.name,
-            caller.name,
-            began_ms=asked.began,
-            asked=caller.asked,
-            trace_id=caller.trace_id,
-        )
         digest = hashlib.blake2b(asked.body, digest_size=32).digest() if asked.key else b""
         with contextlib.ExitStack() as over:
-            over.enter_context(self._traced(trace))
+            trace = over.enter_context(self._traced(caller))
+            trace.began_ms = asked.began
             yield Call(
                 caller,
                 trace,

@@ -26,10 +26,7 @@ from sealring_protocol.codec.relay_messages import Headers, Question
 from sealring_protocol.codec.wire import clip
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.events import RelayDown, RelayEventCame, RelayNews, RelayUp
-from sealring_protocol.limits import (
-    MAX_REASON,
-    STREAM_WINDOW,
-)
+from sealring_protocol.limits import MAX_REASON, STREAM_WINDOW
 from sealring_protocol.relay import AskCame, BodyCame, DropCame, Relay, RelayEvent, ReplyCame
 from starlette.types import ASGIApp, Message, Scope
 
@@ -66,15 +63,6 @@ FOR_ONE_HOP: Final = frozenset(
 )
 """Headers that concern a connection, or are read where it is (RFC 9110, 7.6.1)."""
 
-_WATCHING: Final = "/v1/cluster/events"
-"""What the page watches, as long as it is open."""
-
-_BRIEF: Final = "No request can be answered here now."
-"""Why, to whoever names another server: a message may name machines and their addresses."""
-
-_EVENTS: Final = b"text/event-stream"
-_ID: Final = re.compile(rb'"id":"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24})"')
-_NUMBER: Final = re.compile(rb'"sequence_number":(\d{1,15})')
 _LENGTH: Final = re.compile(rb"[0-9]{1,20}")  # as h11 has it
 
 
