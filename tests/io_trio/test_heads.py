@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import logging
+import shutil
 import signal
 import socket
 import tempfile
@@ -25,6 +26,7 @@ from sealring.files.config import load_config
 from sealring.generation.generation import Generator
 from sealring.generation.status import describe_election
 from sealring.local.ring import running_node, wait_until_up, write_cluster
+from sealring.service.head_api import head_fault
 from sealring.service.requests import Requests
 from sealring_model import tiny
 from sealring_protocol.control.election import Ballot
@@ -291,6 +293,19 @@ def test_the_head_as_people_read_it(
     assert capsys.readouterr().out == shown
     assert commands.show(json=True) == code
     assert json.loads(capsys.readouterr().out) == head
+
+
+def test_a_node_that_stands_for_head_reads_its_tokenizer_once(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny.path(), model)
+    (config,) = write_cluster(tmp_path, 1, model, api="127.0.0.1:7480")
+    settings = load_config(config).model_copy(update={"api": ("0.0.0.0", 7480)})
+    fault = head_fault(settings, model)
+    (model / "tokenizer.json").unlink()
+    assert "there are no API keys" in fault()
+    assert sealring("apikey", "new", "ann", "--config", config).code == 0
+    assert fault() == ""
+    assert "no tokenizer" in head_fault(settings, model)()
 
 
 # ------------------------------------------------------------------ a ring of three, as owners run

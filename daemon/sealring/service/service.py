@@ -34,7 +34,7 @@ from sealring.http.connections import raise_limit
 from sealring.joining.door import Door
 from sealring.local.node_socket import listening
 from sealring.service.choice import RingChoice
-from sealring.service.head_api import NodeApi, prepare, why_not_head
+from sealring.service.head_api import NodeApi, head_fault, prepare
 from sealring.service.model_switch import ModelSwitch
 from sealring.service.requests import DOOR_REQUESTS, answer_at_door
 from sealring.service.verification import Reply
@@ -161,7 +161,8 @@ async def _live(
         guesses=config.guesses,
         own_sampling=config.sampling == "model",
     )
-    runtime.head_fault = lambda: setup.lacking or why_not_head(config, setup.model)
+    fault = head_fault(config, setup.model)
+    runtime.head_fault = lambda: setup.lacking or fault()
     runtime.giving_way = partial(generator.giving_way, config.drain)
     async with trio.open_nursery() as nursery:
         api = NodeApi(generator, config, door)
