@@ -190,10 +190,13 @@ async def test_what_cannot_be_is_said_to_the_owner(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="there is no machine called 'attic'") as caught:
             await node.ask("move", to="attic")
         assert caught.value.advice == "There are: desk, den, shelf."
-        with pytest.raises(UserError, match="no machine that may be the head is there"):
+        with pytest.raises(UserError, match="no other machine that may be the head is there"):
             await node.ask("move")
         with pytest.raises(UserError, match="the head is not moved to den: only the head"):
             await node.ask("move", to="den")
+        await node.ask("take")
+        with pytest.raises(UserError, match="not moved to desk: that machine is the head already"):
+            await node.ask("move", to="desk")
 
 
 async def test_a_head_that_is_fixed_needs_nobody(tmp_path: Path) -> None:
@@ -233,19 +236,19 @@ SHOWN: dict[str, tuple[dict[str, Any], int, str]] = {
     "a head": (
         {"absent": ["shelf"]},
         0,
-        "head         desk, by the roster\n"
-        "here         desk is the head, and answers\n"
-        "may be head  desk, den\n"
-        "elected by   2 of 3 machines\n"
-        "away         shelf\n",
+        "head          desk, by the roster\n"
+        "here          desk is the head, and answers\n"
+        "may be head   desk, den\n"
+        "votes needed  2 of 3\n"
+        "away          shelf\n",
     ),
     "a follower": (
         {"name": "den", "term": 2, "state": "following", "leads": False},
         0,
-        "head         den, elected in term 2\n"
-        "here         desk follows den\n"
-        "may be head  desk, den\n"
-        "elected by   2 of 3 machines\n",
+        "head          den, elected in term 2\n"
+        "here          desk follows den\n"
+        "may be head   desk, den\n"
+        "votes needed  2 of 3\n",
     ),
     "one that is fixed": (
         {"fixed_head": True, "may_be": ["desk"]},
@@ -257,21 +260,21 @@ SHOWN: dict[str, tuple[dict[str, Any], int, str]] = {
     "a head that is alone": (
         {"leads": False, "may_take": True, "absent": ["den", "shelf"]},
         3,
-        "head         desk, by the roster\n"
-        "here         desk is the head, and does not answer: too few machines are there\n"
-        "may be head  desk, den\n"
-        "elected by   2 of 3 machines\n"
-        "away         den, shelf\n\n"
-        "2 of 3 machines would elect a head, and fewer are there: start those that are away. If "
-        "they stay away, and no other machine is the head: sealring head take\n",
+        "head          desk, by the roster\n"
+        "here          desk is the head, and does not answer: too few machines are there\n"
+        "may be head   desk, den\n"
+        "votes needed  2 of 3\n"
+        "away          den, shelf\n\n"
+        "Too few machines are there to elect a head: start those that are away. If they stay "
+        "away, and no other machine is the head: sealring head take\n",
     ),
     "one that asks": (
         {"name": "den", "taken": True, "term": 4, "state": "asking", "leads": False},
         3,
-        "head         den, made it by its owner in term 4\n"
-        "here         desk does not see den, and asks the others for their votes\n"
-        "may be head  desk, den\n"
-        "elected by   2 of 3 machines\n",
+        "head          den, made head by its owner in term 4\n"
+        "here          desk does not see den, and asks the others for their votes\n"
+        "may be head   desk, den\n"
+        "votes needed  2 of 3\n",
     ),
 }
 
@@ -306,6 +309,49 @@ def test_a_node_that_stands_for_head_reads_its_tokenizer_once(tmp_path: Path) ->
     assert sealring("apikey", "new", "ann", "--config", config).code == 0
     assert fault() == ""
     assert "no tokenizer" in head_fault(settings, model)()
+
+
+@pytest.mark.parametrize(
+    ("change", "asks"),
+    [
+        ({"state": "lost", "leads": False, "name": "den", "absent": ["den", "shelf"]}, True),
+        ({"leads": False, "absent": ["den", "shelf"]}, True),  # who may have elected another
+        ({"state": "following", "leads": False, "name": "den"}, False),
+        (
+            {"state": "lost", "leads": False, "name": "den", "may_be": ["den"], "absent": ["den"]},
+            False,
+        ),
+        ({"absent": ["shelf"]}, False),
+    ],
+    ids=["one that lost its head", "a head alone", "a follower", "one that may not be", "the head"],
+)
+def test_an_owner_is_asked_where_there_may_be_a_second_head(
+    change: dict[str, Any],
+    asks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head = {**HEAD, **change}
+    asked_for: list[str] = []
+
+    def answer(_: Path, name: str) -> dict[str, Any]:
+        asked_for.append(name)
+        return {"head": head} if name == "status" else head
+
+    monkeypatch.setattr(
+        commands, "own_config", lambda _: attrs.make_class("C", ["control_socket"])(Path("x"))
+    )
+    monkeypatch.setattr(commands, "answer_of", answer)
+    if asks:
+        with pytest.raises(UserError, match=r"a second head .*: den, shelf") as caught:
+            commands.take(json=True)
+        assert "sealring head take --yes" in caught.value.advice
+        assert asked_for == ["status"]
+        commands.take(yes=True, json=True)
+    else:
+        commands.take(json=True)  # the node says why not
+    assert asked_for[-1] == "take"
+    assert json.loads(capsys.readouterr().out) == head
 
 
 # ------------------------------------------------------------------ a ring of three, as owners run
@@ -390,7 +436,7 @@ def test_the_others_go_on_whichever_machine_is_gone() -> None:
         unsure = sealring("head", "take", "--config", third)
         assert (unsure.code, "sealring head take --yes" in unsure.err) == (2, True)
         taken = until(lambda: (it := take(third)).code == 0 and it, logs)
-        assert taken.out == "rank2, made it by its owner in term 4, is the head now\n"
+        assert taken.out == "rank2, made head by its owner in term 4, is the head now\n"
         assert answers(third) == text
 
 

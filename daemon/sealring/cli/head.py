@@ -4,7 +4,7 @@ be it."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import cyclopts
@@ -19,11 +19,10 @@ from sealring.output import print_facts, print_json, visible
 HELP: Final = """\
 Show which machine is the head, and make another one it.
 
-The head serves the API and schedules all work. The roster's first machine is
-the head, until the machines elect another: they do by themselves when the
-head dies or is cut off. It takes more than half of all machines, and a head
-answers only while at least half of them are there, itself included: so there
-are never two that answer.
+The head serves the API and schedules all work. It is the roster's first
+machine, until it dies or is cut off: then the others elect another one. That
+takes more than half of all machines. A head answers only while at least half
+of them, itself included, are there, so no two answer at once.
 
     sealring head
     sealring head move den
@@ -54,9 +53,8 @@ _STATES: Final[Mapping[str, str]] = {
 def show(*, config: OwnConfig = None, json: AsJson = False) -> int:
     """Show which machine is the head, since which election, and which ones may be.
 
-    The node of this machine says so. Who is away is for the head alone to
-    know: ask there. Exit code 3 if no head answers, as far as this machine
-    knows.
+    The node of this machine answers. Only the head knows who is away: ask
+    there. Exit code 3 if no head answers, as far as this machine knows.
 
         sealring head
     """
@@ -71,21 +69,20 @@ def show(*, config: OwnConfig = None, json: AsJson = False) -> int:
 def _print(head: Mapping[str, Any]) -> None:
     names = {key: head[key] for key in ("here", "name")}
     answers = "answers" if head["leads"] else "does not answer: too few machines are there"
-    majority = f"{head['majority']} of {head['members']} machines"
     facts = [
         ("head", head_text(head["name"], head)),
         ("here", _STATES[head["state"]].format(**names, answers=answers)),
         ("may be head", ", ".join(head["may_be"])),
     ]
     if len(head["may_be"]) > 1:
-        facts.append(("elected by", majority))
+        facts.append(("votes needed", f"{head['majority']} of {head['members']}"))
     if head["absent"]:
         facts.append(("away", ", ".join(head["absent"])))
     print_facts(facts)
     if head["may_take"]:
         print(
-            f"\n{majority} would elect a head, and fewer are there: start those that are away. If "
-            "they stay away, and no other machine is the head: sealring head take"
+            "\nToo few machines are there to elect a head: start those that are away. If they stay "
+            "away, and no other machine is the head: sealring head take"
         )
 
 
@@ -98,10 +95,9 @@ def take(
 ) -> None:
     """Make this machine the head by your word alone, where too few are left to elect one.
 
-    First see that the former head is off, or that nobody can reach it: this
-    machine cannot know, and if both answer, there are two heads until they
-    meet again. Then the one that most machines follow stays, or the later
-    one. Where the machines can elect a head, they do, and this is not needed.
+    First see that no other machine is the head: this one cannot know. If
+    there is another, both answer until they meet again; then the one that
+    most machines follow stays, or the later one.
 
         sealring head take
 
@@ -110,38 +106,38 @@ def take(
     Parameters
     ----------
     yes
-        Do not ask whether the former head is off.
+        Do not ask whether the machines that are away are off.
     """
     settings = own_config(config)
     head = answer_of(settings.control_socket, "status")["head"]
-    if not yes and head["name"] != head["here"]:
-        _ask(str(head["name"]), json=json)
+    unseen = head["here"] in head["may_be"] and not head["leads"] and head["absent"]
+    if unseen and not yes:  # else the node refuses, or nobody else can be the head
+        _ask(head["absent"], json=json)
     _done(answer_of(settings.control_socket, "take"), json=json)
 
 
-def _ask(name: str, *, json: bool) -> None:
-    """Ask whether the head, called *name*, is off. Raises `UserError` unless it is."""
+def _ask(absent: Sequence[str], *, json: bool) -> None:
+    """Ask whether the machines *absent*, one of which may be the head, are off. Raises `UserError`
+    unless they are."""
+    names = ", ".join(map(visible, absent))
     if json or sys.stdin is None or not sys.stdin.isatty():
         raise UserError(
-            f"this makes a second head if {name} still answers somebody, and there is no terminal "
-            "to ask at",
-            f"See that {name} is off. Then: sealring head take --yes",
+            "this makes a second head if one of these still answers somebody, and there is no "
+            f"terminal to ask at: {names}",
+            "See that none does. Then: sealring head take --yes",
         )
-    print(
-        f"sealring: is {visible(name)} off, or out of everybody's reach? [y/N] ", end="", flush=True
-    )
+    print(f"sealring: off, or out of everybody's reach: {names}? [y/N] ", end="", flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise OperationError("nothing has changed", f"Switch {name} off, or wait for it.")
+        raise OperationError("nothing has changed", "Switch them off, or wait for them.")
 
 
 @app.command
 def move(name: str = "", *, config: OwnConfig = None, json: AsJson = False) -> None:
     """Have the machine NAME elected in place of this one, which is the head.
 
-    Type it on the head's machine, before you switch that off, say. Without
-    a name the next machine that may be the head, and is there, is meant. The
-    others vote at once; a head that is stopped (Ctrl-C, or by its service)
-    does the same by itself.
+    Type it on the head's machine, before you switch that off, say. Without a
+    name, the next machine that is there and may be the head is elected. A
+    head that is stopped (Ctrl-C, or by its service) does the same by itself.
 
         sealring head move den
 

@@ -332,7 +332,7 @@ def head_text(name: str, facts: Mapping[str, Any]) -> str:
         return f"{name}, and never another (fixed)"
     if not facts["term"]:
         return f"{name}, by the roster"
-    how = "made it by its owner" if facts["taken"] else "elected"
+    how = "made head by its owner" if facts["taken"] else "elected"
     return f"{name}, {how} in term {facts['term']}"
 
 

@@ -265,7 +265,8 @@ class Requests:
             rank = self._runtime.next_head()
             if rank is None:
                 raise UserError(
-                    "no machine that may be the head is there", "See who is away: sealring head."
+                    "no other machine that may be the head is there",
+                    "sealring head says which ones may be, and which are away.",
                 )
         else:
             rank = next((rank for rank, each in enumerate(members) if each.name == name), None)

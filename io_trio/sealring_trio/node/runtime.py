@@ -424,7 +424,7 @@ class Runtime:
             await self._elect(self.node.take)
         except LocalProtocolError as error:
             advice = "sealring head says who is the head, and who may be."
-            raise UserError(f"this machine is not made the head: {error}", advice) from None
+            raise UserError(f"nothing has changed: {error}", advice) from None
         if self.node.rank:
             raise OperationError("another machine was elected meanwhile", "See: sealring head.")
 

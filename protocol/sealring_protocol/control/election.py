@@ -508,8 +508,10 @@ class Election:
         """
         if not self.leads(now):
             raise LocalProtocolError("only the head moves its place, while it answers")
-        if head not in self._heads or head == self._own:
-            raise LocalProtocolError("the roster does not let that machine be head in its place")
+        if head == self._own:
+            raise LocalProtocolError("that machine is the head already")
+        if head not in self._heads:
+            raise LocalProtocolError("the roster does not let that machine be head")
         if head not in self._linked:
             raise LocalProtocolError("that machine is not there")
         self._lease.given_up = True
