@@ -4,8 +4,7 @@
 small machine. An engine needs neither: `mlx_lm` for "models.*", and `model_loader`, take 0.15 s.
 They put the package into `sys.modules` without running its ``__init__``, which runs once somebody
 asks for something that it defines. `without_mlx` is for a node, which needs transformers and not
-MLX. It does the same with transformers, whose ``__init__`` reads the source of every model: half of
-the time of its import.
+MLX. It does the same with transformers, whose ``__init__`` reads the source of every model.
 
 `mlx_lm.utils` lowers the process's limits on open files, also the hard one, which an ordinary user
 cannot raise again. So no module imports mlx_lm at its top, and `resource.setrlimit` does nothing

@@ -445,8 +445,8 @@ def test_who_does_not_lead_or_names_the_wrong_machine_moves_nothing():
     with pytest.raises(LocalProtocolError, match="while it answers"):
         member(0).move(1, 0.0)
     head = leading()
-    for wrong in (0, 7):
-        with pytest.raises(LocalProtocolError, match="does not let"):
+    for wrong, why in ((0, "is the head already"), (7, "does not let")):
+        with pytest.raises(LocalProtocolError, match=why):
             head.move(wrong, 0.0)
     head.link_down(2, 0.0)
     with pytest.raises(LocalProtocolError, match="not there"):

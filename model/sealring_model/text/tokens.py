@@ -4,10 +4,10 @@ The tokenizer is the model's own, through transformers; `detokenizer` streams it
 writes its thoughts and calls in a format of its own: `formats` has those that are read here, and
 mlx-lm has parsers for others.
 
-Importing this module costs nothing; making the first `Tokenizer` imports transformers (0.7 s). A
-`Tokenizer` may be used from several threads. Templates and parsers are other people's code, which a
-hostile text may keep busy for minutes: call `render` and `ToolFormat.parse` in a process of their
-own.
+Importing this module costs nothing; making the first `Tokenizer` imports transformers, which takes
+a second or more. A `Tokenizer` may be used from several threads. Templates and parsers are other
+people's code, which a hostile text may keep busy for minutes: call `render` and `ToolFormat.parse`
+in a process of their own.
 """
 
 from __future__ import annotations
@@ -679,7 +679,7 @@ def _template_of(value: Any, file: Path) -> str | dict[str, str]:
 
 
 def _loaded(folder: Path) -> Any:
-    import transformers  # noqa: PLC0415 - 0.7 s, only here
+    import transformers  # noqa: PLC0415 - a second, only here
 
     check_tokenizer(folder)
     local = {"local_files_only": True, "trust_remote_code": False}
