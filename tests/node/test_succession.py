@@ -294,7 +294,7 @@ def test_nobody_waits_for_a_head_that_moves_its_place_and_stops(seconds):
 
 
 @pytest.mark.parametrize(
-    ("rank", "why"), [(0, "not let that"), (2, "is not there"), (3, "not let that")]
+    ("rank", "why"), [(0, "is the head already"), (2, "is not there"), (3, "not let that")]
 )
 def test_the_place_is_moved_only_to_who_is_there_and_may_have_it(rank, why):
     rosters = [make_roster(4, rights={3: Rights(0)})] * 4
