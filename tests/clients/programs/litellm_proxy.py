@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -151,11 +150,11 @@ def messages() -> None:
 
 
 def wait_until_up(process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 150
+    end = time.monotonic() + 400
     while True:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health/liveliness", timeout=5).close()
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             if process.poll() is not None or time.monotonic() > end:
                 raise SystemExit(Path("log").read_text()[-800:]) from None
         else:
