@@ -83,6 +83,8 @@ class Channel:
         self._hangup.register(sock, 0)  # the stream's end, even with bytes unread
         self._inbox: queue.SimpleQueue[tuple[LocalMessage | ChannelClosed | None, int, int]]
         self._inbox = queue.SimpleQueue()
+        self.is_empty: Final = self._inbox.empty
+        """Whether no message waits to be received."""
         self._put_bytes = 0  # of messages, counted by the reader thread
         self._got_bytes = 0  # counted by the compute thread
         self._handoff = threading.Lock()  # between interceptor and inbox
@@ -114,11 +116,6 @@ class Channel:
         """Raise `ChannelClosed` if the stream has ended, even if messages are left."""
         if self._end is not None:
             raise self._end
-
-    @property
-    def is_empty(self) -> bool:
-        """No message waits to be received."""
-        return self._inbox.empty()
 
     def wake(self) -> None:
         """Have `receive` return None, behind the messages that wait. For any thread."""

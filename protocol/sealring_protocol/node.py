@@ -717,7 +717,7 @@ class Node:
             self._deliver_news(now)
             return
         serving, log = self._brain.serving, self._report.obstacle_log
-        serving = serving and (self.rank > 0 or self.leads(now))
+        serving = serving and (self.rank > 0 or self._voting.leads(now))
         if serving:
             self._served = now
         if not serving or log.due is not None:

@@ -53,7 +53,7 @@ def test_messages_come_in_order_however_they_are_cut(ends, soon):
     came = [channel.receive(busy_poll=soon).echo for _ in range(200)]
     sender.join()
     assert came == list(range(200))
-    assert channel.is_empty
+    assert channel.is_empty()
 
 
 def test_who_waits_is_woken_by_another_thread(ends):
@@ -65,13 +65,13 @@ def test_who_waits_is_woken_by_another_thread(ends):
     for _ in range(100_000):  # more than any pipe holds
         channel.wake()
     assert all(channel.receive() is None for _ in range(100_000))
-    assert channel.is_empty
+    assert channel.is_empty()
 
 
 def test_what_came_is_not_quiet(ends):
     node, channel = ends
     node.sendall(frame(ping(7)))
-    until(lambda: not channel.is_empty)
+    until(lambda: not channel.is_empty())
     assert channel.receive().echo == 7
     assert channel.arrived <= time.perf_counter_ns()
 
@@ -112,7 +112,7 @@ def test_what_comes_while_nobody_receives_is_there_afterwards(ends):
 def test_who_expects_a_message_gets_it_before_it_can_be_received(ends):
     node, channel = ends
     first = []
-    channel.intercept_next(lambda message: first.append((message.echo, channel.is_empty)))
+    channel.intercept_next(lambda message: first.append((message.echo, channel.is_empty())))
     node.sendall(frame(ping(1)) + frame(ping(2)))
     assert [channel.receive().echo, channel.receive().echo] == [1, 2]
     assert first == [(1, True)]
@@ -124,7 +124,7 @@ def test_nobody_gets_ahead_of_what_is_there(ends, there):
     first = []
     if there == "a message":
         node.sendall(frame(ping(1)))
-        until(lambda: not channel.is_empty)
+        until(lambda: not channel.is_empty())
     else:
         channel.wake()
     channel.intercept_next(first.append)

@@ -87,9 +87,9 @@ class Call:
 
     def _keep(self, shape: Shape) -> None:
         """Hold what *shape* has kept since the last time."""
-        grown = shape.kept - self.kept
-        self.kept += grown
-        self.holding.grow(grown)
+        if grown := shape.kept - self.kept:
+            self.kept += grown
+            self.holding.grow(grown)
 
 
 class Choices:

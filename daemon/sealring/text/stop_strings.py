@@ -63,13 +63,15 @@ class Finder:
     def add(self, text: str) -> Found | str:
         """What is found as *text* follows, once; or what is in no mark, whatever follows."""
         begun = self._marks
-        for at, char in enumerate(text if begun else ""):
+        if not begun:
+            return text
+        for at, char in enumerate(text):
             if ended := [each.mark for each in begun if each.add(char)]:
                 mark = max(ended, key=len)
                 whole = self._held + text[: at + 1]
                 return Found(whole[: len(whole) - len(mark)], mark, text[at + 1 :])
         whole = self._held + text
-        sure = len(whole) - max((each.size for each in begun), default=0)
+        sure = len(whole) - max([each.size for each in begun])
         self._held = whole[sure:]
         return whole[:sure]
 
@@ -95,7 +97,7 @@ class StopText:
 
     def add(self, text: str) -> str:
         """What may be given out after *text*; nothing more once `reached`."""
-        if self.reached:
+        if self.found:
             return ""
         found = self._finder.add(text)
         if isinstance(found, str):

@@ -154,7 +154,7 @@ class EngineLoop:
     def _work_ahead(self) -> None:
         """Build and launch ahead until a message comes or nothing is left to do."""
         executor = self._executor
-        while executor is not None and self._channel.is_empty:
+        while executor is not None and self._channel.is_empty():
             if executor.launches_ahead and executor.device_waits:
                 self._channel.intercept_next(self._fill_early)
             if not (executor.launches_ahead or self._answers.is_idle) or not executor.work_ahead():

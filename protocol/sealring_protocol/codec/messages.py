@@ -505,9 +505,13 @@ class Decode:
     """Whether it reads a guess in place of the token drawn last."""
 
     def __attrs_post_init__(self) -> None:
-        rule(self.group != NO_GROUP, "no group has the number 0xFFFF")
-        rule(self.guessed <= MAX_GUESSED, "more guesses than a row may have")
-        rule(self.ahead <= self.guessed, "fewer guesses than it reads ahead")
+        # Checked without `rule`, because this runs for every token.
+        if self.group == NO_GROUP:
+            raise LocalProtocolError("no group has the number 0xFFFF")
+        if self.guessed > MAX_GUESSED:
+            raise LocalProtocolError("more guesses than a row may have")
+        if self.ahead > self.guessed:
+            raise LocalProtocolError("fewer guesses than it reads ahead")
 
     @on_guess.default
     def _is_on_guess(self) -> bool:

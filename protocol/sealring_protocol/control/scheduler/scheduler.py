@@ -464,7 +464,8 @@ class StepMaker:
         )
         running.carried_out(step)
         flight = self._flight(work, now, guesses)
-        flight.moved = moved_by(step, cuttable=running.prefixes.cuttable)
+        if step.changes:
+            flight.moved = moved_by(step, cuttable=running.prefixes.cuttable)
         tokens = work.count if isinstance(work, Prefill) else len(flight.uids) + len(flight.guesses)
         flight.weight = weight(step) + tokens * running.config.hidden_bytes
         for row in opened:
