@@ -171,7 +171,7 @@ async def test_a_line_that_parts_while_it_sends_sends_all(
         def part(line: Line) -> bool:
             line.send(BIG)
             line.send(b"bye")
-            waits = line.busy
+            waits = line.unsent
             line.part()
             line.part()
             line.send(b"too late")
@@ -245,7 +245,7 @@ async def test_a_paused_line_leaves_with_the_kernel_what_comes() -> None:
 async def test_a_scope_that_ends_in_the_middle_of_a_send_closes_all_at_once() -> None:
     async with carried() as (place, far):
         await place.do(lambda line: line.send(BIG))
-    assert (place.ends, place.line.busy) == (0, True)
+    assert (place.ends, place.line.unsent > 0) == (0, True)
     assert far.fileno() == -1
 
 

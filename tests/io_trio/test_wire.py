@@ -51,7 +51,7 @@ async def test_small_messages_leave_in_the_call() -> None:
         wire = Wire(near, lambda: None)
         wire.send(b"one")
         wire.send(b"two")
-        assert not wire.busy
+        assert not wire.unsent
         far.settimeout(5)
         assert far.recv(6, socket.MSG_WAITALL) == b"onetwo"
         assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -90,7 +90,7 @@ async def test_what_does_not_fit_waits_and_keeps_its_order() -> None:
     wire = Wire(near, drained.set)
     other = Wire(far, lambda: None)
     wire.send(data)
-    assert wire.busy
+    assert wire.unsent
     wire.send(b"tail")
     got = bytearray()
     with trio.fail_after(PATIENCE):
@@ -289,7 +289,7 @@ async def test_a_half_closed_stream_is_read_to_its_end() -> None:
             other = Wire(far, lambda: None)
             nursery.start_soon(other.write)
             other.send(data)
-            while other.busy:
+            while other.unsent:
                 await trio.testing.wait_all_tasks_blocked()
             far.shutdown(socket.SHUT_WR)
             await owner.over.wait()

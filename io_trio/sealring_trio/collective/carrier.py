@@ -478,14 +478,14 @@ class Streams:
             self._flush(lane)
 
     def _flush(self, lane: _Lane) -> None:
-        if lane.session.has_data_to_send and not lane.line.busy:
+        if lane.session.has_data_to_send and not lane.line.unsent:
             data = lane.session.data_to_send()
             self.sent += len(data)
             lane.line.send(data)
 
     def _drained(self, lane: _Lane) -> None:
         self._flush(lane)
-        if not lane.line.busy:
+        if not lane.line.unsent:
             for stream in self._streams.values():
                 if stream.rank == lane.rank and stream.line is not None:
                     stream.line.resume()
@@ -619,7 +619,7 @@ class Streams:
         if self._streams.get(stream.number) is stream:
             self._say(stream, TunnelEvent.DATA, data)
             lane = self._lanes.get(stream.rank)
-            if lane is not None and lane.line.busy and stream.line is not None:
+            if lane is not None and lane.line.unsent and stream.line is not None:
                 stream.line.pause()
 
     def _left(self, stream: _Stream) -> None:

@@ -382,19 +382,17 @@ class EngineProcess:
         try:
             decoder.receive_data(data)
             while not self._reason and (frame := decoder.next_frame()):
-                self._hear(decode_local(frame.body))
+                message = decode_local(frame.body)
+                if self._machine.state is EngineState.SPAWNED:
+                    self._machine.fire(EngineEvent.SPOKE)
+                elif isinstance(message, Step | StepDone | CannotServe | Ready):
+                    n = message.n if isinstance(message, Step | StepDone) else 0
+                    # Answers come in order, so the one to the latest question is the last.
+                    if (message.epoch, n) == self._asked and self.state is EngineState.BUSY:
+                        self._machine.fire(EngineEvent.ANSWERED)
+                self._heard(message)
         except RemoteProtocolError as error:
             self.end(f"it broke the local protocol ({error})")
-
-    def _hear(self, message: LocalMessage) -> None:
-        if self._machine.state is EngineState.SPAWNED:
-            self._machine.fire(EngineEvent.SPOKE)
-        elif isinstance(message, Step | StepDone | CannotServe | Ready):
-            answered = (message.epoch, message.n if isinstance(message, Step | StepDone) else 0)
-            # Answers come in order, so the one to the latest question is the last.
-            if answered == self._asked and self._machine.state is EngineState.BUSY:
-                self._machine.fire(EngineEvent.ANSWERED)
-        self._heard(message)
 
 
 @attrs.frozen

@@ -49,7 +49,7 @@ class DirectSocket:
     comes between the sealing of a frame and its bytes: they leave in the order in which they were
     sealed. After an error the bytes that wait are lost, and the owner must treat the peer as lost.
 
-    The owner bounds the bytes that wait: it sends nothing while the socket is `busy`.
+    The owner bounds the bytes that wait: it sends nothing while there are any.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -63,17 +63,8 @@ class DirectSocket:
         self._room: memoryview | None = None
         self._lacking: Callable[[], int] | None = None
         self._waiting: deque[memoryview | bytearray] = deque()
-        self._unsent = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether bytes of an earlier `send` still wait for the kernel."""
-        return bool(self._waiting)
-
-    @property
-    def unsent(self) -> int:
-        """How many bytes wait for the kernel."""
-        return self._unsent
+        self.unsent = 0
+        """How many bytes of earlier calls of `send` wait for the kernel. To be read only."""
 
     def send(self, data: Buffer) -> None:
         """Send what the kernel takes of *data* now; `push` sends the rest. Raises `OSError`."""
@@ -86,7 +77,7 @@ class DirectSocket:
 
     def _keep(self, rest: memoryview) -> None:
         """Queue *rest*. Small pieces are joined: each object takes more memory than its bytes."""
-        self._unsent += len(rest)
+        self.unsent += len(rest)
         last = self._waiting[-1] if self._waiting else None
         if isinstance(last, bytearray) and len(last) < SMALL:
             last += rest
@@ -100,7 +91,7 @@ class DirectSocket:
                 # A view, so that nothing is added to it from here on.
                 self._waiting[0] = first = memoryview(self._waiting[0])
                 sent = self._socket.send(first)
-                self._unsent -= sent
+                self.unsent -= sent
                 self._waiting[0] = first[sent:]
                 if not self._waiting[0]:
                     self._waiting.popleft()
@@ -245,14 +236,14 @@ class Pump:
 
     def flush(self) -> None:
         """Send what the node has for this link, as far as the socket takes it."""
-        if self._machine.state is PumpState.OPEN and not self._wire.busy:
+        if self._machine.state is PumpState.OPEN and not self._wire.unsent:
             self._send(self._owner.data_to_send(self._link))
-        if not self._wire.busy:
+        if not self._wire.unsent:
             self._senders.unpark_all()
 
     async def sent(self) -> None:
         """Wait until the kernel has all that there is to send, or the link is over."""
-        while self._machine.state is PumpState.OPEN and self._wire.busy:
+        while self._machine.state is PumpState.OPEN and self._wire.unsent:
             await self._senders.park()
 
     def make_room(self, lacking: Callable[[], int]) -> None:
@@ -266,7 +257,7 @@ class Pump:
         if self._machine.state is PumpState.OPEN:
             self._send(last)
         if self._machine.state is PumpState.OPEN:
-            self._machine.fire(PumpEvent.PART if last or self._wire.busy else PumpEvent.END)
+            self._machine.fire(PumpEvent.PART if last or self._wire.unsent else PumpEvent.END)
             self._open.cancel()
 
     def release(self) -> tuple[socket.socket, bytes] | None:
