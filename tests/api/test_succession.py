@@ -30,7 +30,6 @@ from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
 from sealring_model import tiny
 from sealring_trio.node.service import build_runtime, running
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message
 
 from tests.serving import PATIENCE
@@ -169,7 +168,7 @@ async def heads() -> AsyncIterator[Heads]:
 
 def behind_gate(made: Heads) -> ASGIApp:
     """The app of the second head, which goes on with an answer as its client comes back."""
-    return build_app(made.next, behind_gate=[Middleware(made.ring.hurried)])
+    return build_app(made.next, admitted=made.ring.hurry)
 
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -11,7 +11,7 @@ another model it is alive, and not ready.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import trio
@@ -23,12 +23,13 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Scope
 
 from sealring.dialects.errors import INVALID, ApiError
 from sealring.generation.generation import Generator
 from sealring.http import kept, resume, state
 from sealring.http.connections import MAX_CONNECTIONS, Connections
-from sealring.http.gate import PREFIXES, Gate, error_response
+from sealring.http.gate import PREFIXES, Gate, error_response, nothing
 from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, Generate, Tokens
 from sealring.http.head import ApiHead
 from sealring.http.metrics import MetricsPage, NodeCollector, metrics
@@ -83,10 +84,10 @@ def build_app(
     head: ApiHead,
     pages: Sequence[BaseRoute] = (),
     connections: int = MAX_CONNECTIONS,
-    behind_gate: Sequence[Middleware] = (),
+    admitted: Callable[[Scope], Awaitable[None]] = nothing,
 ) -> Starlette:
     """The ASGI app of *head*, to which there may be so many *connections*. The files of the *pages*
-    need no key. Whom the gate lets in meets *behind_gate* next."""
+    need no key. For whom the gate lets in *admitted* is called first."""
     app = Starlette(
         routes=[
             Route("/health", state.health),
@@ -118,7 +119,7 @@ def build_app(
             Route("/openapi.json", openapi),
             *pages,
         ],
-        middleware=[Middleware(Gate, head=head, connections=connections), *behind_gate],
+        middleware=[Middleware(Gate, head=head, connections=connections, admitted=admitted)],
         exception_handlers={
             ApiError: api_error,
             HTTPException: http_error,

@@ -25,7 +25,7 @@ import logging
 import math
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -613,8 +613,9 @@ class Front:
             self._waiting -= 1
         return not upload.gone
 
-    async def _ask(self, request: _Request, tried: _Try) -> None:
-        """Ask whoever is head now. Raises `HeadLost`, or `ApiError` if nothing is asked."""
+    def _ask(self, request: _Request, tried: _Try) -> Awaitable[None]:
+        """Ask whoever is head now. What it returns raises `HeadLost`, or `ApiError` if nothing is
+        asked."""
         scope = request.asked()
         again = request.ask is not _Ask.REQUEST
         if again and request.told is not self._asked:  # once of each head
@@ -624,10 +625,8 @@ class Front:
         request.sent += not again
         known = request.known if request.ask is _Ask.RECORD else b""
         body = _Listening(request.upload, known) if again else _Reading(request.upload)
-        if self.is_head():
-            await self._by_own(scope, body.receive, tried.send)
-        else:
-            await self._by_link(scope, body.receive, tried.send)
+        ask = self._by_own if self.is_head() else self._by_link
+        return ask(scope, body.receive, tried.send)
 
     async def _by_own(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have this machine's own app answer as long as it is the head. Raises `HeadLost`."""

@@ -28,7 +28,7 @@ import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
@@ -194,11 +194,23 @@ def is_public(path: str) -> bool:
     return path in PUBLIC or path.startswith(PAGE_FILES)
 
 
-class Gate:
-    """ASGI middleware in front of *app*, to which there may be so many *connections*."""
+async def nothing(scope: Scope) -> None:
+    """Nothing is to be done first."""
 
-    def __init__(self, app: ASGIApp, head: ApiHead, connections: int = MAX_CONNECTIONS) -> None:
+
+class Gate:
+    """ASGI middleware in front of *app*, to which there may be so many *connections*. For a request
+    that it lets in it first waits for *admitted*, which may raise an `ApiError`."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        head: ApiHead,
+        connections: int = MAX_CONNECTIONS,
+        admitted: Callable[[Scope], Awaitable[None]] = nothing,
+    ) -> None:
         self._app = app
+        self._admitted = admitted
         self._head = head
         self._most = max(1, int(connections * PART_OF_ONE))
         self._of_owner: Counter[str] = Counter()
@@ -243,10 +255,12 @@ class Gate:
             if shared and is_preflight(scope["method"], headers):
                 await preflight(headers)(scope, receive, answer)
                 return
-            caller = self._admit(scope, headers, name, needed)
-            caller = attrs.evolve(caller, asked=asked, trace_id=context.trace_id)
+            caller = attrs.evolve(
+                self._admit(scope, headers, name, needed), asked=asked, trace_id=context.trace_id
+            )
             scope.setdefault("state", {})["visitor"] = caller
             with nullcontext() if path in PROBES else self._counted(caller):
+                await self._admitted(scope)
                 await self._app(scope, receive, answer)
         except ApiError as error:
             await error_response(error, path)(scope, receive, answer)

@@ -212,27 +212,30 @@ class _Acceptor:
         """Serve one client. What goes wrong is logged, and ends with its connection."""
         try:
             with place.scope:
-                await self._greet_and_serve(sock, ends, place)
+                wrong = None
+                stream: socket.socket | TlsSocket | None = sock
+                if self.tls is not None:
+                    stream = await self._greet(self.tls, sock, place)
+                    if stream is sock:
+                        text = "This port speaks TLS, and the request was plain HTTP: use https://."
+                        wrong = ApiError(400, text, "tls_needed", kind=INVALID)
+                if stream is not None:
+                    await HttpConnection(self.app, place, Http1(stream, place), ends, wrong).run()
         except* Exception:
             log.exception("a connection of the API failed")
 
-    async def _greet_and_serve(self, sock: socket.socket, ends: Endpoints, place: Place) -> None:
-        wrong = None
-        stream: socket.socket | TlsSocket = sock
-        if self.tls is not None:
-            try:
-                greeted = await self.tls.greet(sock, place)
-            except BaseException:
-                place.leave()
-                raise
+    @staticmethod
+    async def _greet(
+        tls: Tls, sock: socket.socket, place: Place
+    ) -> socket.socket | TlsSocket | None:
+        """See `Tls.greet`. Who gets no further leaves its *place*."""
+        greeted = None
+        try:
+            greeted = await tls.greet(sock, place)
+        finally:
             if greeted is None:
                 place.leave()
-                return
-            if greeted is sock:
-                text = "This port speaks TLS, and the request was plain HTTP: use https://."
-                wrong = ApiError(400, text, "tls_needed", kind=INVALID)
-            stream = greeted
-        await HttpConnection(self.app, place, Http1(stream, place), ends, wrong).run()
+        return greeted
 
 
 def _turn_away(sock: socket.socket) -> None:

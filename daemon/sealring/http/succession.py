@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs
 
@@ -108,25 +108,15 @@ class Ring:
     def beside(self, app: ASGIApp) -> ASGIApp:
         """*app* for all other paths."""
 
-        async def both(scope: Scope, receive: Receive, send: Send) -> None:
+        def chosen(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             inside = scope["type"] == "http" and scope["path"].startswith(INTERNAL)
-            await (self if inside else app)(scope, receive, send)
+            return (self if inside else app)(scope, receive, send)
 
-        return both
+        return chosen
 
-    def hurried(self, app: ASGIApp) -> ASGIApp:
-        """*app*, which the gate lets a client ask once this node goes on with those kept answers of
-        another head to which that client may come back."""
-
-        async def after(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
-                await self._hurry(scope)
-            await app(scope, receive, send)
-
-        return after
-
-    async def _hurry(self, scope: Scope) -> None:
-        """Raises `ApiError` while the ring does not serve."""
+    async def hurry(self, scope: Scope) -> None:
+        """Go on with those kept answers of another head to which the client of *scope*, whom the
+        gate lets in, may come back. Raises `ApiError` while the ring does not serve."""
         name, owner = scope["path"].rpartition("/")[2], scope["state"]["visitor"].owner
         keyed = any(key in _COMES_BACK for key, _ in scope["headers"])
         for record in self.records:

@@ -370,8 +370,6 @@ class NodeApi:
             return _not_head
         if self._head_app is None:
             # Imports that only a head pays for.
-            from starlette.middleware import Middleware  # noqa: PLC0415
-
             from sealring.dashboard.pages import routes  # noqa: PLC0415
             from sealring.http.app import build_app  # noqa: PLC0415
             from sealring.http.head import ApiHead  # noqa: PLC0415
@@ -392,8 +390,7 @@ class NodeApi:
             if self._nursery is not None:
                 self._nursery.start_soon(self._head.answers.run)
             pages = [*NewcomersApi(self._door, self._config).routes(), *routes()]
-            hurried = [Middleware(self.ring.hurried)]
-            app = build_app(self._head, pages, most_connections(), hurried)
+            app = build_app(self._head, pages, most_connections(), self.ring.hurry)
             self._head_app = self.ring.beside(app)
         return self._head_app
 
