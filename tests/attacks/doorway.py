@@ -12,7 +12,7 @@ import attrs
 import h11
 import trio
 from sealring.http.connections import Connections
-from sealring.http.server import serve_connections
+from sealring.http.http1 import serve_connections
 from sealring.http.tls import Tls
 
 LINUX = sys.platform == "linux"  # where all of 127/8 is loopback

@@ -23,9 +23,9 @@ from sealring.files.config import load_config
 from sealring.generation.generation import Generator
 from sealring.http.app import build_app
 from sealring.http.head import ApiHead
+from sealring.http.http1 import ApiServer
 from sealring.http.keys import KEY_FILE, ApiKeys, new_key, revoke_key
 from sealring.http.openapi import NewcomerAnswer, NewcomersAnswer
-from sealring.http.server import ApiServer
 from sealring.local.node_socket import listening
 from sealring.service.newcomers import NewcomersApi, newcomers_at
 from sealring.service.owner_api import OwnerApi, serve_owner

@@ -32,9 +32,9 @@ from sealring.http.connections import MAX_CONNECTIONS, Connections
 from sealring.http.gate import PREFIXES, Gate, error_response, nothing
 from sealring.http.generate import CHAT, COMPLETION, MESSAGES, RESPONSES, Generate, Tokens
 from sealring.http.head import ApiHead
+from sealring.http.http1 import listen, serve_connections
 from sealring.http.metrics import MetricsPage, NodeCollector, metrics
 from sealring.http.openapi import openapi
-from sealring.http.server import listen, serve_connections
 
 log = logging.getLogger("sealring")
 

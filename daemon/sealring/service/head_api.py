@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from sealring.http.head import ApiHead
-    from sealring.http.server import ApiServer
+    from sealring.http.http1 import ApiServer
     from sealring.http.tls import Tls
 
 log = logging.getLogger("sealring")
@@ -321,7 +321,7 @@ class NodeApi:
 
     async def _listen(self, nursery: trio.Nursery, address: tuple[str, int]) -> None:
         """Listen at *address*. Raises `UserError` or `OperationError`."""
-        from sealring.http.server import ApiServer  # noqa: PLC0415 - as above
+        from sealring.http.http1 import ApiServer  # noqa: PLC0415 - as above
         from sealring.http.tls import Tls  # noqa: PLC0415 - as above
 
         if self._tls is None and self._config.tls is not None:
@@ -373,8 +373,8 @@ class NodeApi:
             from sealring.dashboard.pages import routes  # noqa: PLC0415
             from sealring.http.app import build_app  # noqa: PLC0415
             from sealring.http.head import ApiHead  # noqa: PLC0415
+            from sealring.http.http1 import most_connections  # noqa: PLC0415
             from sealring.http.keys import ApiKeys  # noqa: PLC0415
-            from sealring.http.server import most_connections  # noqa: PLC0415
             from sealring.service.newcomers import NewcomersApi, newcomers_at  # noqa: PLC0415
 
             self._head = ApiHead(
