@@ -35,8 +35,7 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.guesses import GuessCosts, Way, Ways
-from sealring_protocol.control.scheduler.rows import Planned
+from sealring_protocol.control.scheduler.rows import GuessCosts, Planned, Way, Ways
 from sealring_protocol.control.scheduler.scheduler import Scheduler
 from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import LocalProtocolError

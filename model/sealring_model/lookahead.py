@@ -73,7 +73,7 @@ from sealring_protocol.codec.messages import Decode, Step, StepDone
 from sealring_protocol.codec.tensor import DType
 from sealring_protocol.codec.wire import Buffer
 from sealring_protocol.control.epoch.ledger import Change
-from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD
+from sealring_protocol.control.scheduler.rows import GUESSES_AHEAD
 from sealring_protocol.errors import SealringError
 
 from sealring_model.errors import FORWARD_ERRORS

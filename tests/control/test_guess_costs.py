@@ -3,7 +3,7 @@
 import attrs
 import pytest
 from sealring_protocol.control.requests import Request
-from sealring_protocol.control.scheduler.guesses import (
+from sealring_protocol.control.scheduler.rows import (
     Fed,
     GuessCosts,
     RowGuesses,

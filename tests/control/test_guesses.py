@@ -8,7 +8,7 @@ import pytest
 from sealring_protocol.codec.messages import CacheCost, Decode, Epoch, Ready, Step, TakeBack
 from sealring_protocol.control.plan import scheduler_config
 from sealring_protocol.control.requests import Request, SchedulerConfig
-from sealring_protocol.control.scheduler.guesses import (
+from sealring_protocol.control.scheduler.rows import (
     Fed,
     GuessCosts,
     Lookup,

@@ -32,7 +32,7 @@ from sealring_protocol.control.requests import (
     ScoresOut,
     TokenOut,
 )
-from sealring_protocol.control.scheduler.guesses import FREE, GuessCosts, Way, Ways
+from sealring_protocol.control.scheduler.rows import FREE, GuessCosts, Way, Ways
 from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.security.roles import Purpose
 

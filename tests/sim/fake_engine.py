@@ -48,7 +48,7 @@ from sealring_protocol.codec.messages import (
 )
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.epoch.ledger import Change, Ledger
-from sealring_protocol.control.scheduler.guesses import right_ones
+from sealring_protocol.control.scheduler.rows import right_ones
 from sealring_protocol.errors import SealringError
 from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import (

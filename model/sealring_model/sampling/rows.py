@@ -24,7 +24,7 @@ import attrs
 import mlx.core as mx
 from sealring_protocol.codec.local_messages import Logprobs, RowOver
 from sealring_protocol.codec.messages import NO_EPOCH, NO_LOGPROBS, Epoch, Row
-from sealring_protocol.control.scheduler.guesses import right_ones
+from sealring_protocol.control.scheduler.rows import right_ones
 from sealring_protocol.limits import MAX_IDS, MAX_ROWS
 
 from sealring_model.channel import ChannelBroken

@@ -44,8 +44,7 @@ from sealring_protocol.control.requests import (
     SchedulerConfig,
 )
 from sealring_protocol.control.scheduler.batching import cheapest_group
-from sealring_protocol.control.scheduler.guesses import Fed
-from sealring_protocol.control.scheduler.rows import Flight, LiveRow, RowEvent, RowState
+from sealring_protocol.control.scheduler.rows import Fed, Flight, LiveRow, RowEvent, RowState
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import MAX_IDS, MAX_KEPT, MAX_ROW_WEIGHT
 

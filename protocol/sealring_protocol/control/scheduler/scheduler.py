@@ -67,8 +67,16 @@ from sealring_protocol.control.requests import (
     TokenOut,
 )
 from sealring_protocol.control.scheduler.batching import Chunks, group_count
-from sealring_protocol.control.scheduler.guesses import GUESSES_AHEAD, Fed, GuessCosts, Ways
-from sealring_protocol.control.scheduler.rows import Flight, Flights, LiveRow, Planned
+from sealring_protocol.control.scheduler.rows import (
+    GUESSES_AHEAD,
+    Fed,
+    Flight,
+    Flights,
+    GuessCosts,
+    LiveRow,
+    Planned,
+    Ways,
+)
 from sealring_protocol.control.scheduler.running_rows import RunningRows
 from sealring_protocol.control.scheduler.times import StepTimes
 from sealring_protocol.errors import RemoteProtocolError
@@ -806,7 +814,8 @@ class Scheduler:
     def lack(self, n: int, ids: Sequence[int], scores: Sequence[Scores] = ()) -> str:
         """What an answer to step *n*, which is in flight, with *ids* and *scores* lacks, in words;
         empty if it is right. See `Flight.lack`."""
-        return self._flights.by_number[n].lack(ids, sum([len(some.chosen) for some in scores]))
+        scored = sum([len(some.chosen) for some in scores]) if scores else 0
+        return self._flights.by_number[n].lack(ids, scored)
 
     def answered(
         self,
