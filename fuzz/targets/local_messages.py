@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sealring_protocol.codec.encoding import decode_local, encode
-from sealring_protocol.codec.tensor import decode_tensor, encode_tensor
+from sealring_protocol.codec.fields import decode_tensor, encode_tensor
 from sealring_protocol.codec.wire import Reader
 from sealring_protocol.errors import RemoteProtocolError
 

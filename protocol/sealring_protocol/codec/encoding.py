@@ -60,6 +60,8 @@ from sealring_protocol.codec.fields import (
     Tensors,
     Varying,
     Words,
+    decode_tensor,
+    encode_tensor,
 )
 from sealring_protocol.codec.local_messages import (
     EngineInfo,
@@ -117,7 +119,6 @@ from sealring_protocol.codec.messages import (
     Work,
 )
 from sealring_protocol.codec.relay_messages import Ask, BodyPart, Credit, Drop, Question, Reply
-from sealring_protocol.codec.tensor import decode_tensor, encode_tensor
 from sealring_protocol.codec.wire import Buffer, Reader, letter, sized
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
 from sealring_protocol.limits import (

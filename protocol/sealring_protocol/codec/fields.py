@@ -13,12 +13,31 @@ import enum
 import struct
 from collections.abc import Callable
 from itertools import repeat, starmap
+from math import prod
 from typing import Any, Final
 
-from sealring_protocol.codec.tensor import DType, Tensor, decode_tensor, encode_tensor
-from sealring_protocol.codec.wire import Buffer, Reader, clip, letter, plain, sized, text, utf8
+from sealring_protocol.codec.tensor import DType, Tensor
+from sealring_protocol.codec.wire import (
+    Buffer,
+    Reader,
+    clip,
+    layout,
+    letter,
+    plain,
+    sized,
+    text,
+    utf8,
+)
 from sealring_protocol.errors import LimitExceeded, LocalProtocolError, RemoteProtocolError
-from sealring_protocol.limits import MAX_ADDRESS, MAX_REASON, MAX_TENSORS, MAX_WORLD
+from sealring_protocol.limits import (
+    AEAD_TAG,
+    MAX_ADDRESS,
+    MAX_DIMENSIONS,
+    MAX_REASON,
+    MAX_SEALED_BODY,
+    MAX_TENSORS,
+    MAX_WORLD,
+)
 
 Json = Any
 """Any value that JSON has."""
@@ -499,6 +518,55 @@ class Hosts(Varying):
     def from_json(self, given: Json) -> Any:
         """Pairs."""
         return tuple((each["host"], each["port"]) for each in given)
+
+
+# A tensor on the wire has a small header, which determines the length of the data after it:
+#
+#     dtype u8 · sealed u8 · dimensions u8 · zero u8 · counter u64 · shape u32 each · data
+#
+# The data is row-major and little-endian, as every machine that computes stores it. Its length is
+# not sent, because it follows from the dtype, the shape, and whether it is sealed with a tag.
+
+_TENSOR: Final = layout("TENSOR")
+_SHAPES: Final = [struct.Struct(f">{n}I") for n in range(MAX_DIMENSIONS + 1)]
+_HEADS: Final = [struct.Struct(f">BBBBQ{n}I") for n in range(MAX_DIMENSIONS + 1)]
+_DTYPES: Final = {int(dtype): dtype for dtype in DType}
+
+
+def encode_tensor(tensor: Tensor) -> list[Buffer]:
+    """The header, and the data uncopied. Raises `LocalProtocolError` if they contradict each
+    other."""
+    dtype, shape, data, sealed = tensor.dtype, tensor.shape, tensor.data, tensor.sealed
+    expected = prod(shape) * dtype.width + AEAD_TAG * sealed
+    if len(data) != expected:
+        raise LocalProtocolError(
+            f"a {dtype.name} tensor of shape {shape} takes {expected} bytes, not {len(data)}"
+        )
+    dimensions = len(shape)
+    if dimensions > MAX_DIMENSIONS:
+        raise LocalProtocolError(f"{dimensions} dimensions; the limit is {MAX_DIMENSIONS}")
+    if tensor.counter and not sealed:
+        raise LocalProtocolError("a plain tensor has no counter")
+    return [_HEADS[dimensions].pack(dtype, sealed, dimensions, 0, tensor.counter, *shape), data]
+
+
+def decode_tensor(reader: Reader) -> Tensor:
+    """The next tensor; its data is a view of the reader's buffer. Raises `RemoteProtocolError` or
+    `LimitExceeded`."""
+    code, sealed, dimensions, zero, counter = reader.unpack(_TENSOR)
+    dtype = _DTYPES.get(code)
+    if dtype is None:
+        raise RemoteProtocolError(f"unknown dtype {code}")
+    if dimensions > MAX_DIMENSIONS:
+        raise LimitExceeded(f"{dimensions} dimensions; the limit is {MAX_DIMENSIONS}")
+    if sealed > 1 or zero or (counter and not sealed):
+        raise RemoteProtocolError("a tensor header has a field out of range")
+    shape = reader.unpack(_SHAPES[dimensions])
+    nbytes = prod(shape) * dtype.width
+    if nbytes > MAX_SEALED_BODY:
+        raise LimitExceeded(f"a tensor declares {nbytes} bytes")
+    data = reader.view(nbytes + AEAD_TAG * sealed)
+    return Tensor(dtype, shape, data, bool(sealed), counter)
 
 
 class Tensors(Varying):
