@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import mlx.core as mx
 from sealring_model.engine import main as engine
-from sealring_model.engine.executor import Executor
+from sealring_model.engine.executor import Executor, Forward
 from sealring_model.engine.fingerprints import Fingerprints
-from sealring_model.engine.forward import Forward
 from sealring_model.engine.hidden_io import HiddenIO
 from sealring_model.loading.assemble import LoadedStage
 from sealring_model.mlx_lm_import import mlx_lm

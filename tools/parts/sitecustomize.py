@@ -61,8 +61,7 @@ def rewritten(owner: Any, name: str, lines: dict[str, str]) -> None:
 def put_switches() -> None:
     """Put a switch at each part of `PARTS` of `tools.ablate`."""
     from sealring_model.channel import Channel  # noqa: PLC0415
-    from sealring_model.engine.executor import Executor  # noqa: PLC0415
-    from sealring_model.engine.forward import Forward  # noqa: PLC0415
+    from sealring_model.engine.executor import Executor, Forward  # noqa: PLC0415
     from sealring_model.lookahead import Lookahead  # noqa: PLC0415
     from sealring_model.stage.device import DeviceIO, PinnedIO  # noqa: PLC0415
 
