@@ -392,7 +392,8 @@ class Node:
 
     def links_to_flush(self) -> set[int]:
         """The connections that have new data to send since the last call."""
-        return self._links.links_to_flush()
+        links, self._links.to_flush = self._links.to_flush, set()
+        return links
 
     def data_to_send(self, link: int) -> bytes | bytearray:
         """Take all bytes that wait to be sent on connection *link*."""
@@ -457,9 +458,10 @@ class Node:
         """Plan steps if there may be room for some. True if it did. Call it each time that
         `next_event` has given None, until it gives False: a step that came back then reaches the
         engine before the head plans. A head that does not lead plans none."""
-        if not isinstance(self._brain, Head) or not self._brain.may_plan or not self.leads(now):
+        brain = self._brain
+        if not isinstance(brain, Head) or not brain.may_plan or not self._voting.leads(now):
             return False
-        self._act(self._brain.plan_steps(now), now)
+        self._act(brain.plan_steps(now), now)
         return True
 
     def submit(self, request: Request, now: float) -> int:
@@ -712,7 +714,7 @@ class Node:
         """Give the link manager's news to the brain."""
         while self._links.news:
             self._hear(self._links.news.popleft(), now)
-        if is_due(self._ring_due, now):
+        if self._ring_due is not None and now >= self._ring_due:
             self._look_at_ring(now)
             self._deliver_news(now)
             return

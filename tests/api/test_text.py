@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sealring.dialects.replies import MAX_CALL, AnswerText, CallText, Part
 from sealring.dialects.schema import MAX_STOP
-from sealring.text.stop_strings import StopText
+from sealring_model.text.detokenizer import StopText
 from sealring_model.text.readers import Content, Reasoning
 from sealring_model.text.tokens import ParsedCall, ToolFormat
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 from pydantic_core import from_json, to_json
 from sealring_model.text import readers
+from sealring_model.text.detokenizer import Finder
 from sealring_model.text.formats import CallFormat
 from sealring_model.text.readers import (
     CallEnd,
@@ -34,7 +35,6 @@ from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, TokenOut
 
 from sealring.dialects.errors import ApiError
-from sealring.text.stop_strings import Finder
 
 if TYPE_CHECKING:  # text workers import this module, and have no node
     from sealring.generation.generation import TextPiece

@@ -21,7 +21,7 @@ from typing import Any, Final
 import attrs
 import trio
 from sealring_model.errors import TextError
-from sealring_model.text.detokenizer import Detokenizer, Vocabulary
+from sealring_model.text.detokenizer import Detokenizer, StopText, Vocabulary
 from sealring_model.text.tokens import own_sampling as sampling_of
 from sealring_protocol.codec.local_messages import Scores
 from sealring_protocol.control.head.epochs import RING_READY
@@ -43,7 +43,6 @@ from sealring_trio.node.runtime import Counted, Event, Runtime, Stream
 from sealring.generation.status import TakenRing
 from sealring.generation.trace import Trace, Tracer
 from sealring.text.frames import ParsedRequest
-from sealring.text.stop_strings import StopText
 from sealring.text.workers import Check, TextWorkers
 
 log = logging.getLogger("sealring")

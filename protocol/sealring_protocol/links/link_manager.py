@@ -228,7 +228,8 @@ class LinkManager:
         self._numbers = 0
         self.news: deque[News] = deque()
         """The news for the node, in order."""
-        self._flush: set[int] = set()
+        self.to_flush: set[int] = set()
+        """The connections that have new data to send. To be replaced by who takes them."""
         self._due: float | None = None  # lower bound of the next timeout
         self._due_is_known = False
         self._progress = Progress()
@@ -275,11 +276,6 @@ class LinkManager:
         """The state of every other member, by rank."""
         roster, own = self.config.roster.roster, self.config.node_id
         return self._book.survey(roster, own, self._dialer, self._addresses)
-
-    def links_to_flush(self) -> set[int]:
-        """The connections that have new data to send since the last call."""
-        flush, self._flush = self._flush, set()
-        return flush
 
     def data_to_send(self, number: int) -> bytes | bytearray:
         """Take all bytes that wait to be sent on connection *number*."""
@@ -337,7 +333,7 @@ class LinkManager:
             self._down(connection, error, now)
             return
         if link.has_data_to_send:
-            self._flush.add(connection.number)
+            self.to_flush.add(connection.number)
         due = link.next_timeout()
         if due is not None and (self._due is None or due < self._due):
             self._due = due
@@ -365,7 +361,7 @@ class LinkManager:
         else:
             last = connection.link.data_to_send() if connection.link is not None else b""
             self.events.append(Hangup(connection.number, bytes(last)))
-        self._flush.discard(connection.number)
+        self.to_flush.discard(connection.number)
         self._release_admission(connection)
         key = connection.key
         self._failed(connection, error, now)
@@ -562,7 +558,7 @@ class LinkManager:
         except SealringError as error:
             self._down(connection, error, now)
         else:
-            self._flush.add(connection.number)
+            self.to_flush.add(connection.number)
 
     def shut(self, rank: int, purpose: Purpose, code: CloseCode, reason: str, now: float) -> None:
         """Close a link with *code* and *reason*."""
