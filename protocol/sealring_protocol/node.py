@@ -310,8 +310,7 @@ class Node:
         self.loaded: Loaded | None = None  # what the engine last loaded
         self._stops = False  # once another is head
         self._replaced = False  # the end of the engine process, which an old brain wanted, is due
-        leads = self._voting.leads
-        self._role = NodeRole(config, self.roster.roster, self._links.rank, now, leads)
+        self._role = NodeRole(config, self.roster.roster, self._links.rank, now, self.leads)
         self._take_brain()
         self._take_place()
 
@@ -358,11 +357,11 @@ class Node:
 
     def leads(self, now: float) -> bool:
         """True if this node is head, and no other can be: it may answer clients."""
-        return self._voting.leads(now)
+        return self._voting.quiet <= now < self._voting.leads_until
 
     def election(self, now: float) -> Leadership:
         """Who is head, since when, and how sure of it this node is."""
-        return self._voting.leadership(now)
+        return self._voting.leadership(now, leads=self.leads(now))
 
     @property
     def engine_info(self) -> EngineInfo | None:
@@ -379,8 +378,7 @@ class Node:
 
     def facts(self, now: float) -> Facts:
         """The facts that `obstacles` judges by."""
-        facts = self._report.facts(self.standing(), now)
-        return attrs.evolve(facts, leadership=self._voting.leadership(now))
+        return attrs.evolve(self._report.facts(self.standing(), now), leadership=self.election(now))
 
     def obstacles(self, now: float) -> list[Obstacle]:
         """What keeps this node from serving, as far as it can know; empty if it serves."""
@@ -459,7 +457,7 @@ class Node:
         `next_event` has given None, until it gives False: a step that came back then reaches the
         engine before the head plans. A head that does not lead plans none."""
         brain = self._brain
-        if not isinstance(brain, Head) or not brain.may_plan or not self._voting.leads(now):
+        if not isinstance(brain, Head) or not brain.may_plan or not self.leads(now):
             return False
         self._act(brain.plan_steps(now), now)
         return True
@@ -719,7 +717,7 @@ class Node:
             self._deliver_news(now)
             return
         serving, log = self._brain.serving, self._report.obstacle_log
-        serving = serving and (self.rank > 0 or self._voting.leads(now))
+        serving = serving and (self.rank > 0 or self.leads(now))
         if serving:
             self._served = now
         if not serving or log.due is not None:

@@ -100,7 +100,8 @@ class Voting:
         self._unanswered: CastVote | None = None  # what the caller was asked to cast
         self._waiting: CastVote | None = None  # it is asked for next
         self._led = now  # when this node last led, or began
-        self._quiet = now  # until when it neither leads nor renews a lease
+        self.quiet = now
+        """Until when this node neither leads nor renews a lease. To be read only, as the next."""
         self._begin(ballot, now, FIRST_SECONDS)
         links.obeys = self.obeys
 
@@ -112,28 +113,25 @@ class Voting:
         self._election = Election(
             *place, now, roster.mandate, ballot, stands=self._stands, first=first
         )
-        self._leads_until = self._election.leads_until
+        self.leads_until = self._election.leads_until
+        """See `Election.leads_until`."""
         self.due = self._election.next_timeout()
         """When to call `handle_timeout`; None: not at all. To be read only."""
 
     # ------------------------------------------------------------ looking in
 
-    def leads(self, now: float) -> bool:
-        """True if this node is head, and no other can be: it may answer."""
-        return self._quiet <= now < self._leads_until
-
     def unled(self, now: float) -> float:
         """Seconds for which this node has not led: since it last did, or began."""
-        return now - max(self._led, min(now, self._leads_until))
+        return now - max(self._led, min(now, self.leads_until))
 
-    def leadership(self, now: float) -> Leadership:
-        """Who is head, as this node sees it."""
+    def leadership(self, now: float, *, leads: bool) -> Leadership:
+        """Who is head, as this node sees it, which *leads* or does not."""
         election, roster = self._election, self._roster
         return Leadership(
             election.mandate.term,
             election.mandate.taken,
             election.state,
-            self.leads(now),
+            leads,
             election.followed(now),
             self._links.meeting,
             election.majority,
@@ -185,7 +183,7 @@ class Voting:
         if isinstance(message, Vote):
             payload = vote_payload(self._roster.digest, message.term, message.head)
             verify(self._roster.members[rank].public_key, message.signature, payload)
-        if isinstance(message, Renew) and now < self._quiet:
+        if isinstance(message, Renew) and now < self.quiet:
             return
         self._carry_out(self._election.receive(index, message, now), now)
 
@@ -200,7 +198,7 @@ class Voting:
         self._led = now
         if before.digest != after.digest:
             if not self._is_head and before.members[0].id != after.members[0].id:
-                self._quiet = now + DESERTED_SECONDS
+                self.quiet = now + DESERTED_SECONDS
             self._begin(Ballot(), now)
             for rank in sorted(linked):
                 self.link_up(rank, now)
@@ -285,9 +283,9 @@ class Voting:
                     self._links.meet(now)
         if self._links.meeting and self._election.state not in _SEEKS:
             self._links.part(now)
-        self._led = max(self._led, min(now, self._leads_until))
-        self._leads_until = self._election.leads_until
-        quiet = self._quiet if now < self._quiet else None
+        self._led = max(self._led, min(now, self.leads_until))
+        self.leads_until = self._election.leads_until
+        quiet = self.quiet if now < self.quiet else None
         self.due = earliest(self._election.next_timeout(), quiet)
 
     def _say(self, level: Level, text: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from sealring_protocol.codec.messages import Checked, Decode, Epoch, NoWork, Prefill
 from sealring_protocol.codec.tensor import DType, Tensor
 from sealring_protocol.control.effects import StepChecked, StepToCheck
-from sealring_protocol.control.head.steps import CheckedSteps
+from sealring_protocol.control.head.head import CheckedSteps
 from sealring_protocol.control.plan import Strategy
 from sealring_protocol.control.requests import Request
 from sealring_protocol.errors import LocalProtocolError, RemoteProtocolError
