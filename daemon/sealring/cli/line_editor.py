@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -31,11 +31,11 @@ _MODE: Final = 0o600
 _ENTRY: Final = b"\n# "  # how prompt_toolkit begins an entry: with its time
 
 
-def history_file(environment: Mapping[str, str] = os.environ) -> Path:
+def history_file() -> Path:
     """Where the history is kept: below the user's folder for state."""
-    home = environment.get("HOME", "") or "~"
+    home = os.environ.get("HOME", "") or "~"
     default = "Library/Application Support" if sys.platform == "darwin" else ".local/state"
-    state = environment.get("XDG_STATE_HOME", "") or str(Path(home, default))
+    state = os.environ.get("XDG_STATE_HOME", "") or str(Path(home, default))
     return Path(state, "sealring", "chat_history").expanduser().absolute()
 
 

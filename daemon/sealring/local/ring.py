@@ -205,7 +205,6 @@ def local_api(
     *,
     host: str = LOOPBACK,
     port: int = 0,
-    layers: Sequence[int] = (),
     options: Mapping[str, Setting] = {},
     flags: Sequence[str] = (),
     api_key: str = "",
@@ -226,7 +225,7 @@ def local_api(
         trust.check_hostname = False  # it is trusted because it is this very one
     report(f"starting {ranks} node{'s' if ranks != 1 else ''}")
     address = format_address(host, port)
-    with local_ring(ranks, model, layers, address, options, flags, api_key=api_key) as nodes:
+    with local_ring(ranks, model, (), address, options, flags, api_key=api_key) as nodes:
         scheme = "http" if certificate is None else "https"
         url = f"{scheme}://{format_address(_WILD.get(host, host), port)}"
         api = LocalApi(nodes, url, model_name(model))

@@ -403,12 +403,12 @@ def _kept(parts: list[str], limit: int) -> Callable[[str], None]:
     return keep
 
 
-def _string(given: Input, limit: int = MAX_HEADER) -> Found:
+def _string(given: Input) -> Found:
     """The JSON string that comes next. Raises `NoCall` if there is none."""
     if (yield from given.peek()) != '"':
         raise NoCall
     parts: list[str] = []
-    if not (yield from json_value(given, _kept(parts, limit))):
+    if not (yield from json_value(given, _kept(parts, MAX_HEADER))):
         raise NoCall
     return _unquoted("".join(parts))
 
