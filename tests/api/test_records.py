@@ -12,6 +12,7 @@ from sealring.http import kept, records
 from sealring.http.kept import Kept, ResponseStore
 from sealring.http.records import (
     KEEP_SECONDS,
+    RECORD_SIZE,
     AnswerRecords,
     DrawnPiece,
     Frames,
@@ -144,17 +145,73 @@ def test_a_successor_that_takes_nothing_is_let_go(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_account_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MAX_RECORDS", 4000)
+    monkeypatch.setattr(records, "MAX_RECORDS", 4000 + 4 * RECORD_SIZE)
     head = AnswerRecords()
-    assert head.begin(ID, asked("a", b"x" * 1000)) is not None
+    assert head.begin(ID, asked("a", b"x" * 1000 + bytes(RECORD_SIZE))) is not None
     assert head.begin(OTHER, asked("a", b"x" * 1000)) is None
     own = head.begin(OTHER, asked("b"))
     assert own is not None
     while head.find(OTHER) is own:  # it grows, and then is kept no longer
         head.add(own, piece(*range(50)))
-        assert own.size < 3000
+        assert own.size < 3000 + 2 * RECORD_SIZE
     assert head.begin("0" * 24, asked("b", b"x" * 1000)) is not None
     assert head.begin("no id", asked("c")) is None
+
+
+def complete(head: AnswerRecords, id: str, account: str, size: int = 0) -> Record:
+    """An answer that is kept, all of which is drawn."""
+    record = head.begin(id, asked(account, b"x" * size))
+    assert record is not None
+    head.keep(record)
+    head.add(record, DrawnPiece(0, (RequestDone(0, FinishReason.STOP),), last=True))
+    head.complete(record)
+    return record
+
+
+def test_a_successor_knows_a_complete_answer_for_as_long_as_the_head_keeps_it() -> None:
+    head, next_head, _ = pair()
+    record = complete(head, ID, "a")
+    late = AnswerRecords()
+    head.join(Successor(Link(late), head))
+    for successor in (next_head, late):
+        assert known(successor) == known(head) != {}
+        assert [(each.kept, each.complete) for each in successor] == [(True, True)]
+    head.over(record)
+    assert not [*head, *next_head, *late]
+    head.complete(record)
+    assert not [*head, *next_head, *late]
+
+
+def test_complete_answers_make_room_for_those_that_are_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The oldest of an account's own, or else of whoever has most."""
+    size = 10 * RECORD_SIZE
+    monkeypatch.setattr(records, "MAX_RECORDS", 4 * size)
+    head, next_head, _ = pair()
+    text = size // 3  # of which as much again is taken at once
+    for at in range(4):
+        complete(head, f"{at:024}", "a", text)
+    assert known(head).keys() == {f"{2:024}", f"{3:024}"}  # half is its part
+    complete(head, f"{4:024}", "b", text)
+    made = [head.begin(f"{at:024}", asked("c", b"x" * text)) for at in (5, 6)]
+    assert known(head).keys() == {f"{at:024}" for at in (2, 3, 4, 5, 6)}
+    made += [head.begin(f"{7:024}", asked("d", b"x" * text))]
+    assert known(head).keys() == {f"{at:024}" for at in (3, 4, 5, 6, 7)}
+    made += [head.begin(f"{at:024}", asked("c", b"x" * text)) for at in (8, 9)]
+    assert None not in made
+    assert head.begin(f"{10:024}", asked("c", b"x" * text)) is None  # others' do not help
+    assert known(head).keys() == {f"{at:024}" for at in (4, 5, 6, 7, 8, 9)}
+    assert known(head) == known(next_head)
+
+
+def test_the_smallest_records_of_one_account_are_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at a successor whose head says anything."""
+    monkeypatch.setattr(records, "MAX_RECORDS", 100 * RECORD_SIZE)
+    next_head = AnswerRecords()
+    for at in range(100):
+        next_head.hear(Kind.BEGUN, f"{at:024}", asked("a").encode())
+    assert 25 < len([*next_head]) < 50
 
 
 def test_responses_are_told_with_their_names() -> None:

@@ -308,6 +308,18 @@ async def test_ten_thousand_keys_have_their_bound(kept: Kept) -> None:
     assert [each for each in found if each] == made[-resume.MAX_COUNT_OF_ONE :]
 
 
+async def test_what_is_over_is_another_head_s_with_the_rest(kept: Kept) -> None:
+    """Nobody is given it here, and nobody else hears that it is gone, as of what is deleted."""
+    gone: list[str] = []
+    over, deleted, made = await kept.whole(10), await kept.whole(10), kept.start()
+    for each in (over, deleted, made):
+        each.gone = partial(gone.append, each.id)
+    deleted.keep_no_longer()
+    kept.answers.move()
+    assert kept.is_kept(over, deleted, made) == [False, False, True]
+    assert gone == [deleted.id]
+
+
 async def test_one_account_s_answers_leave_others_theirs(kept: Kept) -> None:
     other = await kept.whole(resume.MAX_ANSWER // 2, "b")
     made = [await kept.whole(resume.MAX_ANSWER // 2) for _ in range(100)]

@@ -17,8 +17,10 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from sealring.dialects.errors import unavailable
 from sealring.files.config import load_config
 from sealring.generation.generation import Generator
+from sealring.http import succession
 from sealring.http.app import build_app
 from sealring.http.bodies import count_events
 from sealring.http.gate import ANSWER
@@ -29,6 +31,7 @@ from sealring.http.succession import DOOR_SECONDS, Ring
 from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
 from sealring_model import tiny
+from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import build_runtime, running
 from starlette.types import ASGIApp, Message
 
@@ -498,10 +501,71 @@ async def test_a_door_that_comes_back_to_a_kept_answer_leaves_it_its_record(how:
 
         door = Asked(f"/_ring/answers/{ID}?after=2", record.encoded(), seen=seen)
         await door.of(ring)
-        assert records.find(ID) is None  # it is over
+        assert records.find(ID) is record  # for as long as the answer is kept
+        assert record.complete
         assert len({event.split(b"\n")[0] for event in door.events}) == len(door.events)
         over = Asked(f"/_ring/answers/{ID}?after=2", record.encoded())
         await over.of(ring)
         assert over.events == door.events
-        assert records.find(ID) is None
         assert len(made.head.responses.names) == 1
+        name = made.head.responses.names[0][1]
+        await Asked(f"{RESPONSES}/{name}", b"", method="DELETE").of(made.first)
+        assert records.find(ID) is None
+
+
+@pytest.mark.parametrize("how", ["streams", "stop string", "key", "whole", "door", "nobody"])
+async def test_the_next_head_gives_a_complete_answer_without_a_ring(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client had not read all of it when the head was lost."""
+
+    def refuse(head: ApiHead) -> None:
+        raise unavailable("The ring is not up.", "ring_not_ready")
+
+    async with heads() as made:
+        stop = [" a", "e "] if how == "stop string" else None
+        more = {"messages": TALK, "max_tokens": 16, "seed": 5, "stop": stop, "n": 2}
+        body = json.dumps({**COMMON, **more, "stream": how != "whole"}).encode()
+        key = {"idempotency-key": "a-key"}
+        asked = await Asked(CHAT, body, NAMED | key).of(made.first)
+        made.records[1].leave_all()
+        monkeypatch.setattr(Runtime, "submit", None)
+        monkeypatch.setattr(Generator, "serving", property(lambda _: False))
+        monkeypatch.setattr(ApiHead, "check_serving", refuse)
+        name = re.findall(rb'"id":"(chatcmpl-\w+)"', asked.whole)[0].decode()
+        app = behind_gate(made)
+        if how == "door":
+            known = made.records[1].encoded(ID)
+            rest = await Asked(f"/_ring/answers/{ID}?after=3", known).of(made.ring)
+        elif how in ("key", "whole"):
+            last = {"last-event-id": f"{name}:2"} if how == "key" else {}
+            rest = await Asked(CHAT, body, key | last).of(app)
+        else:
+            if how == "nobody":
+                monkeypatch.setattr(succession, "DOOR_SECONDS", 0)
+                await made.ring.take_up()
+                app = build_app(made.next)
+            path = f"/v1/streams/{name}?starting_after=2"
+            rest = await Asked(path, b"", method="GET").of(app)
+        assert rest.status == 200, rest.whole
+        if how == "whole":
+            assert without_times(rest.whole) == without_times(asked.whole)
+        assert [*map(without_times, rest.events)] == [*map(without_times, asked.events[3:])]
+        (record,) = made.records[1]
+        assert (record.complete, record.left) == (True, None)  # and for yet another head
+        wrong = await Asked(CHAT, body, {"idempotency-key": "b"}).of(app)
+        assert wrong.status == 503
+
+
+async def test_who_comes_back_waits_for_no_other_answer_of_its_own() -> None:
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 4}).encode()
+        for at in range(3):
+            named = {ANSWER.decode(): f"{at:024}", "idempotency-key": f"key-{at}"}
+            await Asked(CHAT, body, named).of(made.first)
+        made.records[1].leave_all()
+        app = behind_gate(made)
+        for key, waiting in (("new", 3), ("key-1", 2)):
+            again = await Asked(CHAT, body, {"idempotency-key": key}).of(app)
+            assert again.status == 200
+            assert sum(record.waits for record in made.records[1]) == waiting

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import attrs
 import trio
-from sealring_protocol.control.requests import RequestDone, ScoresOut
+from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut
 from sealring_trio.node.runtime import size_of
 
 from sealring.dialects.errors import ApiError, from_end
@@ -116,8 +116,9 @@ class Choices:
             if not piece.last:
                 self._call.holding.grow(size_of(piece.events))
                 await self._take(piece.index, answer.again(piece.events))
-            elif answer.done is not None:
-                await self._end(piece.index, answer.done)
+            else:
+                done = answer.done or RequestDone(0, FinishReason.STOP)
+                await self._end(piece.index, done)
         if isinstance(self._call.stream, KeptAnswer):
             self._call.stream.made_again()
         errors: list[ApiError] = []

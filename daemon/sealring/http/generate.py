@@ -25,7 +25,13 @@ import trio
 from sealring_model.text.detokenizer import Vocabulary
 from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
-from sealring_protocol.control.requests import Request, TokenIds, TokenOut
+from sealring_protocol.control.requests import (
+    FinishReason,
+    Request,
+    RequestDone,
+    TokenIds,
+    TokenOut,
+)
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
 from starlette.requests import ClientDisconnect
@@ -483,7 +489,8 @@ class Generate:
                 await trio.sleep(_MOVE_LOOK)
 
     async def take_up(self, record: Record) -> None:
-        """Go on with the kept answer of *record*, which another head began, for nobody."""
+        """Go on with the kept answer of *record*, which another head began, for nobody. Waits until
+        one that is complete is made."""
 
         async def send(message: Message) -> None:
             raise RuntimeError("an answer that is not kept, for nobody")
@@ -493,7 +500,9 @@ class Generate:
                 self._known(record, EventStream(send)) as call,
                 self._recorded({"state": {}}, call),
             ):
-                await self._generate([RecordedRequest.decode(record.asked).body], call)
+                made = await self._generate([RecordedRequest.decode(record.asked).body], call)
+            if record.complete and isinstance(made, Resumed):
+                await made.answer.reach(sys.maxsize)
         except ApiError as error:
             log.warning("%s: the answer ended with its head: %s", record.id, error.in_log())
 
@@ -703,6 +712,7 @@ class Generate:
         call.stream, call.beside = answer, True
         if call.record is not None:
             call.records.keep(call.record)
+            answer.gone = partial(call.records.over, call.record)
         head.answers.start(answer, partial(self._go_on, make, call, answer, call.over.pop_all()))
         return Resumed(answer, -1)
 
@@ -710,7 +720,7 @@ class Generate:
         self, make: Make, call: Call, answer: KeptAnswer, over: contextlib.ExitStack
     ) -> None:
         """Make *answer* by *make*, until nobody has read it for too long. *over* ends *call*."""
-        seconds = self._head.config.resume_seconds
+        seconds, ends = self._head.config.resume_seconds, call.records.over
 
         async def leave(scope: trio.CancelScope) -> None:
             await answer.unattended(seconds)
@@ -724,16 +734,19 @@ class Generate:
             try:
                 response = await self._within_time(make, call, leave)
                 answer.finish(None if answer.opened else response)
+                if answer.kept:
+                    ends = call.records.complete
             except ApiError as error:
                 try:
                     await self._fail(call, error)
                 except Moved:
                     answer.move()
+                    ends = call.records.leave
                     return
                 answer.finish(error=None if answer.opened else error)
             finally:
                 if call.record is not None:
-                    (call.records.leave if answer.moved else call.records.over)(call.record)
+                    ends(call.record)
 
     async def _vocabulary(self) -> Vocabulary:
         """What is known of the model's tokens. Raises `ApiError`."""
@@ -804,8 +817,10 @@ class Generate:
             answers = []
             made = jobs(asked, parsed, vocabulary, call.caller, call.seed)
             for index, job in enumerate(made):
-                pieces = [piece.events for piece in call.past if piece.index == index]
-                past = [*itertools.chain.from_iterable(pieces)]
+                pieces = [piece for piece in call.past if piece.index == index]
+                past = [*itertools.chain.from_iterable(piece.events for piece in pieces)]
+                if any(piece.last for piece in pieces):  # by a stop string, which no ring knows
+                    past.append(RequestDone(0, FinishReason.STOP))
                 answering = head.generator.answering(words, job, call.trace, counted, past)
                 answers.append(stack.enter_context(answering))
                 await trio.lowlevel.checkpoint()

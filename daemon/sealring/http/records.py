@@ -12,6 +12,10 @@ all records, as they begin, grow and end, by a stream of its API link that does 
 before: `AnswerRecords.flush` is called first. As a door is a successor itself, and has both by one
 link, it never gives a client what it has no record of.
 
+The record of an answer that is kept for its client (`resume`) stays for as long as that is, also
+once all of it is drawn. Then the next head makes its events again, and needs no ring for that. Such
+records make room for those of answers that are being made.
+
 A node has one `AnswerRecords` for its life, whatever its rank. What nobody makes is forgotten after
 `KEEP_SECONDS`.
 """
@@ -47,6 +51,9 @@ ends with its head."""
 MAX_BEHIND: Final = 32 << 20
 """Bytes that wait for one successor: what is asked in the largest request, and what is drawn
 meanwhile. One that takes less is let go, and begins anew."""
+
+RECORD_SIZE: Final = 1 << 10
+"""Bytes that a record takes beside its own. So an account has 65,536 at most, however small."""
 
 KEEP_SECONDS: Final = 60.0
 """Seconds for which an answer is known that nobody makes."""
@@ -100,7 +107,9 @@ class Kind(enum.IntEnum):
     BEGUN = 1
     MORE = 2
     KEPT = 3
+    """And whether it is complete."""
     OVER = 4
+    """It is forgotten."""
     SETTINGS = 5
     RESPONSES = 6
     """The names of all responses that are kept (`kept`)."""
@@ -248,6 +257,9 @@ class Record:
     kept: bool = False
     """Whether it is made for nobody, too, and its client may come back."""
 
+    complete: bool = False
+    """Whether all of it is drawn. Then it is there for its client alone."""
+
     room: int = 0
     left: float | None = None
     """Since when nobody makes it, by trio's clock; None while somebody does."""
@@ -271,7 +283,7 @@ class Record:
     @property
     def size(self) -> int:
         """Bytes that it takes."""
-        return len(self.asked) + len(self.drawn)
+        return RECORD_SIZE + len(self.asked) + len(self.drawn)
 
     @property
     def waits(self) -> bool:
@@ -351,13 +363,17 @@ class Successor:
                 self._behind += _frame(Kind.BEGUN, record.id, record.asked)
                 self._behind += _frame(Kind.MORE, record.id, record.drawn)
                 if record.kept:
-                    self._behind += _frame(Kind.KEPT, record.id)
+                    self._behind += _of_kept(record)
                 return True
         return False
 
 
 def _frame(kind: Kind, id: str, data: bytes | bytearray = b"") -> bytes:
     return _FRAME.pack(kind, len(data), bytes.fromhex(id)) + data
+
+
+def _of_kept(record: Record) -> bytes:
+    return _frame(Kind.KEPT, record.id, bytes([record.complete]))
 
 
 def _of_response(named: Owned, kept: Kept | None) -> bytes:
@@ -442,7 +458,7 @@ class AnswerRecords:
                 successor.more(record, frame)
 
     def over(self, record: Record) -> None:
-        """*record* is over, and is forgotten."""
+        """*record* is over, and nobody comes back to it: it is forgotten."""
         if self._records.get(record.id) is record:
             self._remove(record)
             for successor in self._successors:
@@ -453,7 +469,14 @@ class AnswerRecords:
         """From now on *record* is made whether or not there is a client."""
         record.kept = True
         for successor in self._successors:
-            successor.more(record, _frame(Kind.KEPT, record.id))
+            successor.more(record, _of_kept(record))
+
+    def complete(self, record: Record) -> None:
+        """All of *record*, which is kept, is drawn. It stays until it is `over`."""
+        if self._records.get(record.id) is record:
+            record.complete = True
+            self.keep(record)
+            self.flush()
 
     def leave(self, record: Record) -> None:
         """Nobody makes *record* any more, and somebody may go on with it."""
@@ -507,7 +530,7 @@ class AnswerRecords:
                 if not self._has_room(known):
                     self._remove(known)
             case Kind.KEPT if (known := self._records.get(id)) is not None:
-                known.kept = True
+                known.kept, known.complete = True, any(data)
             case Kind.OVER if (known := self._records.get(id)) is not None:
                 self._remove(known)
             case Kind.SETTINGS:
@@ -540,15 +563,26 @@ class AnswerRecords:
             successor.response((owner, name))
 
     def _has_room(self, record: Record) -> bool:
-        """Whether *record* may have its size, of which it then has the room."""
+        """Whether *record* may have its size, of which it then has the room. Complete ones may have
+        to go for that."""
         more = record.size - record.room
         if more > 0:
             more = max(more, min(record.size, 1 << 16))
-            if not self._budget.take(record.account, more):
-                self._free(record)
-                return False
+            while not self._budget.take(record.account, more):
+                if (goes := self._may_go(record, more)) is None:
+                    self._free(record)
+                    return False
+                self.over(goes)
             record.room += more
         return True
+
+    def _may_go(self, record: Record, more: int) -> Record | None:
+        """The oldest complete record of whoever has most, or of *record*'s account if that has no
+        part left for *more*; None if there is none."""
+        left, own = self._budget.left_of, record.account
+        alone = more > left(own)
+        may = (each for each in self if each.complete and (not alone or each.account == own))
+        return min(may, key=lambda each: left(each.account), default=None)
 
     def _free(self, record: Record) -> None:
         if record.room:

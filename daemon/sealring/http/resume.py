@@ -114,13 +114,17 @@ def _last_event(headers: Headers) -> tuple[str, int]:
     return found[1], int(found[2])
 
 
+def _nothing() -> None:
+    """What is left to withdraw of an answer that is over, and what nobody wants to know."""
+
+
 @attrs.define(eq=False)
 class KeptAnswer:
     """The answer *id* to a request of *owner*, as *asked*, which counts to *account*: its events,
     with *silence* where none comes for a while, or the `whole` of it.
 
     Who makes it writes it as an `EventStream`. *withdraw* has it made no further; *so_far* gives
-    a response as it is, with a status."""
+    a response as it is, with a status. Once it is over and kept no longer, *gone* hears of it."""
 
     id: str
     owner: str
@@ -130,6 +134,7 @@ class KeptAnswer:
     withdraw: Callable[[], None]
     silence: bytes = KEEPALIVE
     so_far: Callable[[str], bytes] | None = None
+    gone: Callable[[], None] = _nothing
 
     again: bool = False
     """Whether another head has begun it, and not all that this one knows of it is made again."""
@@ -274,8 +279,8 @@ class KeptAnswer:
     # -------------------------------------------------------- who reads it
 
     async def reach(self, after: int) -> None:
-        """Wait until there is an event *after*, or there will be none."""
-        while after >= self.end and not self.over:
+        """Wait until there is an event *after*, or there will be none, or none is kept."""
+        while after >= self.end and self.kept and not self.over:
             await self._changed.park()
 
     def check_after(self, after: int) -> None:
@@ -374,10 +379,6 @@ class KeptAnswer:
         self._changed.unpark_all()
 
 
-def _nothing() -> None:
-    """What is left to withdraw of an answer that is over, and what nobody wants to know."""
-
-
 def _some(events: list[bytes], begin: int) -> tuple[bytes, int]:
     """*events* from index *begin* on, of `STEP` bytes at most if they are more than one, and how
     many they are."""
@@ -463,6 +464,8 @@ class KeptAnswers:
         self._kept.pop(answer.id, None)
         if self._keys.get((answer.owner, answer.asked.key)) is answer:
             del self._keys[answer.owner, answer.asked.key]
+        if answer.over and not answer.moved:
+            answer.gone()
 
     def release(self, answer: KeptAnswer) -> None:
         """*answer* has no room any more."""
@@ -497,6 +500,12 @@ class KeptAnswers:
             more, answer.room = room - answer.room, room
             account.room += more
             self._room += more
+
+    def move(self) -> None:
+        """Another node is the head: it makes again what is over, from the records of that."""
+        for answer in [*self._kept.values()]:
+            if answer.over:
+                answer.move()
 
     def left(self, answer: KeptAnswer) -> None:
         """The reader of *answer* has left it. One that is made for nobody may have to end."""

@@ -7,7 +7,8 @@ the client, and the new head's may be. `/_ring/` is for doors alone: whoever is 
 app lets no client ask there, and a head answers members, and its own door.
 
 Answers that are kept for their clients need no door. The new head waits a moment for one, or for
-the client itself, and then makes them as the old one did.
+the client itself, and then makes them as the old one did; last, and one by one, those that are
+complete, of which it asks the ring nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import trio
 from sealring_protocol.codec.relay_messages import Question
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.relay import BodyCame, DropCame, ReplyCame
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sealring.dialects.errors import ApiError, unavailable
@@ -36,6 +38,7 @@ from sealring.http.records import (
     may_ask,
 )
 from sealring.http.relay import INTERNAL, SUCCESSION, RelayStream, RelayStreams, StreamGone
+from sealring.http.resume import ResumeFields
 
 if TYPE_CHECKING:
     from sealring.http.generate import Generate
@@ -54,9 +57,6 @@ AGAIN: Final = 1.0
 
 DOOR_SECONDS: Final = 5.0
 """Seconds that a new head waits for the doors of answers that are kept."""
-
-_COMES_BACK: Final = (b"idempotency-key", b"last-event-id")
-"""The headers by which a client may come back to an answer."""
 
 _ANSWER: Final = re.compile(rf"{INTERNAL}answers/([0-9a-f]{{24}})")
 
@@ -117,12 +117,13 @@ class Ring:
     async def hurry(self, scope: Scope) -> None:
         """Go on with those kept answers of another head to which the client of *scope*, whom the
         gate lets in, may come back. Raises `ApiError` while the ring does not serve."""
-        name, owner = scope["path"].rpartition("/")[2], scope["state"]["visitor"].owner
-        keyed = any(key in _COMES_BACK for key, _ in scope["headers"])
+        path, owner = scope["path"], scope["state"]["visitor"].owner
+        back = ResumeFields.of(Headers(scope=scope), path, b"")
         for record in self.records:
             if record.waits:
                 asked = RecordedRequest.decode(record.asked)
-                if asked.caller["owner"] == owner and (keyed or asked.name == name):
+                named = asked.name in (path.rpartition("/")[2], back.answer)
+                if asked.caller["owner"] == owner and (named or asked.key == back.key != b""):
                     await self._take(record)
 
     async def _take(self, record: Record) -> None:
@@ -133,10 +134,12 @@ class Ring:
             return
         if (head := self.head()) is None:
             raise unavailable("This node is not the head.", "not_head")
-        head.check_serving()
+        if not record.complete:
+            head.check_serving()
         begun = self._taking[record.id] = trio.Event()
         try:
             again = Record.decode(record.id, record.encoded())
+            again.complete = record.complete
             make = _generate(head, again)
             if self.records.put(again):
                 await make.take_up(again)
@@ -179,7 +182,8 @@ class Ring:
                 raise _unknown()
             if (head := self.head()) is None:
                 raise unavailable("This node is not the head.", "not_head")
-            head.check_serving()
+            if (found := self.records.find(id)) is None or not found.complete:
+                head.check_serving()
             # A record has many bytes, and a member many streams: one is read at a time.
             async with self._bringing.setdefault(member, trio.Lock()):
                 record = self._best(id, await _body(receive))
@@ -201,7 +205,7 @@ class Ring:
             except ValueError as error:
                 raise ApiError(400, f"This is no record: {error}.", "bad_request") from None
             left = found is None or found.left is not None
-            if found is None or (left and len(given.drawn) >= len(found.drawn)):
+            if found is None or (left and len(given.drawn) > len(found.drawn)):
                 found = given
             elif not left and given.asked != found.asked:
                 found = None  # two answers of one id
@@ -223,11 +227,11 @@ class Ring:
     async def take_up(self) -> None:
         """Go on with the answers that are kept and that no door has come for."""
         await trio.sleep(DOOR_SECONDS)
-        for each in self.records:
+        for each in sorted(self.records, key=lambda record: record.complete):
             while each.waits and self.records.find(each.id) is each:
                 if (head := self.head()) is None:
                     return
-                if head.generator.serving:
+                if each.complete or head.generator.serving:
                     await self._take(each)
                 else:
                     await trio.sleep(AGAIN)

@@ -295,6 +295,8 @@ class NodeApi:
             await self._keep_settings()
             self.records.leave_all()
             nursery.start_soon(self.ring.take_up)
+        if led and not leads and self._head is not None:
+            self._head.answers.move()
         if address is None:
             if leads:
                 log.info("this node is the head, and its config says api = 'off': it has no API")

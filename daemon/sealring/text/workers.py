@@ -82,6 +82,10 @@ class SharedBudget:
         self._taken += size
         return True
 
+    def left_of(self, owner: str) -> int:
+        """The bytes that *owner* may still take of its part, as far as others leave them."""
+        return int(self._room * PART) - self._of_owner[owner]
+
     def give_back(self, owner: str, size: int) -> None:
         """Take back *size* bytes that *owner* was given."""
         self._of_owner[owner] -= size
