@@ -528,6 +528,86 @@ def test_a_head_that_hangs_takes_nothing_along(stage: Page, played: OneRank) -> 
 
 
 @pytest.mark.slow
+def test_an_answer_goes_on_when_the_page_is_loaded_again(stage: Page, played: OneRank) -> None:
+    """Without a gap or a double: every token is the same, and they are counted."""
+    stage.locator("#settings-open").click()
+    stage.get_by_label("Most tokens").fill("4000")
+    stage.get_by_role("button", name="Save").click()
+    ask(stage, "endless")
+    stage.reload()
+    expect(stage.locator(".assistant .text")).to_contain_text("lala")
+    with played.hanging():
+        stage.wait_for_function(SAVED, arg="lala")
+    stage.reload()
+    answers(stage, 1)
+    said, answer = json.loads(exported(stage, "JSON"))["conversations"][0]["messages"]
+    assert (said["content"], answer["end"]) == ("endless", "length")
+    assert answer["content"] == "la" * 4000
+    assert "asked" not in answer
+    newest = httpx2.get(f"{played.url}/v1/requests").json()["data"][0]
+    assert (newest["id"], newest["tokens"]) == (answer["id"], 4000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("had", [0, 2])
+def test_a_page_that_is_loaded_again_asks_for_what_it_has_not_kept(stage: Page, had: int) -> None:
+    """The head is away before that, and for a moment after; the browser answers in its place."""
+    name = f"chatcmpl-{'0' * 24}"
+    texts = ["apple", " banana", " cherry"]
+    events = [
+        f"id: {name}:{at}\ndata: "
+        + json.dumps({"id": name, "choices": [{"delta": {"content": text}, "finish_reason": None}]})
+        + "\n\n"
+        for at, text in enumerate(texts)
+    ]
+    posts: list[tuple[str, str | None]] = []
+    asked: list[tuple[bool, str]] = []
+    loaded = False
+
+    def begin(route: Route) -> None:
+        posts.append((route.request.headers["idempotency-key"], route.request.post_data))
+        if had or loaded:
+            give(route, events[:had] if had else events)
+
+    def go_on(route: Route) -> None:
+        asked.append((loaded, route.request.headers["last-event-id"]))
+        if [late for late, _ in asked].count(True) > 1:
+            give(route, events[had:])
+        else:
+            route.abort()
+
+    def give(route: Route, some: list[str]) -> None:
+        end = "data: [DONE]\n\n" if some[-1] == events[-1] else ""
+        route.fulfill(content_type="text/event-stream", body="".join(some) + end)
+
+    stage.route("**/v1/chat/completions", begin)
+    stage.route("**/v1/streams/*", go_on)
+    ask(stage, "fruit")
+    stage.wait_for_function(SAVED, arg="".join(texts[:had]))
+    loaded = True
+    stage.reload()
+    expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
+    assert len(posts) == (1 if had else 2)
+    assert len(set(posts)) == 1
+    assert {last for _, last in asked} == ({f"{name}:1"} if had else set())
+
+
+SAVED = """
+(text) => new Promise((resolve) => {
+  const opened = indexedDB.open("sealring", 1);
+  opened.onsuccess = () => {
+    const all = opened.result.transaction("bodies").objectStore("bodies").getAll();
+    all.onsuccess = () => {
+      opened.result.close();
+      const last = all.result.map(({ messages }) => messages.at(-1));
+      resolve(last.some(({ asked, content }) => asked && content.endsWith(text)));
+    };
+  };
+})
+"""
+
+
+@pytest.mark.slow
 def test_what_had_come_stays_where_the_head_has_the_rest_no_longer(
     stage: Page, played: OneRank
 ) -> None:

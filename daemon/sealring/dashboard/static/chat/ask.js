@@ -1,5 +1,6 @@
 // Asks the head for an answer, and fills a message with it as it comes. A connection that breaks is made again: the
-// head goes on with the answer meanwhile, and gives what follows the last event that has come.
+// head goes on with the answer meanwhile, and gives what follows the last event that has come. So does a page that is
+// loaded again, with what it has kept of the message.
 
 import { ApiError, Lost, call, events } from "../api.js";
 import { isOpen, place } from "../ring.js";
@@ -8,21 +9,24 @@ const PATIENCE = 2000;
 const COMES_BACK = 60_000; // the head goes on for as long without anybody who reads
 const LONGEST_PAUSE = 2000;
 
+/** What a message has of its question while its answer comes: under it the head is asked, and asked again. */
+export const asking = (model) => ({ model, key: hex(16), name: `page-${hex(8)}`, last: "" });
+
 /**
  * Fill `message` with the answer to `body`, and call `changed` after each piece. Throws ApiError, Lost, or what
  * `signal` was aborted with; the message then has what had come. `link` gets a function `cut` that breaks the present
  * connection.
  */
 export async function ask(message, body, signal, changed, link) {
-  const name = `page-${hex(8)}`;
-  const headers = { "idempotency-key": hex(16), "x-request-id": name };
+  const { asked } = message;
+  const headers = { "idempotency-key": asked.key, "x-request-id": asked.name };
   const began = performance.now();
-  let last = ""; // the id of the last event
+  let last = asked.last; // the id of the last event
   let over = 0;
   let pause = 0;
   const withdraw = () => {
     if (message.id && !last) return; // it ends with its connection
-    const place = last ? `streams/${message.id}` : `requests/${name}`;
+    const place = last ? `streams/${message.id}` : `requests/${asked.name}`;
     call(`/v1/${place}`, { method: "DELETE", keepalive: true }).catch(() => {});
   };
   const once = async () => {
@@ -39,6 +43,7 @@ export async function ask(message, body, signal, changed, link) {
       changed();
       for await (const event of events(response, true, (id) => (last = id))) {
         take(message, event, began);
+        asked.last = last; // at once, as both are kept together
         over = 0; // it goes on
         changed();
       }
@@ -46,7 +51,6 @@ export async function ask(message, body, signal, changed, link) {
       signal.removeEventListener("abort", stop);
     }
   };
-  addEventListener("pagehide", withdraw);
   try {
     for (;;) {
       try {
@@ -65,8 +69,6 @@ export async function ask(message, body, signal, changed, link) {
   } catch (error) {
     if (signal.aborted) withdraw();
     throw error;
-  } finally {
-    removeEventListener("pagehide", withdraw);
   }
   message.end ||= "stop";
 }

@@ -4,7 +4,7 @@ import { ApiError, Lost } from "../api.js";
 import { byId, say } from "../dom.js";
 import { Composer } from "./composer.js";
 import { fresh, openCall, question, setAside, takeBack, titleOf, unanswered } from "./conversation.js";
-import { cost, ask } from "./ask.js";
+import { asking, cost, ask } from "./ask.js";
 import { List } from "./list.js";
 import { Log } from "./log.js";
 import { Settings } from "./settings.js";
@@ -14,6 +14,7 @@ import { explain } from "./trouble.js";
 const STATES = { parse: "arriving", queued: "waiting for a place", prefill: "reading the conversation", decode: "" };
 const SHORT = 400; // characters of an answer that are read out at its end
 const KEEP_EVERY = 3000; // milliseconds between two savings of an answer that comes
+const COMING = "sealring-coming"; // the conversations whose answers come to this tab, however often it is loaded
 
 export class Chat {
   /** `on` has announce(text) and askForKey(). */
@@ -46,6 +47,7 @@ export class Chat {
     });
     byId("settings-open").addEventListener("click", () => this.settings.open(this.current));
     this.store.opened.then(() => this.list.show());
+    this.back = this.#comeBack();
     this.refresh();
   }
 
@@ -71,6 +73,7 @@ export class Chat {
       return;
     }
     this.wanted = id;
+    await this.back;
     const found = id ? (this.running.get(id)?.conversation ?? (await this.store.get(id))) : fresh();
     if (this.wanted !== id) return; // somebody was quicker
     if (!found) history.replaceState(null, "", "#");
@@ -181,21 +184,36 @@ export class Chat {
   }
 
   async #answer(conversation, versions) {
-    const message = unanswered();
+    const message = { ...unanswered(), asked: asking(this.cluster.model) };
     if (versions?.tails.length > 1) message.versions = versions;
     conversation.messages.push(message);
+    this.log.add(message);
+    this.log.toEnd();
+    this.#follow(conversation, message);
+    this.#begun(conversation);
+    this.on.announce("The model answers.");
+  }
+
+  /** Go on with the answers that came to this tab before it was loaded again. */
+  async #comeBack() {
+    for (const id of JSON.parse(sessionStorage.getItem(COMING) ?? "[]")) {
+      const conversation = await this.store.get(id);
+      const message = conversation?.messages.at(-1);
+      if (message?.asked) this.#follow(conversation, message);
+    }
+  }
+
+  /** Have the answer come that `message` is, until it is over. */
+  async #follow(conversation, message) {
     const stop = new AbortController();
     const link = {}; // the present connection
     this.running.set(conversation.id, { conversation, message, stop, link });
-    this.log.add(message);
-    this.log.toEnd();
-    this.#begun(conversation);
-    this.on.announce("The model answers.");
-    const body = () => question(conversation, conversation.messages.length - 1, this.cluster.model);
+    this.#remember();
     let lost = false;
     const saving = setInterval(() => this.#keep(conversation), KEEP_EVERY);
     try {
-      await ask(message, body(), stop.signal, () => this.#showComing(message), link);
+      const body = question(conversation, conversation.messages.length - 1, message.asked.model);
+      await ask(message, body, stop.signal, () => this.#showComing(message), link);
     } catch (error) {
       lost = error instanceof Lost;
       message.end = error.name === "AbortError" ? "stopped" : "broken off";
@@ -203,13 +221,19 @@ export class Chat {
       if (error instanceof ApiError && error.status === 401) this.on.askForKey();
     }
     clearInterval(saving);
+    delete message.asked;
     if (!lost) await cost(message, this.cluster);
     this.running.delete(conversation.id);
     this.refresh();
     const shown = this.log.find(message)?.complete();
     await this.#changed(conversation);
+    this.#remember();
     await shown;
     this.#announce(message);
+  }
+
+  #remember() {
+    sessionStorage.setItem(COMING, JSON.stringify([...this.running.keys()]));
   }
 
   /** The address of a conversation is its id, once something is said in it. */

@@ -1,7 +1,8 @@
 // A conversation: what it consists of, what of it the head is asked with, and what a file of it may hold.
 //
 // Messages are {role: "user", content}, {role: "tool", call, name, content}, and of the model {role: "assistant",
-// content, reasoning, calls: [{id, name, arguments}], end, trouble, stats}. `end` is "" while the answer comes.
+// content, reasoning, calls: [{id, name, arguments}], end, trouble, stats}. `end` is "" while the answer comes, and
+// `asked` (ask.js) is there until all of it has.
 //
 // A message that has taken the place of others has `versions`: {at, tails}. A tail is a list of messages, from one that
 // stood in this place on. The one that is shown is number `at`, and null in the list.
