@@ -369,8 +369,7 @@ def _bias(asked: Options, vocabulary: int) -> tuple[tuple[int, float], ...]:
 
 
 _MOVE_SECONDS: Final = 10.0
-_MOVE_LOOK: Final = 0.05
-"""Seconds that a head which ends may still take, and between two looks at whether it has."""
+"""Seconds that a head which ends may still take."""
 
 Make = Callable[[], Awaitable[Response]]
 """Makes an answer: a stream, or in one piece. Raises `ApiError`."""
@@ -485,8 +484,8 @@ class Generate:
     async def _until_moved(self, scope: Scope) -> None:
         """The answer is another head's, if it moved: its connection ends when that is there."""
         with trio.move_on_after(_MOVE_SECONDS if scope["state"].get("moved") else 0):
-            while not self._head.moved:  # noqa: ASYNC110 - there is no event for a node that stops
-                await trio.sleep(_MOVE_LOOK)
+            while not self._head.moved:
+                await self._head.generator.runtime.roster_changed.wait()
 
     async def take_up(self, record: Record) -> None:
         """Go on with the kept answer of *record*, which another head began, for nobody. Waits until
