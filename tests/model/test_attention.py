@@ -1,5 +1,7 @@
 """Attention of a decode with a mask, as one kernel, on machines that have CUDA."""
 
+import time
+
 import mlx.core as mx
 import pytest
 from sealring_model.stage import attention
@@ -301,3 +303,55 @@ def test_nothing_is_installed_without_cuda():
     attention.install.cache_clear()
     attention.install()
     assert mx.fast.scaled_dot_product_attention is theirs
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 500, 512, 513, 8192, 8193, 100_000])
+def test_lengths_of_the_grid_are_few_and_near(tokens):
+    found = attention.on_grid(tokens)
+    assert tokens <= found <= max(32, 2 * tokens if tokens <= 512 else 1.25 * tokens)
+    assert attention.on_grid(found) == found
+    assert len({attention.on_grid(n) for n in range(1, 32_769)}) == 29
+
+
+PLANNED = [(2, 2), (23, 23), (18, 500), (500, 500), (512, 1300), (500, 1301), (40, 2500)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("tokens", "length"), PLANNED)
+def test_tokens_of_any_number_are_as_they_are_without_others_around_them(tokens, length, rows):
+    _, keys, values = made(rows=rows, length=length)
+    queries = mx.random.normal((rows, tokens, 8, 128)).astype(mx.bfloat16).transpose(0, 2, 1, 3)
+    assert attention.is_planned(queries, keys, values, "causal")
+    theirs = mx.fast.scaled_dot_product_attention
+    shapes = []
+
+    def seen(*of, **others):
+        shapes.append((of[0].shape[2], of[1].shape[2]))
+        return theirs(*of, **others)
+
+    found = attention.attend_planned(seen, queries, keys, values, scale=SCALE)
+    ((many, keyed),) = shapes
+    assert keyed == attention.on_grid(length)
+    assert many == keyed or many.bit_count() == 1
+    assert found.shape == queries.shape
+    wanted = theirs(queries, keys, values, scale=SCALE, mask="causal")
+    assert close(found, wanted.astype(mx.float32), mx.bfloat16)
+
+
+@pytest.mark.cuda
+@pytest.mark.usefixtures("installed")
+def test_a_length_that_is_new_needs_no_plan():
+    """A plan takes tens of milliseconds, and the plans of usual lengths are made at first."""
+    took = []
+    for length in (500, 490, 480, 471, 460, 455):
+        _, keys, values = made(rows=1, groups=8, length=length)
+        queries = mx.random.normal((1, length, 32, 128)).astype(mx.bfloat16).transpose(0, 2, 1, 3)
+        mx.eval(queries, keys, values)
+        began = time.perf_counter()
+        found = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=SCALE, mask="causal"
+        )
+        mx.eval(found)
+        took.append(time.perf_counter() - began)
+    assert max(took[1:]) < 0.02
