@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 from sealring_protocol.control.election import Ballot, ElectionState
-from sealring_protocol.control.requests import FinishReason, NoMajority, Request
+from sealring_protocol.control.requests import NoMajority, Request
 from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.security.roster import Rights
 
-from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 from tests.sim.hosts import Host
+from tests.sim.ring import LAYERS, PROMPT, Ring
 from tests.sim.rosters import WALL, make_roster
-
-LAYERS = 6
-PROMPT = (4, 5, 6)
-
-
-class Ring(Cluster):
-    """A cluster in which no two heads that were elected ever lead at one moment."""
-
-    def step(self, until: float = float("inf")) -> bool:
-        stepped = super().step(until)
-        elected = [host.name for host in self.leaders() if not self.led(host).taken]
-        assert len(elected) < 2, f"{elected} lead at {self.now}"
-        return stepped
-
-    def leaders(self) -> list[Host]:
-        """Who leads now."""
-        return [h for h in self.hosts.values() if h.alive and h.node.leads(self.now)]
-
-    def led(self, host: Host):
-        return host.node.election(self.now)
-
-    def serves(self, host: Host) -> bool:
-        return host.alive and host.node.serving and host.node.leads(self.now)
-
-    def answers(self, host: Host) -> None:
-        """*host* answers a request as one machine would."""
-        self.ask_at(host)
-        uid = self.submit(Request(PROMPT, 12))
-        self.run_until(lambda: self.all_done, 30)
-        assert self.done[uid].reason is FinishReason.LENGTH, self.done[uid]
-        assert self.tokens[uid] == reference(PROMPT, 12, LAYERS)
-
-    def others(self, *names: str) -> list[Host]:
-        return [host for name, host in self.hosts.items() if name not in names]
-
-    def cut_off(self, name: str, *, hears: bool = False, is_heard: bool = False) -> None:
-        """Nothing reaches *name* from now on unless it *hears*, nor leaves it unless it
-        *is_heard*."""
-        for other in self.others(name):
-            self.network.dead |= set() if hears else {(other.name, name)}
-            self.network.dead |= set() if is_heard else {(name, other.name)}
 
 
 def ring(world: int = 3, seed: int = 1, **settings) -> Ring:
@@ -351,67 +308,10 @@ def test_links_between_followers_are_let_go_once_there_is_a_head():
         assert control == [0]
 
 
-FAULTS = ("crash", "freeze", "deaf", "mute", "full", "move", "take", "heal", "heal")
-
-
-def misfortune(cluster: Ring, dice: Random) -> None:
-    """Something happens to somebody."""
-    index = dice.randrange(len(cluster.hosts))
-    host = cluster.hosts[f"host{index}"]
-    match dice.choice(FAULTS):
-        case "crash" if host.alive:
-            cluster.crash(host)
-        case "crash" | "heal" if not host.alive:
-            cluster.restart(index)
-        case "freeze":
-            host.frozen = not host.frozen
-        case "deaf":
-            cluster.cut_off(host.name, is_heard=True)
-        case "mute":
-            cluster.cut_off(host.name, hears=True)
-        case "full":
-            host.full = not host.full
-        case "heal":
-            cluster.network.heal()
-        case ("move" | "take") as name if host.alive and not host.frozen:
-            try:
-                if name == "move":
-                    host.node.move(dice.randrange(len(cluster.hosts)), cluster.now)
-                else:
-                    host.node.take(cluster.now)
-            except LocalProtocolError:
-                return
-            cluster.settle(host)
-
-
-@pytest.mark.parametrize("world", [3, 4, 5])
-@pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_no_two_lead_and_in_the_end_somebody_serves(world, seed):
-    dice = Random(seed * 10 + world)
-    cluster = ring(world, seed)
-    for _ in range(25):
-        misfortune(cluster, dice)
-        cluster.run_for(dice.choice((0.05, 0.5, 1.0, 3.0)))
-    cluster.network.heal()
-    for index, host in enumerate(list(cluster.hosts.values())):
-        host.frozen = host.full = False
-        if not host.alive:
-            cluster.restart(index)
-    whole = tuple(range(world))
-
-    def all_serve() -> bool:
-        return any(cluster.serves(h) and h.node.ring == whole for h in cluster.hosts.values())
-
-    cluster.run_until(all_serve, 200)
-    head = next(filter(cluster.serves, cluster.hosts.values()))
-    assert cluster.leaders() == [head]
-    cluster.answers(head)
-
-
 def test_votes_that_disks_have_lost_make_no_two_leaders_of_three():
     cluster = ring()
     cluster.crash(cluster.head)
-    cluster.run_until(lambda: any(h.ballot.term for h in cluster.others("host0")), 10)
+    cluster.run_until(lambda: any(h.votes[-1][1].term for h in cluster.others("host0")), 10)
     for index in (1, 2):
         cluster.crash(cluster.hosts[f"host{index}"])
         cluster.restart(index, Ballot())

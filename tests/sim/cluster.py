@@ -95,6 +95,7 @@ class Cluster:
         trusted: bool = False,
         clocks: dict[str, float] | None = None,
         relays: Collection[int] = (),
+        rates: dict[int, float] | None = None,
     ) -> None:
         """*rooms* are the bytes for caches on each rank; *pace* the seconds that an engine works
         on a message, one after the other (left out: some, and nothing waits for another); some
@@ -106,7 +107,7 @@ class Cluster:
         *memory* bytes for weights and caches. Hosts are *at* these addresses, and say so; or
         else at their names, and say nothing. *trusted* is `plan.Collectives.trusted`. The clocks
         of the hosts in *clocks* are so many seconds ahead. The nodes *relays*
-        have clients."""
+        have clients. The monotonic clocks of the nodes *rates* run so many times as fast."""
         self.random = Random(seed)
         self.now = 0.0
         self.at_once = at_once
@@ -128,6 +129,7 @@ class Cluster:
         self.at_addresses = at or {}
         self.clocks = clocks or {}
         self.relays = relays
+        self.rates = rates or {}
         self.network = Network(self, delay)
         self.collectives = Collectives(self, sums)
         self.models = models or [b"m" * 32] * world
@@ -154,7 +156,10 @@ class Cluster:
         *ballot*, if given."""
         old = self.hosts[f"host{index}"]
         stored = SignedRoster.decode(old.stored[-1]) if old.stored else self.rosters[index]
-        host = self.boot(index, stored, old.ballot if ballot is None else ballot)
+        if ballot is None:
+            digest, ballot = old.votes[-1]
+            ballot = ballot if digest == stored.roster.digest else Ballot()
+        host = self.boot(index, stored, ballot)
         host.stored = old.stored
         return host
 
@@ -165,6 +170,7 @@ class Cluster:
         or else the one it is given for a start, and has cast *ballot* last."""
         roster = roster or self.rosters[index]
         ballot = ballot or Ballot()
+        votes = [(roster.roster.digest, ballot)]
         config = NodeConfig(
             signer(index).public_key,
             roster,
@@ -181,7 +187,9 @@ class Cluster:
             listens=("0.0.0.0", 1) if index in self.at_addresses else None,
             ballot=ballot,
         )
-        host = Host(f"host{index}", Node(config, self.now), None, ballot=ballot)
+        rate = self.rates.get(index, 1.0)
+        node = Node(config, rate * self.now)
+        host = Host(f"host{index}", node, None, votes=votes, rate=rate)
         host.at = dict.fromkeys(self.at_addresses.get(index, (host.name,)), 0.0)
         self.hosts[host.name] = host
         self.after(0 if self.at_once else self.random.random() * 0.05, lambda: self._start(host))
@@ -190,7 +198,7 @@ class Cluster:
 
     def _start(self, host: Host) -> None:
         if host.alive:
-            host.node.start(self.now)
+            host.node.start(host.clock(self.now))
             self.settle(host)
 
     def start_engine(self, host: Host) -> None:
@@ -210,7 +218,7 @@ class Cluster:
         )
         host.inbox.clear()
         for message in host.engine.start():
-            host.node.engine_message(message, self.now)
+            host.node.engine_message(message, host.clock(self.now))
         self.settle(host)
 
     def kill_engine(self, host: Host, back_after: float = 0.3) -> None:
@@ -218,7 +226,7 @@ class Cluster:
             return
         host.engine = None
         self.collectives.leave(host)
-        host.node.engine_lost("it was killed", self.now)
+        host.node.engine_lost("it was killed", host.clock(self.now))
         self.settle(host)
         self.after(back_after, lambda: self.start_engine(host))
 
@@ -235,6 +243,18 @@ class Cluster:
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.at(self.now + seconds, action)
+
+    def soon(self, host: Host, seconds: float, action: Callable[[float], None]) -> None:
+        """Have *action* happen in the process of *host*, by its clock, once it is not frozen."""
+
+        def act() -> None:
+            if host.frozen and host.alive:
+                self.after(0.1, act)
+            elif host.alive:
+                action(host.clock(self.now))
+                self.settle(host)
+
+        self.after(seconds, act)
 
     def step(self, until: float = float("inf")) -> bool:
         """Let the next thing happen, if it happens before *until*."""
@@ -254,11 +274,13 @@ class Cluster:
         if timer is None or timer[0] > until:
             return False
         self.now = max(self.now, timer[0])
-        timer[1].node.handle_timeout(self.now)
-        for number in list(timer[1].tunnels):
-            if number in timer[1].tunnels:
-                self.drive(timer[1], number, lambda session: session.handle_timeout(self.now))
-        self.settle(timer[1])
+        host = timer[1]
+        now = host.clock(self.now)
+        host.node.handle_timeout(now)
+        for number in list(host.tunnels):
+            if number in host.tunnels:
+                self.drive(host, number, lambda session: session.handle_timeout(now))
+        self.settle(host)
         return True
 
     def run_for(self, seconds: float) -> None:
@@ -286,19 +308,19 @@ class Cluster:
         self.tokens, self.scores, self.done = {}, {}, {}
 
     def submit(self, request: Request) -> int:
-        uid = self.head.node.submit(request, self.now)
+        uid = self.head.node.submit(request, self.head.clock(self.now))
         self.tokens[uid] = []
         self.scores[uid] = []
         self.settle(self.head)
         return uid
 
     def cancel(self, uid: int) -> None:
-        self.head.node.cancel(uid, self.now)
+        self.head.node.cancel(uid, self.head.clock(self.now))
         self.settle(self.head)
 
     def check(self, on: bool) -> None:
         """Have the head begin a checked epoch, or end it."""
-        self.head.node.check(on, self.now)
+        self.head.node.check(on, self.head.clock(self.now))
         self.settle(self.head)
 
     @property
@@ -312,10 +334,12 @@ class Cluster:
     # ----------------------------------------------------------------- wiring
 
     def settle(self, host: Host) -> None:
-        """Carry out what *host*'s node asks for."""
+        """Carry out what *host*'s node asks for, unless it is frozen or dead."""
+        if host.frozen or not host.alive:
+            return
         node = host.node
         self._carry_out(host)
-        while node.plan_steps(self.now):
+        while node.plan_steps(host.clock(self.now)):
             self._carry_out(host)
         for number in node.links_to_flush():
             self.network.transmit(host, number, bytes(node.data_to_send(number)))
@@ -332,9 +356,9 @@ class Cluster:
             action(session)
             while (event := session.next_event()) is not None:
                 assert isinstance(event, LinkClosed), "nobody sends anything in these tunnels"
-                host.node.link_over(number, event, self.now)
+                host.node.link_over(number, event, host.clock(self.now))
         except SealringError as error:
-            host.node.link_over(number, error, self.now)
+            host.node.link_over(number, error, host.clock(self.now))
         self.network.transmit(host, number, bytes(session.data_to_send()))
         host.settled = True
 
@@ -356,16 +380,21 @@ class Cluster:
             case Requested(link, SignatureRequested(payload)):
                 index = int(host.name.removeprefix("host"))
                 signature = signer(index).sign(payload)
-                self.after(0.0005, lambda: self._signed(host, link, signature))
+                self.soon(host, 0.0005, lambda now: node.provide_signature(link, signature, now))
             case Requested(link, EncapsulationRequested(key)):
-                self.after(0.0002, lambda: self._encapsulated(host, link, key))
+                given = encapsulate(key)
+                self.soon(host, 0.0002, lambda now: node.provide_encapsulation(link, *given, now))
             case StoreRoster(link, data):
                 if not host.full:
                     host.stored.append(data)
-                self.after(0.001, lambda: self._stored(host, link))
-            case CastVote(_, ballot, payload):
-                full, host.ballot = host.full, host.ballot if host.full else ballot
-                self.after(0.001, lambda: self._cast(host, None if full else payload))
+                self.soon(host, host.storing, lambda _: self._stored(host, link))
+            case CastVote(digest, ballot, payload):
+                if host.full:
+                    self.soon(host, host.storing, node.vote_not_cast)
+                    return
+                host.votes.append((digest, ballot))
+                signed = signer(int(host.name.removeprefix("host"))).sign(payload)
+                self.soon(host, host.storing, lambda now: node.vote_cast(signed, now))
             case ToEngine(message):
                 if host.engine is not None:
                     host.inbox.append(message)
@@ -386,7 +415,8 @@ class Cluster:
                 self.drive(host, link, lambda _: None)
             case WeightsAsked(_, link, get):
                 piece = Piece(100, bytes(min(get.length, max(0, 100 - get.offset))))
-                self.after(self.random.random() * 0.01, lambda: self._give(host, link, piece))
+                late = self.random.random() * 0.01
+                self.soon(host, late, lambda now: node.give_piece(link, piece, now))
             case RosterInForce():
                 for session in host.tunnels.values():
                     session.renew(node.roster)
@@ -425,35 +455,9 @@ class Cluster:
         compute, wait = host.free - start, start - self.now
         return host.free - self.now, Spent(round(compute * 1e6), round(wait * 1e6))
 
-    def _signed(self, host: Host, link: int, signature: bytes) -> None:
-        if host.alive:
-            host.node.provide_signature(link, signature, self.now)
-            self.settle(host)
-
-    def _encapsulated(self, host: Host, link: int, key: bytes) -> None:
-        if host.alive:
-            host.node.provide_encapsulation(link, *encapsulate(key), self.now)
-            self.settle(host)
-
-    def _give(self, host: Host, link: int, piece: Piece) -> None:
-        if host.alive:
-            host.node.give_piece(link, piece, self.now)
-            self.settle(host)
-
     def _stored(self, host: Host, link: int) -> None:
-        if host.alive:
-            answer = host.node.roster_not_stored if host.full else host.node.roster_stored
-            answer(link, self.now)
-            self.settle(host)
-
-    def _cast(self, host: Host, payload: bytes | None) -> None:
-        if not host.alive:
-            return
-        if payload is None:
-            host.node.vote_not_cast(self.now)
-        else:
-            index = int(host.name.removeprefix("host"))
-            host.node.vote_cast(signer(index).sign(payload), self.now)
+        answer = host.node.roster_not_stored if host.full else host.node.roster_stored
+        answer(link, host.clock(self.now))
         self.settle(host)
 
     def _compute(self, host: Host, engine: FakeEngine, spent: Spent | None) -> None:
@@ -469,5 +473,5 @@ class Cluster:
             self.collectives.in_step(host, host.collective, answers)
             return
         for answer in answers:
-            host.node.engine_message(answer, self.now)
+            host.node.engine_message(answer, host.clock(self.now))
         self.settle(host)

@@ -27,7 +27,7 @@ class Collectives:
     def prepared(self, host: Host, epoch: Epoch, relay: int) -> None:
         """*host* has a port for its engine, and a *relay* (0: none)."""
         if host.alive:
-            host.node.collective_prepared(epoch, 7000, relay, self._cluster.now)
+            host.node.collective_prepared(epoch, 7000, relay, host.clock(self._cluster.now))
             self._cluster.settle(host)
 
     def join(self, host: Host, engine: FakeEngine, group: Group) -> None:
@@ -49,8 +49,9 @@ class Collectives:
     def _joined(self, host: Host, engine: FakeEngine) -> None:
         if not host.alive or host.engine is not engine or engine.ready is None:
             return
-        host.node.engine_message(Grouped(len(self._cluster.hosts), *self._sums), self._cluster.now)
-        host.node.engine_message(engine.ready, self._cluster.now)
+        now = host.clock(self._cluster.now)
+        host.node.engine_message(Grouped(len(self._cluster.hosts), *self._sums), now)
+        host.node.engine_message(engine.ready, now)
         self._cluster.settle(host)
 
     def in_step(self, host: Host, collective: Collective, answers: list[LocalMessage]) -> None:
@@ -81,7 +82,7 @@ class Collectives:
     def tell(self, host: Host, answer: StepDone | Checked) -> None:
         """The engine of *host* gives *answer*."""
         if host.alive and not host.frozen and host.engine is not None:
-            host.node.engine_message(answer, self._cluster.now)
+            host.node.engine_message(answer, host.clock(self._cluster.now))
             self._cluster.settle(host)
 
     def leave(self, host: Host) -> None:

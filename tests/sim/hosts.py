@@ -51,8 +51,10 @@ class Host:
     waiting: deque[tuple[int, bytes]] = attrs.field(factory=deque)  # bytes for it while frozen
     alive: bool = True
     stored: list[bytes] = attrs.field(factory=list)
-    ballot: Ballot = attrs.field(factory=Ballot)  # on the disk
+    votes: list[tuple[bytes, Ballot]] = attrs.field(factory=list)  # on the disk is the last
     full: bool = False  # the disk
+    storing: float = 0.001  # seconds that it takes to store something
+    rate: float = 1.0  # of its monotonic clock
     collective: Collective | None = None
     answers_at: float = 0.0  # when the last answer of a collective's step is there
     planned: int = 0  # engines that were replaced though nothing was wrong with them
@@ -61,12 +63,18 @@ class Host:
     settled: bool = True  # since `next_timeout` was asked for
     _due: float | None = None
 
+    def clock(self, now: float) -> float:
+        """What its monotonic clock says at *now*."""
+        return self.rate * now
+
     def next_timeout(self) -> float | None:
-        """Of its node and of the tunnels that it has been lent. It stays until the host is settled
-        again: to ask every host for every event took a fifth of the tests' time."""
+        """When something is due of its node, or of the tunnels that it has been lent. It stays
+        until the host is settled again: to ask every host for every event took a fifth of the
+        tests' time."""
         if self.settled:
             self.settled = False
             nodes = [self.node, *self.tunnels.values()]
             times = [due for each in nodes if (due := each.next_timeout()) is not None]
-            self._due = min(times, default=None)
+            # A quotient is rounded: its clock is not to say less than what is due.
+            self._due = min(times) / self.rate + (self.rate != 1.0) * 1e-9 if times else None
         return self._due

@@ -21,6 +21,7 @@ class Network:
         self.closed: set[tuple[str, str]] = set()  # from, to: no connection can be opened so
         self.dead: set[tuple[str, str]] = set()  # from, to: nothing arrives so, until it does
         self._held: list[tuple[tuple[str, str], Callable[[], None]]] = []  # what is under way so
+        self.sizes: tuple[int, ...] = (1, 7, 100, 1000, 100_000)  # of pieces, each as likely
         self.tap: Callable[[str, str, bytes], None] | None = None  # sees what each host sends
         self._cluster = cluster
 
@@ -47,7 +48,7 @@ class Network:
             cluster.after(5.0, lambda: self._unanswered(host, link))
             return
         if other is None or not other.alive:
-            host.node.dial_failed(link, "connection refused", cluster.now)
+            host.node.dial_failed(link, "connection refused", host.clock(cluster.now))
             cluster.settle(host)
             return
         here, there = (
@@ -55,19 +56,19 @@ class Network:
             for each in (host, other)
         )
         number = other.node.accepted(
-            next(iter(host.at)), cluster.random.randbytes(32), cluster.now, there
+            next(iter(host.at)), cluster.random.randbytes(32), other.clock(cluster.now), there
         )
         wire = Wire([(host.name, link), (other.name, number)])
         host.wires[link] = wire
         other.wires[number] = wire
-        host.node.connected(link, cluster.random.randbytes(96), cluster.now, here)
+        host.node.connected(link, cluster.random.randbytes(96), host.clock(cluster.now), here)
         cluster.settle(other)
         cluster.settle(host)
 
     def _unanswered(self, host: Host, link: int) -> None:
         """A firewall dropped a connection that *host* would have opened."""
         if host.alive:
-            host.node.dial_failed(link, "no answer within 5 s", self._cluster.now)
+            host.node.dial_failed(link, "no answer within 5 s", host.clock(self._cluster.now))
             self._cluster.settle(host)
 
     def transmit(self, host: Host, number: int, data: bytes) -> None:
@@ -82,7 +83,7 @@ class Network:
             self.tap(host.name, other[0], data)
         at = 0
         while at < len(data):
-            size = cluster.random.choice((1, 7, 100, 1000, 100_000))
+            size = cluster.random.choice(self.sizes)
             piece = data[at : at + size]
             at += size
             when = max(wire.last[side], cluster.now + cluster.random.random() * self.delay)
@@ -114,12 +115,11 @@ class Network:
         self._receive(host, to[1], piece)
 
     def _receive(self, host: Host, number: int, piece: bytes) -> None:
+        now = host.clock(self._cluster.now)
         if number in host.tunnels:
-            self._cluster.drive(
-                host, number, lambda session: session.receive_data(piece, self._cluster.now)
-            )
+            self._cluster.drive(host, number, lambda session: session.receive_data(piece, now))
         else:
-            host.node.receive_data(number, piece, self._cluster.now)
+            host.node.receive_data(number, piece, now)
         self._cluster.settle(host)
 
     def _catch_up(self, host: Host) -> None:
@@ -154,5 +154,5 @@ class Network:
             if number in host.tunnels:
                 self._cluster.drive(host, number, lambda session: session.receive_eof())
             else:
-                host.node.receive_eof(number, self._cluster.now)
+                host.node.receive_eof(number, host.clock(self._cluster.now))
             self._cluster.settle(host)

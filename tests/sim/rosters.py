@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 
 import attrs
 from sealring_protocol.security.identity import SoftwareSigner
@@ -22,6 +23,7 @@ COORDINATOR = SoftwareSigner.from_scalar(99991)
 SPARE, NEXT, THIEF = (SoftwareSigner.from_scalar(99992 + n) for n in range(3))
 
 
+@cache
 def signer(index: int) -> SoftwareSigner:
     return SoftwareSigner.from_scalar(1000 + index)
 
