@@ -112,10 +112,8 @@ class Course(Doors):
         rates = {index: dice.uniform(0.9, 1.1) for index in members} if dice.random() < 0.6 else {}
         self.liar = dice.randrange(1, world) if dice.random() < 0.12 else None
         self._kind = kind
-        count = dice.choice((2, 3, 4, 6, len(FAULTS)))
-        self.kinds = (*dice.sample(sorted({*FAULTS}), count), "heal", "heal", "restart", "ask")[
-            : None if dice.random() < 0.5 else -1
-        ]
+        kinds = dice.sample(FAULTS, dice.choice((2, 3, 4, 6, len(FAULTS))))
+        self.kinds = [*kinds, "upset", "heal", "restart", *dice.choice(([], ["ask"]))]
         with mock.patch.object(voting, "Election", self._member):
             super().__init__(
                 *(nursery, clock, state(), world, seed),
@@ -231,8 +229,16 @@ class Course(Doors):
             self.restart(index)
 
     def _upset(self) -> None:
-        """The head is lost, and the votes for the next are upset: elections are delicate there."""
+        """The head is lost, perhaps in the middle of an answer, and the votes for the next are
+        upset: elections are delicate there."""
         self._upsets = self.dice.randrange(1, 4)
+        if self.dice.random() < 0.4:
+            self._ask(30)
+            self.after(self.dice.uniform(0.3, 2.0), self._lose_head)
+        else:
+            self._lose_head()
+
+    def _lose_head(self) -> None:
         if self.dice.random() < 0.5:
             self._sparse()
         for head in self.leaders():
@@ -412,11 +418,14 @@ FAULTS: Final = (
 
 @cache
 def state() -> Path:
-    """A folder with the key of the clients."""
-    folder = Path(tempfile.mkdtemp(prefix="sealring-"))
+    """A folder with the key of the clients, until this process ends."""
+    folder = Path(_state.name)
     record = KeyRecord(name="clients", created_ms=1, sha256=digest(KEY))
     write_keys(folder / KEY_FILE, [record])
     return folder
+
+
+_state = tempfile.TemporaryDirectory(prefix="sealring-")
 
 
 @attrs.frozen
