@@ -11,9 +11,9 @@
 A request has an ``Idempotency-Key``, by which the ring makes its answer though the connection
 breaks, and each event has a number. `ResumableStream` comes back by itself, and asks for what
 follows the last event that it has: none is missing or comes twice. It asks where that came from,
-and then the next URL if there are several. Where nobody has begun to answer, the request goes to
-each URL once; where somebody has, and no event has come yet, it is sent again with its key. An
-answer that is not wanted any more is withdrawn.
+and then the next URL if there are several; after a silence, the next at once. Where nobody has
+begun to answer, the request goes to each URL once; where somebody has, and no event has come yet,
+it is sent again with its key. An answer that is not wanted any more is withdrawn.
 
 A server that numbers no events is asked, too; its broken streams are lost.
 """
@@ -34,9 +34,22 @@ RESUME_SECONDS: Final = 60.0
 """Seconds for which a stream that broke is gone on with; a ring makes its answer for as long."""
 
 SILENCE_SECONDS: Final = 90.0
-"""Silence after which a connection is given up. A ring breaks it every 10 s."""
+"""Silence after which a connection is given up."""
+
+KEEPALIVE: Final = "x-sealring-keepalive"
+"""The header of a stream that says after how many seconds a ring breaks its silence."""
+
+MISSED: Final = 2
+"""How often a ring may fail to, before another URL is asked."""
+
+HURRY_SECONDS: Final = 4.0
+"""How long a machine may be silent at first that is asked for the rest, where others have it, too.
+After each time in vain it has twice as long."""
 
 CONNECT_SECONDS: Final = 10.0
+HURRY_CONNECT_SECONDS: Final = 3.0
+"""How long to connect may take at most where there is another URL: time for two tries."""
+
 WITHDRAW_SECONDS: Final = 3.0
 FIRST_PAUSE: Final = 0.1
 LAST_PAUSE: Final = 2.0
@@ -95,7 +108,9 @@ class RingClient:
         verify: Any = True,
     ) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        several = not isinstance(urls, str) and len(urls) > 1
+        connect = HURRY_CONNECT_SECONDS if several else CONNECT_SECONDS
+        timeout = httpx2.Timeout(SILENCE_SECONDS, connect=connect)
         self._seconds = resume_seconds
         self._clients = [
             httpx2.Client(
@@ -163,6 +178,9 @@ class ResumableStream:
         self._silent = silent
         self._broken = broken
         self._at = 0  # the client that is asked
+        self._stopped = False  # it has been silent for too long, or is not reached
+        self._waits = 0  # in vain for who has the rest, since the stream broke
+        self._left = 0  # requests that were given up: each may yet take the answer over
         self._last = ""  # the id of the last event
         self._answered = False  # somebody has begun to
         self._begun = False
@@ -188,7 +206,7 @@ class ResumableStream:
             why = yield from self._connection()
             if self._over:
                 return
-            if self._last == before:  # else it is there that the rest is
+            if self._last == before or self._stopped:  # else it is there that the rest is
                 self._at += 1
             if self._begun and not self._last:  # its events have no numbers
                 raise why
@@ -198,7 +216,7 @@ class ResumableStream:
                 continue
             now = time.monotonic()
             if self._last != before or not end:
-                end, tries = now + self._seconds, 0
+                end, tries, self._waits = now + self._seconds, 0, 0
             if now >= end:
                 raise StreamLost(f"{why}, and nobody had the rest of the answer") from why
             self._broken(str(why))
@@ -207,16 +225,20 @@ class ResumableStream:
 
     def _connection(self) -> Generator[dict[str, Any], None, Exception]:
         """The events that come on one connection; returns why it ended."""
-        begun = False
+        begun = self._stopped = False
         try:
             with self._asked() as response:
                 begun = response.status_code == 200
                 if begun:
                     self._answered = True
+                    self._hurry(response)
                     yield from self._heard(response)
                     return StreamLost(_GONE)
                 refused = StreamRefused(response.status_code, _whole(response))
         except httpx2.TransportError as error:
+            self._stopped = isinstance(error, httpx2.TimeoutException)
+            self._waits += self._stopped
+            self._left += not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
             return StreamLost(f"{_GONE} ({error or type(error).__name__})") if begun else error
         if refused.status == 404 and self._last:
             raise StreamLost("the ring has the rest of the answer no longer") from refused
@@ -230,13 +252,25 @@ class ResumableStream:
 
     def _asked(self) -> contextlib.AbstractContextManager[httpx2.Response]:
         """The answer to the request, or to what asks for the rest."""
+        more = self._more
+        if self._answered and len(self._clients) > 1:
+            silence = min(SILENCE_SECONDS, HURRY_SECONDS * 2**self._waits)
+            more = {"timeout": httpx2.Timeout(silence, connect=HURRY_CONNECT_SECONDS)}
         if not self._last:
             return self._client.stream(
-                "POST", self._path, json=self._body, headers=self._headers, **self._more
+                "POST", self._path, json=self._body, headers=self._headers, **more
             )
         headers = {"last-event-id": self._last}
         path = f"/v1/streams/{self._answer}"
-        return self._client.stream("GET", path, headers=headers, **self._more)
+        return self._client.stream("GET", path, headers=headers, **more)
+
+    def _hurry(self, response: httpx2.Response) -> None:
+        """Have *response* end after a silence that a ring would have broken, if there is another
+        to ask."""
+        seconds = response.headers.get(KEEPALIVE, "")
+        if len(self._clients) > 1 and seconds.isascii() and seconds.isdecimal():
+            silence = min(SILENCE_SECONDS, MISSED * max(1.0, float(seconds)))
+            response.request.extensions["timeout"]["read"] = silence
 
     @property
     def _answer(self) -> str:
@@ -252,7 +286,7 @@ class ResumableStream:
                 name = line.removeprefix(_ID)
             elif line.startswith(_DATA):
                 event: dict[str, Any] = event_of(line) or {}
-                if event.get("resumable") is True and "taken_over" not in line:
+                if event.get("resumable") is True and self._returns(line):
                     return
                 self._begun = True
                 if line == _DATA + _DONE:
@@ -264,6 +298,14 @@ class ResumableStream:
                 yield event
                 if self._over:
                     return
+
+    def _returns(self, line: str) -> bool:
+        """Whether to come back after the event in *line*, which ends this connection: not if the
+        answer is somebody else's now."""
+        if "taken_over" not in line:
+            return True
+        self._left -= 1
+        return self._left >= 0
 
     def _withdraw(self) -> None:
         """Have the ring make the answer no further, and keep nothing of it."""

@@ -7,7 +7,7 @@ import itertools
 import socket
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ from sealring_trio.collective.loopback import free_ports
 from tests.api.conftest import Served
 from tests.api.test_resume import CHAT, LONG, MESSAGES, RESPONSES, TEXT, asking
 from tests.io_trio.strange_head import BREAKS, strange_head
+from tests.serving import PATIENCE
 
 
 @attrs.define
@@ -196,3 +197,118 @@ def test_how_long_a_stream_is_gone_on_with(team: Served) -> None:
     ):
         list(ring.stream(CHAT, asking(team, CHAT, max_tokens=400)))
     assert cutter.connections > 3
+
+
+class Other(BaseHTTPRequestHandler):
+    """A machine that has the rest of an answer."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        rest = b'id: chatcmpl-1:1\ndata: {"choices": [{"text": "lu"}]}\n\ndata: [DONE]\n\n'
+        self.wfile.write(rest if self.headers["last-event-id"] == "chatcmpl-1:0" else b"")
+
+    def log_message(self, *_: object) -> None:
+        """Not here."""
+
+
+@contextlib.contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server of *handler*."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_machine_that_has_stopped_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It breaks the silence no more, as it has said it would, though its kernel takes connections;
+    asked again, it says nothing either."""
+    monkeypatch.setattr(sealring_client, "MISSED", 0.1)
+    monkeypatch.setattr(sealring_client, "HURRY_SECONDS", 0.1)
+    woken = threading.Event()
+    asked: list[str] = []
+
+    class Stopped(Other):
+        def do_POST(self) -> None:
+            asked.append("POST")
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("x-sealring-keepalive", "2")
+            self.end_headers()
+            self.wfile.write(b'id: chatcmpl-1:0\ndata: {"choices": [{"text": "la"}]}\n\n')
+            woken.wait(PATIENCE)
+
+        def do_GET(self) -> None:
+            asked.append("GET")
+            woken.wait(PATIENCE)
+
+    class Absent(Other):
+        """It does not know yet who is head."""
+
+        def do_GET(self) -> None:
+            if "GET" in asked:
+                super().do_GET()
+            else:
+                self.send_error(503)
+
+    with serving(Stopped) as first, serving(Absent) as second:
+        with RingClient([first, second]) as ring:
+            assert text_of(ring.stream(TEXT, {})) == "lalu"
+        woken.set()
+    assert (asked[0], set(asked[1:])) == ("POST", {"GET"})
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_an_own_request_that_was_given_up_may_take_the_answer_over(given_up: bool) -> None:
+    """It reaches the head late, and has nobody behind it. Where none was given up, it is somebody
+    else who reads the answer now."""
+    asked: list[httpx2.Request] = []
+    first = b'id: chatcmpl-1:0\ndata: {"choices": [{"text": "la"}]}\n\n'
+    taken = b'data: {"error": {"code": "taken_over"}, "resumable": true}\n\n'
+    rest = b'id: chatcmpl-1:1\ndata: {"choices": [{"text": "lu"}]}\n\ndata: [DONE]\n\n'
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        if len(asked) == 2 and given_up:
+            raise httpx2.ReadTimeout("no answer", request=request)
+        parts = [first, taken, rest] if not given_up else [first, b"", taken, rest]
+        return httpx2.Response(200, stream=httpx2.ByteStream(parts[len(asked) - 1]))
+
+    with httpx2.Client(base_url="http://ring", transport=httpx2.MockTransport(answer)) as client:
+        events = list(ResumableStream([client], TEXT, {}).events())
+    assert ("error" in events[-1]) is not given_up
+    assert text_of(events) == ("lalu" if given_up else "la")
+
+
+@pytest.mark.parametrize(
+    ("count", "says", "silence"),
+    [
+        (2, {"x-sealring-keepalive": "2"}, 2.0 * sealring_client.MISSED),
+        (2, {"x-sealring-keepalive": "1e9"}, sealring_client.SILENCE_SECONDS),
+        (2, {"x-sealring-keepalive": "9" * 400}, sealring_client.SILENCE_SECONDS),
+        (2, {"x-sealring-keepalive": "0"}, 1.0 * sealring_client.MISSED),
+        (2, {}, sealring_client.SILENCE_SECONDS),
+        (1, {"x-sealring-keepalive": "2"}, sealring_client.SILENCE_SECONDS),
+    ],
+)
+def test_how_long_a_stream_may_be_silent(count: int, says: dict[str, str], silence: float) -> None:
+    """As long as ever where nobody says how often it speaks, or nobody else is there to ask."""
+    asked: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        return httpx2.Response(200, headers=says, stream=httpx2.ByteStream(b"data: [DONE]\n\n"))
+
+    def client() -> httpx2.Client:
+        return httpx2.Client(
+            base_url="http://ring",
+            transport=httpx2.MockTransport(answer),
+            timeout=sealring_client.SILENCE_SECONDS,
+        )
+
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(client()) for _ in range(count)]
+        assert list(ResumableStream(clients, TEXT, {}).events()) == []
+    (request,) = asked
+    assert request.extensions["timeout"]["read"] == silence

@@ -121,10 +121,12 @@ def _too_large() -> ApiError:
     return ApiError(413, message, "request_too_large", kind=INVALID)
 
 
-KEEPALIVE_SECONDS: Final = 10.0
-"""Silence in a stream after which a comment is sent."""
+KEEPALIVE_SECONDS: Final = 2
+"""Silence in a stream after which a comment is sent. Whoever misses two of them may ask another
+machine: this one has stopped, or the way to it is cut without a word."""
 
 _HEADERS: Final = [
+    (b"x-sealring-keepalive", b"%d" % KEEPALIVE_SECONDS),
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-transform"),  # a proxy that compresses keeps events back
     (b"x-accel-buffering", b"no"),  # has nginx pass each event on

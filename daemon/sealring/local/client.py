@@ -42,11 +42,11 @@ READ_SECONDS: Final = 900.0
 """Silence after which an answer in one piece is given up. The head itself gives up earlier."""
 
 SILENCE_SECONDS: Final = 90.0
-"""Silence after which a stream is given up. A head breaks it every 10 s, once it has read the
+"""Silence after which a stream is given up. A head breaks it every 2 s, once it has read the
 prompt, for which it has 75. So its machine has stopped, or the way to it is cut without a word."""
 
 LOOK_SECONDS: Final = 12.0
-"""Silence that is noticed. A head that works breaks its own every 10 s."""
+"""Silence that is noticed, and how often a head is asked that breaks it."""
 
 CARD_SECONDS: Final = 10.0
 """Seconds within which a head says what it serves. It answers that while it waits for its ring."""
@@ -290,11 +290,15 @@ def stream(
     asked = {**body, "stream_options": {"include_usage": True}}
     answer.limited = "max_tokens" in body or "max_completion_tokens" in body
 
+    looked = time.monotonic()
+
     def look() -> None:
+        nonlocal looked
+        looked = time.monotonic()
         report(_doing(http, given.name, begun=answer.first is not None))
 
     def silent() -> None:
-        if answer.first is None:
+        if answer.first is None and time.monotonic() >= looked + LOOK_SECONDS:
             look()
 
     given = ResumableStream(
