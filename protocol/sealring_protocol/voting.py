@@ -86,8 +86,17 @@ class Leadership:
     @property
     def may_take(self) -> bool:
         """True if nobody leads as far as this node sees, and no majority answers it."""
-        headless = self.seeks or (self.state is ElectionState.LEADING and not self.leads)
-        return headless and self.members - len(self.absent) < self.majority
+        return self._headless and self.members - len(self.absent) < self.majority
+
+    @property
+    def others_may(self) -> bool:
+        """True if nobody leads as far as this node sees, and those that do not answer it are enough
+        to have another head."""
+        return self._headless and len(self.absent) >= self.majority
+
+    @property
+    def _headless(self) -> bool:
+        return self.seeks or (self.state is ElectionState.LEADING and not self.leads)
 
 
 class Voting:

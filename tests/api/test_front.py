@@ -342,6 +342,49 @@ async def test_the_silence_between_two_heads_is_broken(autojump_clock: MockClock
     assert without_comments(client) == b"".join(EVENTS)
 
 
+@pytest.mark.parametrize("own_first", [True, False])
+async def test_who_can_come_back_is_sent_away_by_a_machine_that_is_cut_off(
+    autojump_clock: MockClock, own_first: bool
+) -> None:
+    """Others wait for as long as ever, and get the rest once the machine hears the next head."""
+    lost = trio.Event()
+
+    class Silent(Head):
+        """A head that plans no steps any more."""
+
+        def die_now(self) -> None:
+            lost.set()
+
+    first = Silent(dies=200)
+    coming, waiting = Client(headers={"idempotency-key": "k"}), Client()
+    succession = Succession(first, Head(), gap=20.0, own_first=own_first)
+    if own_first:
+        first.die = first.die_now
+    succession.door.cut_off = lambda: lost.is_set() if own_first else not succession.heads[1:]
+    began = trio.current_time()
+
+    async def heal() -> None:
+        await trio.sleep(20.0)
+        if own_first:
+            succession.own = False
+            succession.heads.pop(0)
+            succession.connect()
+            succession.door.turned()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heal)
+        await succession.run(coming, waiting)
+    events = coming.body.split(b"\n\n")
+    assert b'"no_majority"' in events[-2]
+    assert b'"resumable":true' in events[-2].replace(b" ", b"")
+    assert without_comments(waiting) == b"".join(EVENTS)
+    late = Client(headers={"idempotency-key": "k"})
+    lost.set()
+    await succession.run(late)
+    assert (late.status, late.code) == (503, "no_majority")
+    assert trio.current_time() - began < front.NEXT_HEAD_SECONDS
+
+
 async def test_a_client_that_leaves_meanwhile_is_not_waited_for(autojump_clock: MockClock) -> None:
     succession = Succession(Head(dies=100), Head(), gap=20.0)
     client = Client()

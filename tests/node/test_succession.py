@@ -152,6 +152,20 @@ def test_the_next_may_have_no_disk_left_and_the_one_after_it_is_elected():
     cluster.answers(head)
 
 
+@pytest.mark.parametrize("name", ["host0", "host1"])
+def test_a_machine_that_is_cut_off_says_so_while_the_others_may_have_a_head(name: str):
+    cluster = ring()
+    cut = cluster.hosts[name]
+    assert not any(host.node.cut_off(cluster.now) for host in cluster.hosts.values())
+    cluster.cut_off(name)
+    cluster.run_for(20.0)
+    told = [host.node.cut_off(cluster.now) for host in cluster.hosts.values()]
+    assert told == [host is cut for host in cluster.hosts.values()]
+    cluster.network.heal()
+    cluster.run_for(20.0)
+    assert not any(host.node.cut_off(cluster.now) for host in cluster.hosts.values())
+
+
 def taken() -> tuple[Ring, Host]:
     """Two of three die; nobody is elected, and the owner of the last has it take the place."""
     cluster = ring()
@@ -160,6 +174,7 @@ def taken() -> tuple[Ring, Host]:
     cluster.run_for(20.0)
     last = cluster.hosts["host1"]
     assert cluster.led(last).may_take
+    assert last.node.cut_off(cluster.now)
     why = {each.cause.value: each for each in last.node.obstacles(cluster.now)}["no_majority"]
     assert "1 of 3 machines here, and it takes 2; missing: node0, node2" in why.what
     assert "sealring head take" in why.advice

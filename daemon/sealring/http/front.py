@@ -303,6 +303,11 @@ class _Request:
     told: object = None
     """The head that was last asked for what follows, as the log says."""
 
+    @property
+    def may_return(self) -> bool:
+        """Whether its client can come back to the answer, at any machine."""
+        return self.resumable or self.passed.resumable
+
     def lost(self) -> bool:
         """The head that was asked is lost. Whether another can be asked, and for what."""
         if self.passed.cut:
@@ -352,7 +357,9 @@ class Front:
     `refusal` why this machine takes no more requests, and *page* gives the files of the page where
     the head cannot: the page says why, and goes on by itself. A request waits so many seconds for
     the next head as *patience* says. `config` gives this machine's config, *record* what is known
-    here of an answer, by its id, and `here` the name of this machine."""
+    here of an answer, by its id, and `here` the name of this machine. `cut_off` says whether other
+    machines may have a head that this one does not hear: who can come back to an answer is sent
+    there."""
 
     streams: RelayStreams
     config: Callable[[], Config]
@@ -365,6 +372,7 @@ class Front:
     patience: Callable[[], float] = lambda: NEXT_HEAD_SECONDS
     record: Callable[[str], bytes] = lambda name: b""
     here: Callable[[], str] = lambda: ""
+    cut_off: Callable[[], bool] = lambda: False
     _of_source: Counter[str] = attrs.field(factory=Counter)
     _bodies: SharedBudget = attrs.field(factory=lambda: SharedBudget(MAX_KEPT_BODIES))
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
@@ -526,8 +534,7 @@ class Front:
             await self._answered(request)
         except ApiError as error:
             log.warning("%s: %s", passed.name or path, error.message)
-            resumable = request.resumable or passed.resumable
-            await passed.end(kind, error, resumable=resumable)
+            await passed.end(kind, error, resumable=request.may_return)
         finally:
             request.upload.forget()
 
@@ -537,6 +544,9 @@ class Front:
         lost: ApiError | None = None  # why the head before is lost
         had: object = None  # what the client had then
         while True:
+            if request.may_return and self.cut_off():
+                text = "This machine hears too few others to answer. They may have another head."
+                raise unavailable(text, "no_majority")
             tried = _Try(passed, request.upload, _NOT_THERE[request.ask])
             error = self._ended or (None if self.is_head() else self.why_not())
             another, asked = False, self._asked  # who was not asked yet
@@ -625,11 +635,15 @@ class Front:
         request.sent += not again
         known = request.known if request.ask is _Ask.RECORD else b""
         body = _Listening(request.upload, known) if again else _Reading(request.upload)
-        ask = self._by_own if self.is_head() else self._by_link
-        return ask(scope, body.receive, tried.send)
+        if self.is_head():
+            return self._by_own(scope, body.receive, tried.send, lambda: request.may_return)
+        return self._by_link(scope, body.receive, tried.send)
 
-    async def _by_own(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have this machine's own app answer as long as it is the head. Raises `HeadLost`."""
+    async def _by_own(
+        self, scope: Scope, receive: Receive, send: Send, may_return: Callable[[], bool]
+    ) -> None:
+        """Have this machine's own app answer as long as it is the head and, where its client
+        *may_return*, not cut off. Raises `HeadLost`."""
         app, over, whole = self.own(), False, False
 
         async def given(message: Message) -> None:
@@ -649,8 +663,9 @@ class Front:
             over = True
 
         async def watch(_: trio.CancelScope) -> None:
-            while self.is_head():
-                await self._changed.park()
+            while self.is_head() and not (may_return() and self.cut_off()):
+                with trio.move_on_after(_PAUSE):
+                    await self._changed.park()
             leaving.cancel()
 
         with trio.CancelScope() as leaving:

@@ -160,6 +160,7 @@ class NodeApi:
             self._patience,
             self.records.encoded,
             lambda: self._name_of(self._runtime.node.rank),
+            lambda: self._runtime.node.cut_off(trio.current_time()),
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
