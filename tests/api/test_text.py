@@ -33,7 +33,7 @@ def test_text_up_to_the_first_stop(text: str, stops: list[str], places: list[int
     end = next((n for n in range(len(text) + 1) if text[:n].endswith(tuple(stops))), None)
     longest = max((len(s) for s in stops if end and text[:end].endswith(s)), default=0)
     assert "".join(given) + words.rest() == (text if end is None else text[: end - longest])
-    assert words.reached == (end is not None)
+    assert bool(words.found) == (end is not None)
     if end is None:
         shown = ""
         for piece in given:
@@ -46,7 +46,7 @@ def test_only_what_may_begin_a_stop_is_held(text: str, stops: list[str], places:
     words, seen, given = StopText(stops), "", ""
     for piece in cut(text, places):
         seen, given = seen + piece, given + words.add(piece)
-        if words.reached:
+        if words.found:
             break
         begun = [s[:n] for s in stops for n in range(len(s)) if seen.endswith(s[:n])]
         assert given == seen[: len(seen) - max(map(len, begun), default=0)]

@@ -151,14 +151,14 @@ class Answer:
                 if isinstance(event, RequestDone):
                     self.done = event
                     texts.append(self._stop.add(self._detokenise(None)) + self._stop.rest())
-                    if self._stop.reached and event.reason is FinishReason.LENGTH:
+                    if self._stop.found and event.reason is FinishReason.LENGTH:
                         self.done = RequestDone(self.uid, FinishReason.STOP)
                     break
                 tokens.append(event)
                 if counts:
                     self._count()
                 texts.append(self._stop.add(self._detokenise(event.token)))
-                if self._stop.reached:
+                if self._stop.found:
                     self.finish()
                     break
         except TextError as error:

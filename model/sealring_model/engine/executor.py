@@ -86,7 +86,7 @@ from sealring_model.machine import drop_unloadable
 from sealring_model.sampling.rows import RowParams, SampledTokens, Sampler, SamplerState
 from sealring_model.sampling.scores import ScoreArrays, Scoring
 from sealring_model.stage.caches import CacheStore, arrays
-from sealring_model.stage.device import DeviceIO, Inlet, dtype_of
+from sealring_model.stage.device import DTYPES, DeviceIO, Inlet
 
 
 class Forward:
@@ -356,7 +356,7 @@ class Forward:
             dtype, shape = DType.U32, (1, tokens)
         else:
             (tensor,) = self._stage.hop_in
-            dtype, shape = dtype_of(tensor.spec.dtype), tensor.spec.shape(1, tokens)
+            dtype, shape = DTYPES[tensor.spec.dtype], tensor.spec.shape(1, tokens)
         inlet, given, distance = unplaced_inlet(self._device_io, dtype, shape)
         (output,) = run_unplaced(self._stage, [given], slots, last_place - distance)
         outlet = self._device_io.outlet(output)

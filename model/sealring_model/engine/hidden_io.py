@@ -23,7 +23,7 @@ from sealring_protocol.security.keys import Suite
 from sealring_protocol.security.seal import InnerContext, InnerOpener, InnerSealer
 
 from sealring_model.errors import IntegrityError, ModelError
-from sealring_model.stage.device import DeviceIO, Inlet, Outlet, dtype_of, from_data
+from sealring_model.stage.device import DTYPES, DeviceIO, Inlet, Outlet, from_data
 from sealring_model.stage.outline import HopTensor
 from sealring_model.stage.stage import Stage
 
@@ -159,7 +159,7 @@ class HiddenIO:
         if len(tensors) != len(expected):
             raise IntegrityError(f"{len(tensors)} tensors came where {len(expected)} belong")
         for tensor, wanted in zip(tensors, expected, strict=True):
-            dtype, shape = dtype_of(wanted.spec.dtype), wanted.spec.shape(len(uids), tokens)
+            dtype, shape = DTYPES[wanted.spec.dtype], wanted.spec.shape(len(uids), tokens)
             if tensor.dtype != dtype or tensor.shape != shape:
                 raise IntegrityError(
                     f"hidden states came as {tensor.dtype.name} {tensor.shape}, "
@@ -177,7 +177,7 @@ class HiddenIO:
     ) -> list[mx.array]:
         """What was *received* in *message*, opened, as arrays."""
         return [
-            from_data(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, tokens), data)
+            from_data(DTYPES[tensor.spec.dtype], tensor.spec.shape(rows, tokens), data)
             for tensor, data in zip(self._expected(message), received, strict=True)
         ]
 
@@ -185,7 +185,7 @@ class HiddenIO:
         """An inlet for what the next message brings of *tokens* tokens of each of *rows* rows,
         which must be one tensor."""
         (tensor,) = tensors
-        return self._device_io.inlet(dtype_of(tensor.spec.dtype), tensor.spec.shape(rows, tokens))
+        return self._device_io.inlet(DTYPES[tensor.spec.dtype], tensor.spec.shape(rows, tokens))
 
     # --------------------------------------------------------------------- out
 
@@ -228,7 +228,7 @@ class HiddenIO:
             check_filled(inlet)
             tensors = []
             for tensor, shape, outlet in zip(self._stage.hop_out, shapes, outlets, strict=True):
-                dtype = dtype_of(tensor.spec.dtype)
+                dtype = DTYPES[tensor.spec.dtype]
                 data = outlet.data()[: prod(shape) * dtype.width]
                 tensors.append(self._activation_seal.seal(context, dtype, shape, data))
             return self.forward(step, clock, tuple(tensors))

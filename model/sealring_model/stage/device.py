@@ -42,7 +42,8 @@ MLX_DTYPES: Final = {
     DType.U32: mx.uint32,
 }
 
-_BY_MLX: Final = {dtype: code for code, dtype in MLX_DTYPES.items()}
+DTYPES: Final = {dtype: code for code, dtype in MLX_DTYPES.items()}
+"""The types of MLX as messages name them."""
 _UNSIGNED: Final[dict[int, Literal["H", "I"]]] = {2: "H", 4: "I"}
 _M_ARENA_MAX: Final = -8  # malloc.h
 _RELEASE_THRESHOLD: Final = 4  # cuda.h
@@ -357,11 +358,6 @@ def release_device_memory() -> None:
         with contextlib.suppress(OSError):
             driver = ctypes.CDLL("libcuda.so.1")
             driver.cuMemPoolTrimTo(_memory_pool(driver), ctypes.c_size_t(0))
-
-
-def dtype_of(dtype: mx.Dtype) -> DType:
-    """*dtype* as messages name it. Raises `KeyError` if they cannot."""
-    return _BY_MLX[dtype]
 
 
 def outgoing(array: mx.array) -> mx.array:

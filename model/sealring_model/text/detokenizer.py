@@ -625,15 +625,11 @@ class StopText:
     def __init__(self, stops: Sequence[str], *, shown: bool = False) -> None:
         self._finder = Finder(stops)
         self._shown = shown
-        self.found = ""  # the stop string that was reached
-
-    @property
-    def reached(self) -> bool:
-        """Whether a stop string was reached."""
-        return bool(self.found)
+        self.found = ""
+        """The stop string that was reached."""
 
     def add(self, text: str) -> str:
-        """What may be given out after *text*; nothing more once `reached`."""
+        """What may be given out after *text*; nothing more once it is `found`."""
         if self.found:
             return ""
         found = self._finder.add(text)
@@ -644,4 +640,4 @@ class StopText:
 
     def rest(self) -> str:
         """What was held back, when no text follows."""
-        return "" if self.reached else self._finder.rest()
+        return "" if self.found else self._finder.rest()

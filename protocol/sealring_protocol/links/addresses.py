@@ -365,7 +365,7 @@ class AddressBook:
     def next_probe(self, member: bytes) -> float | None:
         """When to probe *member*; None: not at all."""
         kept = self._of(member)
-        due = min((each.due for each in kept.known.values()), default=math.inf)
+        due = min([each.due for each in kept.known.values()], default=math.inf)
         return None if due == math.inf else max(due, kept.next_probe)
 
     def probed(self, member: bytes, now: float) -> None:

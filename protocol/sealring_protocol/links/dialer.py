@@ -152,23 +152,23 @@ class Dialer:
     def due(self, now: float) -> list[tuple[Key, bool]]:
         """The links to dial now, and whether each dial is a probe."""
         found = []
-        for key, wish in self._wishes.items():
-            if self._is_wanting(key, wish) and now >= self._next_try(key, wish):
+        for key, wish in self._wanted():
+            if now >= self._next_try(key, wish):
                 found.append((key, wish.probing))
                 wish.dialing, wish.probing = True, False
         return found
 
     def next_timeout(self) -> float | None:
         """When the next dial is due."""
-        times = [
-            self._next_try(key, wish)
-            for key, wish in self._wishes.items()
-            if self._is_wanting(key, wish)
-        ]
-        return min(times, default=None)
+        return min([self._next_try(*each) for each in self._wanted()], default=None)
 
-    def _is_wanting(self, key: Key, wish: _Wanted) -> bool:
-        return not wish.dialing and (wish.greeting or wish.probing or key not in self.up)
+    def _wanted(self) -> list[tuple[Key, _Wanted]]:
+        """What is wanted, and not there or on its way."""
+        return [
+            (key, wish)
+            for key, wish in self._wishes.items()
+            if not wish.dialing and (wish.greeting or wish.probing or key not in self.up)
+        ]
 
     def _next_try(self, key: Key, wish: _Wanted) -> float:
         return max(wish.next_try, self._resting.get(key[0], wish.next_try))

@@ -301,7 +301,7 @@ class LinkManager:
 
     def _linked(self) -> dict[bytes, None]:
         """The members with which this node has a link."""
-        return dict.fromkeys(peer for peer, _ in self._dialer.up)
+        return dict.fromkeys([peer for peer, _ in self._dialer.up])
 
     # --------------------------------------------------- beginnings and ends
 

@@ -174,8 +174,8 @@ def _associated(
 ) -> bytes:
     # The counts come first, so that no two contexts have the same bytes.
     uids = context.uids
-    head = pack(
-        _CONTEXT,
+    return pack(
+        struct.Struct(f"{_CONTEXT.format}{len(shape)}I{len(uids)}Q"),
         cluster,
         context.epoch.instance,
         context.epoch.counter,
@@ -185,8 +185,9 @@ def _associated(
         dtype,
         len(shape),
         len(uids),
+        *shape,
+        *uids,
     )
-    return head + pack(struct.Struct(f">{len(shape)}I{len(uids)}Q"), *shape, *uids)
 
 
 class _InnerKeys(_Keys):
