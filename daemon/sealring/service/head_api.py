@@ -151,7 +151,7 @@ class NodeApi:
         self._front = Front(
             self._streams,
             lambda: self._config,
-            lambda: self._is_head,
+            self._is_head,
             self._app,
             lambda: self._name_of(0),
             lambda: generator.refusal,
@@ -172,7 +172,7 @@ class NodeApi:
 
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            if self._is_head and self._config.api is not None:
+            if self._is_head() and self._config.api is not None:
                 check_api(self._config)
                 await self._listen(nursery, self._config.api)
                 self._led = True
@@ -195,7 +195,7 @@ class NodeApi:
     async def finish(self, seconds: float) -> None:
         """Let the requests that are passed on finish, for *seconds* at most, and end the rest. The
         generator refuses new ones, and waits for those that this node answers."""
-        if self._is_head:
+        if self._is_head():
             return
         await self._passed_on(seconds)
         if left := self._front.under_way:
@@ -273,7 +273,6 @@ class NodeApi:
         node = self._runtime.node
         return node.roster.roster.index(node.rank) == 0
 
-    @property
     def _is_head(self) -> bool:
         return self._runtime.node.rank == 0
 
@@ -290,7 +289,7 @@ class NodeApi:
 
     async def _follow(self, nursery: trio.Nursery) -> None:
         """Listen, if the node does not yet, and take up the part of its present rank."""
-        address, leads, led = self._config.api, self._is_head, self._led
+        address, leads, led = self._config.api, self._is_head(), self._led
         self._led = leads
         if leads and not led:
             await self._keep_settings()
@@ -329,7 +328,7 @@ class NodeApi:
 
         if self._tls is None and self._config.tls is not None:
             self._tls = Tls.read(*self._config.tls)
-        if self._is_head:
+        if self._is_head():
             self._app()
         server = ApiServer(address, self._front, self._tls)
         await nursery.start(server.run)
@@ -369,7 +368,7 @@ class NodeApi:
 
     def _app(self) -> ASGIApp:
         """What answers as the head, for clients of this machine and of others."""
-        if not self._is_head:
+        if not self._is_head():
             return _not_head
         if self._head_app is None:
             # Imports that only a head pays for.
@@ -400,7 +399,7 @@ class NodeApi:
     def _leading(self) -> ApiHead | None:
         """The API's state if this node is the head; else None."""
         self._app()
-        return self._head if self._is_head else None
+        return self._head if self._is_head() else None
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The files of the page, where the head cannot give them."""
@@ -442,7 +441,7 @@ class NodeApi:
         while True:
             await trio.sleep(1.0)
             await self._keep_settings()
-            if self._head is not None and self._is_head:
+            if self._head is not None and self._is_head():
                 self._tell_settings()
                 self._head.key_updates()
                 self._head.history.sample(self._generator.tracer, wall_ms())

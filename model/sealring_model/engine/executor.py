@@ -295,7 +295,7 @@ class Forward:
     def make_masks(self) -> bool:
         """Make the masks of one closing pass that is to come; False if there is none. Waits for the
         tokens of the pass before it."""
-        for state in self._next_closings() if self.awaiting_logits else ():
+        for state in self._next_closings():
             if state.lacks_masks:
                 self._sampler.make_masks(state)
                 return True
@@ -774,12 +774,12 @@ class Executor:
         if self._failure is not None:
             return False
         try:
-            masked = self._lookahead.held is None and self._forward.make_masks()
+            awaiting = self._forward.awaiting_logits
+            masked = bool(awaiting) and self._lookahead.held is None and self._forward.make_masks()
             if masked or not self.builds_ahead:
                 return masked
             if self._clear_due:
                 self._clear_mlx_cache()
-            awaiting = self._forward.awaiting_logits
             if self.launches_ahead and self._lookahead.launch(self._answered_to, awaiting):
                 return True
         except (SealringError, *FORWARD_ERRORS) as error:
