@@ -369,8 +369,7 @@ class Node:
     def cut_off(self, now: float) -> bool:
         """True if this node has been without a head for a while, and those that it does not hear
         may have one: whoever can should ask them."""
-        away = self._voting.unled(now) > _CUT_OFF_SECONDS
-        return away and self._voting.leadership(now).others_may
+        return self._voting.unled(now) > _CUT_OFF_SECONDS and self.election(now).others_may
 
     @property
     def engine_info(self) -> EngineInfo | None:
