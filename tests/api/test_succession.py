@@ -26,7 +26,7 @@ from sealring.http.bodies import count_events
 from sealring.http.gate import ANSWER
 from sealring.http.head import ApiHead
 from sealring.http.keys import KEY_FILE, ApiKeys
-from sealring.http.records import AnswerRecords, Frames, Record, Successor
+from sealring.http.records import AnswerRecords, Frames, Record, Successor, new_id
 from sealring.http.succession import DOOR_SECONDS, Ring
 from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
@@ -569,3 +569,14 @@ async def test_who_comes_back_waits_for_no_other_answer_of_its_own() -> None:
             again = await Asked(CHAT, body, {"idempotency-key": key}).of(app)
             assert again.status == 200
             assert sum(record.waits for record in made.records[1]) == waiting
+
+
+async def test_a_client_without_a_key_stays_who_it_is_when_its_machine_becomes_the_head() -> None:
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 8, "seed": 5}).encode()
+        key = {"idempotency-key": "a-key"}
+        named = {ANSWER.decode(): new_id("rank0")} | key
+        asked = await Asked(CHAT, body, named, state={"relayed": "rank0"}).of(made.first)
+        made.records[1].leave_all()
+        again = await Asked(CHAT, body, key).of(behind_gate(made))
+        assert [*map(without_times, again.events)] == [*map(without_times, asked.events)]

@@ -343,7 +343,8 @@ class Gate:
         # same, such as "unused"; so it is no sign that they are one.
         shared = self._shared(scope, name)
         called = f"key-{key[:_DIGITS]}" if key else ""
-        takes_turns = f"unknown {member_of(scope)} {key}" if member_of(scope) else f"unknown {key}"
+        # This node's own name, too: its clients stay who they are when it becomes the head.
+        takes_turns = f"unknown {member_of(scope) or self._head.machine} {key}"
         return Caller(name, called, takes_turns, shared, _address(scope), now, far=far)
 
     def _shared(self, scope: Scope, name: str) -> str:

@@ -93,6 +93,12 @@ class ApiHead:
         return list(dict.fromkeys([self.model, *self.config.aliases]))
 
     @property
+    def machine(self) -> str:
+        """This node's name in its roster."""
+        node = self.generator.runtime.node
+        return node.roster.roster.members[node.rank].name
+
+    @property
     def keys_needed(self) -> bool:
         """Whether a request needs a key now. Raises `UserError` when the key file cannot be
         read."""
