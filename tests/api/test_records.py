@@ -34,7 +34,7 @@ OTHER = "f" * 24
 def asked(account: str = "a", body: bytes = b"{}") -> RecordedRequest:
     names = ("name", "scope", "asked", "trace_id")
     caller = dict.fromkeys(names, "") | {"account": account, "far": False}
-    caller |= {"id": f"chatcmpl-{ID}", "owner": "unknown "}  # as without a key
+    caller |= {"id": f"chatcmpl-{ID}", "owner": "unknown rank0 "}  # as without a key
     return RecordedRequest("/v1/chat/completions", body, caller, 5, 1 << 63, b"n" * 16, b"k")
 
 

@@ -17,24 +17,29 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.testing
 from sealring.dialects.errors import unavailable
 from sealring.files.config import load_config
 from sealring.generation.generation import Generator
 from sealring.http import succession
 from sealring.http.app import build_app
 from sealring.http.bodies import count_events
+from sealring.http.front import NEXT_HEAD_SECONDS
 from sealring.http.gate import ANSWER
+from sealring.http.generate import Generate
 from sealring.http.head import ApiHead
 from sealring.http.keys import KEY_FILE, ApiKeys
-from sealring.http.records import AnswerRecords, Frames, Record, Successor, new_id
+from sealring.http.records import AnswerRecords, Frames, Record, RecordedRequest, Successor, new_id
 from sealring.http.succession import DOOR_SECONDS, Ring
 from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
 from sealring_model import tiny
+from sealring_protocol.control.requests import NoMajority
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import build_runtime, running
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tests.api.test_relay import Joined
 from tests.serving import PATIENCE
 
 ID = "0123456789abcdef01234567"
@@ -571,6 +576,42 @@ async def test_who_comes_back_waits_for_no_other_answer_of_its_own() -> None:
             assert sum(record.waits for record in made.records[1]) == waiting
 
 
+async def test_who_comes_back_twice_waits_for_what_the_first_time_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer is none that is known while another head begins it again."""
+    begun, parse, told = trio.Event(), trio.Event(), []
+    take_up = Generate.take_up
+
+    async def slow(self: Generate, record: Record) -> None:
+        begun.set()
+        await parse.wait()
+        await take_up(self, record)
+
+    monkeypatch.setattr(Generate, "take_up", slow)
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 8}).encode()
+        named = {ANSWER.decode(): f"{0:024}", "idempotency-key": "a-key"}
+        await Asked(CHAT, body, named).of(made.first)
+        made.records[1].leave_all()
+        (record,) = made.records[1]
+        name = RecordedRequest.decode(record.asked).name
+        app, path = behind_gate(made), f"/v1/streams/{name}?starting_after=0"
+
+        async def again() -> None:
+            told.append((await Asked(path, b"", method="GET").of(app)).status)
+
+        with trio.fail_after(PATIENCE):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(again)
+                await begun.wait()
+                nursery.start_soon(again)
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                assert told == []
+                parse.set()
+        assert 404 not in told
+
+
 async def test_a_client_without_a_key_stays_who_it_is_when_its_machine_becomes_the_head() -> None:
     async with heads() as made:
         body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 8, "seed": 5}).encode()
@@ -580,3 +621,90 @@ async def test_a_client_without_a_key_stays_who_it_is_when_its_machine_becomes_t
         made.records[1].leave_all()
         again = await Asked(CHAT, body, key).of(behind_gate(made))
         assert [*map(without_times, again.events)] == [*map(without_times, asked.events)]
+
+
+class Door(Joined):
+    """A machine whose head, the first of *made*, is lost. The second one goes on, for which this
+    machine is the door, or which it is itself if it is to be the *heir*. That one does not lead yet
+    when it is asked the first two times."""
+
+    def __init__(self, made: Heads, *, heir: bool) -> None:
+        self.made, self.heir = made, heir
+        self.asked: list[str] = []  # of the second head
+        self.lost = False
+        self.next = made.ring.beside(behind_gate(made))
+        super().__init__(self.app)
+        self.patience = NEXT_HEAD_SECONDS
+        self.door.is_head = lambda: self.lost and self.heir
+        self.door.record, self.door.here = made.records[1].encoded, lambda: "shelf"
+
+    @property
+    def leads(self) -> bool:
+        return not self.lost or len(self.asked) > 2
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.lost:
+            self.asked.append(scope["path"])
+        await (self.next if self.lost else self.made.first)(scope, receive, send)
+
+    def lose(self) -> None:
+        """The head is killed."""
+        self.made.link.room, self.lost = 0, True
+        self.cut()
+        self.made.records[1].leave_all()
+        if self.heir:
+            self.door.turned()
+        else:
+            self.connect()
+
+
+@pytest.mark.parametrize("heir", [True, False])
+@pytest.mark.parametrize("how", ["no key", "key", "background", "whole"])
+async def test_a_door_asks_a_head_that_does_not_lead_yet_again(
+    how: str, heir: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who can come back to an answer fares no worse than who cannot."""
+    submit = Runtime.submit
+
+    def submitted(runtime: Runtime, *row: Any) -> Any:
+        if not door.leads:
+            raise NoMajority("one machine of three is here")
+        return submit(runtime, *row)
+
+    def lose(message: Message | None = None) -> None:
+        known = [*made.records[1]]
+        there = len(known[0].drawn) > 100 if how == "whole" and known else len(asked.events) > 7
+        if there and not door.lost:
+            door.lose()
+
+    async with heads() as made, trio.open_nursery() as nursery:
+        door = Door(made, heir=heir)
+        nursery.start_soon(door.requests.serve)
+        path, fields = CHAT, {"messages": TALK, "max_tokens": 24}
+        if how == "background":
+            path, fields = RESPONSES, {"input": "A story.", "max_output_tokens": 24}
+            fields["background"] = True
+        body = json.dumps({**COMMON, **fields, "seed": 5, "stream": how != "whole"}).encode()
+        expected = await Asked(path, body).of(made.first)
+        monkeypatch.setattr(Runtime, "submit", submitted)
+        moved = property(lambda head: head is made.next and not door.leads)
+        monkeypatch.setattr(ApiHead, "moved", moved)
+        key = {"idempotency-key": "a-key"} if how in ("key", "whole") else {}
+        asked = Asked(path, body, key, lose, state={"connection": 7, "owner": False})
+        made.link.heard = lose
+        await asked.of(door.door)
+        assert len(door.asked) == 3
+        if how == "whole":
+            answers = [json.loads(each.whole) for each in (asked, expected)]
+            assert answers[0]["choices"] == answers[1]["choices"]
+        else:
+            told = [said(each.events) for each in (asked, expected)]
+            keys = [
+                each for each in told[1] if each.startswith(("text", "delta", "finish", "done"))
+            ]
+            assert len(keys) in (1, 3)
+            assert [told[0][each] for each in keys] == [told[1][each] for each in keys]
+        if how in ("key", "background"):
+            numbers = [int(each.split(b"\n")[0].rpartition(b":")[2]) for each in asked.events]
+            assert numbers == [*range(len(numbers))]
+        nursery.cancel_scope.cancel()

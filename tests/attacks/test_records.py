@@ -91,7 +91,8 @@ async def test_what_a_head_has_told_ends_no_head_after_it(
             records.leave_all()
             if hurried:
                 app = behind_gate(made)
-                got = await Asked("/v1/models", b"", {"last-event-id": "x:1"}, method="GET").of(app)
+                header = {"last-event-id": f"chatcmpl-{ID}:1"}
+                got = await Asked("/v1/models", b"", header, method="GET").of(app)
                 assert got.status == 200, name
             else:
                 await made.ring.take_up()
@@ -105,7 +106,7 @@ async def test_a_head_goes_on_with_no_answer_because_another_client_asks(
     async with heads() as made:
         record = Record(ID, forged(), kept=True, left=0.0)
         assert made.records[1].put(record)
-        header = {"last-event-id": "x:1"}
+        header = {"last-event-id": f"chatcmpl-{ID}:1"}
         app, key = behind_gate(made), {"authorization": "Bearer another"}
         assert (await Asked("/v1/models", b"", header | key, method="GET").of(app)).status == 200
         monkeypatch.setattr(ApiHead, "keys_needed", True)

@@ -739,6 +739,7 @@ class Generate:
                 try:
                     await self._fail(call, error)
                 except Moved:
+                    call.trace.outcome = "moved"
                     answer.move()
                     ends = call.records.leave
                     return

@@ -299,6 +299,8 @@ class KeptAnswer:
         """Answer a request by all that follows event *after*, until it is over. *holding* counts
         what its client has not taken: that stays, whatever becomes of the answer. Raises
         `ApiError`, before anything is sent."""
+        if self.moved:
+            return
         self.check_after(after)
         if not self.kept and self._readers:
             raise not_there(self.id)
@@ -328,6 +330,8 @@ class KeptAnswer:
                 raise self._taken_over()
             await self._changed.park()
         if self._place > self.end:
+            if self.moved:
+                return
             # Its events were grouped otherwise: none of those to come has its old number.
             raise not_there(self.id)
         if self.error is not None:

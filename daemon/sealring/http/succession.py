@@ -118,13 +118,18 @@ class Ring:
         """Go on with those kept answers of another head to which the client of *scope*, whom the
         gate lets in, may come back. Raises `ApiError` while the ring does not serve."""
         path, owner = scope["path"], scope["state"]["visitor"].owner
-        back = ResumeFields.of(Headers(scope=scope), path, b"")
+        back = None  # read where something waits, and nowhere else
         for record in self.records:
-            if record.waits:
+            if self._waits(record):
+                back = back or ResumeFields.of(Headers(scope=scope), path, b"")
                 asked = RecordedRequest.decode(record.asked)
                 named = asked.name in (path.rpartition("/")[2], back.answer)
                 if asked.caller["owner"] == owner and (named or asked.key == back.key != b""):
                     await self._take(record)
+
+    def _waits(self, record: Record) -> bool:
+        """Whether a client of *record* has to wait until somebody goes on with it."""
+        return record.waits or record.id in self._taking
 
     async def _take(self, record: Record) -> None:
         """Go on with *record* for nobody, unless somebody has begun to; then wait for that. Raises
