@@ -331,6 +331,12 @@ async def test_the_next_head_keeps_what_is_kept() -> None:
         record = Record.decode(ID, known[0])
         record.kept, record.left = True, trio.current_time() - DOOR_SECONDS
         assert made.records[1].put(record)
+        gone = Asked(f"/_ring/answers/{ID}?after=4", known[0])
+        gone.left.set()  # before anything of it is made: it is its client's still
+        await gone.of(made.ring)
+        left = made.records[1].find(ID)
+        assert left is not None
+        assert left.waits
         await made.ring.take_up()
         again = await Asked(CHAT, body, key).of(build_app(made.next))
         assert said(again.events) == said(asked.events)

@@ -557,8 +557,8 @@ class Generate:
     @contextlib.contextmanager
     def _recorded(self, scope: Scope, call: Call) -> Iterator[None]:
         """Until the block ends, the answer of *call* is made, and then its record is over, unless
-        that goes on beside; or unless the door is lost, or this node is head no more: then somebody
-        may go on with it."""
+        that goes on beside; or unless the door is lost, or this node is head no more, or its client
+        leaves what another head has kept for it: then somebody may go on with it."""
         records, record = call.records, call.record
         if record is None:
             yield
@@ -572,8 +572,10 @@ class Generate:
             call.trace.outcome = "moved"
             records.leave(record)
             return
-        except Exception:
-            if scope["state"].get("lost"):
+        except Exception as error:
+            # It may come back to what another head has kept for it.
+            comes_back = call.again and record.kept and isinstance(error, ClientGone)
+            if scope["state"].get("lost") or comes_back:
                 records.leave(record)
             elif not call.beside:
                 records.over(record)

@@ -225,6 +225,8 @@ class Ring:
         if found is not None and found.left is None:
             raise unavailable("This answer is being made for another door.", "ring_not_ready")
         again = Record.decode(record.id, record.encoded())
+        has_key = bool(RecordedRequest.decode(record.asked).key)
+        again.kept = has_key if found is None else found.kept  # no record says that of itself
         if not self.records.put(again):
             raise unavailable("Too many answers are to be gone on with.", "overloaded")
         return again
