@@ -77,6 +77,6 @@ PLANTED: Final = {
         if name not in ("votes-twice", "half-is-enough")
     },
     "half-is-enough": Planted(
-        "half of the votes make a head", "two", ELECTION_WEAK["half-is-enough"].kind
+        "half of the votes make a head", "make no head", ELECTION_WEAK["half-is-enough"].kind
     ),
 }
