@@ -104,6 +104,7 @@ class Course(Doors):
         self.clients: list[Client] = []
         self.happened: list[str] = []
         self._upsets = 0  # votes to come that are to be upset
+        self._mended = False  # nothing happens any more
         world = dice.choice((3, 3, 3, 4, 5, 5, 5, 6, 7))
         members = range(world)
         some = (Rights.TEXT,) * 5 + (Rights(0), Rights.WITNESS)
@@ -239,6 +240,8 @@ class Course(Doors):
             self._lose_head()
 
     def _lose_head(self) -> None:
+        if self._mended:
+            return
         if self.dice.random() < 0.5:
             self._sparse()
         for head in self.leaders():
@@ -252,6 +255,8 @@ class Course(Doors):
 
     def _upset_vote(self, voter: Host, wanted: Host) -> None:
         """*voter* is about to vote for *wanted*, or has. One of them fails, or both."""
+        if self._mended:
+            return
         self.happened.append(f"{self.now:.3f} {voter.name} votes for {wanted.name}")
         if self.dice.random() < 0.6:
             self._reboot(voter)
@@ -385,6 +390,7 @@ class Course(Doors):
         for _ in range(self.dice.randrange(2, 11)):
             self.misfortune()
             await self.passes(self.dice.choice((0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)))
+        self._upsets, self._mended = 0, True
         self.network.heal()
         for index, host in enumerate([*self.hosts.values()]):
             host.full, host.storing = False, 0.001
