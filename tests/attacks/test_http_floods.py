@@ -21,7 +21,7 @@ import httpx2
 import psutil
 import pytest
 import trio
-from sealring.http import server
+from sealring.http import http1
 from sealring.http.connections import (
     MOST_LOOKS,
     STALL_SECONDS,
@@ -280,12 +280,12 @@ async def test_a_system_without_descriptors_costs_idle_connections_and_no_more(
                 await sock.connect((HOST, served.port))
             for _ in sockets:
                 await wait_all_tasks_blocked()
-                mock_clock.jump(server.FULL_SECONDS)
+                mock_clock.jump(http1.FULL_SECONDS)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             lowest.close()
         await wait_all_tasks_blocked()
-        mock_clock.jump(server.FULL_SECONDS)
+        mock_clock.jump(http1.FULL_SECONDS)
         for stream in idle:
             assert await rest(stream) == b""
             await stream.aclose()

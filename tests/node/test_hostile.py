@@ -77,7 +77,7 @@ def test_a_rank_that_presents_itself_for_ever_is_cut_off():
     link = next(link for rank, p, link in host.node.links() if (rank, p) == (0, Purpose.CONTROL))
     for _ in range(500):
         link.send(HELLO)
-    host.node._links._flush.update(host.wires)
+    host.node._links.to_flush.update(host.wires)
     cluster.settle(host)
     cluster.run_for(1.0)
     assert started(cluster) < 6

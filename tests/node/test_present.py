@@ -776,7 +776,7 @@ def say(cluster, sender: int, receiver: int, message, purpose: Purpose = Purpose
     host = cluster.hosts[f"host{sender}"]
     (link,) = [each for rank, p, each in host.node.links() if (rank, p) == (receiver, purpose)]
     link.send(message)
-    host.node._links._flush.update(host.wires)
+    host.node._links.to_flush.update(host.wires)
     cluster.settle(host)
 
 

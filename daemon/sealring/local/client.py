@@ -290,7 +290,7 @@ def stream(
     asked = {**body, "stream_options": {"include_usage": True}}
     answer.limited = "max_tokens" in body or "max_completion_tokens" in body
 
-    looked = time.monotonic()
+    looked = time.monotonic() - LOOK_SECONDS  # the first comment is a reason to look
 
     def look() -> None:
         nonlocal looked
