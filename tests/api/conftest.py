@@ -45,6 +45,10 @@ LET_IN = {
 PATIENCE = 60.0
 """Seconds after which what should have happened has not."""
 
+LOOK = 0.05
+"""Seconds between two looks at an API. To ask without a pause takes a core and more, half of it
+from the node that is asked."""
+
 
 @attrs.define
 class Served:
@@ -76,6 +80,7 @@ class Served:
         end = time.monotonic() + PATIENCE
         while not holds(answer := self.http.get(path).json()):
             assert time.monotonic() < end, answer
+            time.sleep(LOOK)
         return answer
 
     def trace(self, name: str) -> dict[str, Any]:
