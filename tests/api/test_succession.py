@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 import trio
 import trio.testing
 from sealring.dialects.errors import unavailable
-from sealring.files.config import load_config
+from sealring.files.config import Config, load_config
 from sealring.generation.generation import Generator
 from sealring.http import succession
 from sealring.http.app import build_app
@@ -149,29 +151,87 @@ async def until(holds: Callable[[], bool]) -> None:
         await trio.sleep(0.01)
 
 
+class SharedRing:
+    """A ring of one machine and its text worker, which serve all tests of a module.
+
+    They run in a thread of their own, and so do the tests that are `in_ring`: what serves several
+    tests outlives the loop that each of them would have.
+    """
+
+    def __init__(self) -> None:
+        self.generator: Generator
+        self.config: Config
+        self._ready = threading.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._over: trio.Event
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """The ring serves while the block lasts."""
+        with ThreadPoolExecutor(1) as pool:
+            ended = pool.submit(trio.run, self._serve)
+            ended.add_done_callback(lambda _: self._ready.set())
+            self._ready.wait()
+            try:
+                if self._token is not None:
+                    yield
+                    trio.from_thread.run_sync(self._over.set, trio_token=self._token)
+            finally:
+                self._ready.clear()
+                self._token = None
+                ended.result(PATIENCE)
+
+    async def _serve(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="sealring-") as name:
+            (path,) = write_cluster(Path(name), 1, tiny.path(), api="127.0.0.1:1")
+            setup = prepare(load_config(path))
+            runtime = build_runtime(setup)
+            self.config, self.generator = setup.config, Generator(runtime, setup.model)
+            self._over = trio.Event()
+            async with running(setup, runtime), trio.open_nursery() as nursery:
+                nursery.start_soon(self.generator.texts.serve)
+                with trio.fail_after(PATIENCE):
+                    await self.generator.warm_up()
+                    await until(lambda: self.generator.serving)
+                self._token = trio.lowlevel.current_trio_token()
+                self._ready.set()
+                await self._over.wait()
+                nursery.cancel_scope.cancel()
+
+    def run(self, test: Callable[[], Awaitable[None]], **_: object) -> None:
+        """Run *test* where the ring runs."""
+        assert self._token is not None, "the module has no `shared_ring`"
+        trio.from_thread.run(test, trio_token=self._token)
+
+
+RING = SharedRing()
+in_ring = pytest.mark.trio(run=RING.run)
+"""Has a test run beside the ring that `heads` share."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_ring() -> Iterator[None]:
+    """The ring of the tests of a module that are `in_ring`."""
+    with RING.serving():
+        yield
+
+
 @asynccontextmanager
 async def heads() -> AsyncIterator[Heads]:
-    with tempfile.TemporaryDirectory(prefix="sealring-") as name:
-        folder = Path(name)
-        (path,) = write_cluster(folder, 1, tiny.path(), api="127.0.0.1:1")
-        setup = prepare(load_config(path))
-        runtime = build_runtime(setup)
-        generator = Generator(runtime, setup.model)
-        keys = ApiKeys(setup.config.state / KEY_FILE)
-        first, second = (ApiHead(generator, setup.config, "tiny", keys) for _ in range(2))
-        link = Link(second.records)
-        first.records.join(Successor(link, first.records))
-        async with running(setup, runtime), trio.open_nursery() as nursery:
-            nursery.start_soon(generator.texts.serve)
-            for head in (first, second):
-                nursery.start_soon(head.answers.run)
-            with trio.fail_after(PATIENCE):
-                await generator.warm_up()
-                await until(lambda: generator.serving)
-            app = build_app(first)
-            ring = Ring(second.records, lambda: second)
-            yield Heads(app, ring, (first.records, second.records), link, first, second)
-            nursery.cancel_scope.cancel()
+    """Two heads of the ring that the module's tests share."""
+    keys = ApiKeys(RING.config.state / KEY_FILE)
+    first, second = (ApiHead(RING.generator, RING.config, "tiny", keys) for _ in range(2))
+    link = Link(second.records)
+    first.records.join(Successor(link, first.records))
+    async with trio.open_nursery() as nursery:
+        for head in (first, second):
+            nursery.start_soon(head.answers.run)
+        with trio.fail_after(PATIENCE):  # what the test before has left is let go
+            await until(lambda: not RING.generator.tracer.live)
+        app = build_app(first)
+        ring = Ring(second.records, lambda: second)
+        yield Heads(app, ring, (first.records, second.records), link, first, second)
+        nursery.cancel_scope.cancel()
 
 
 def behind_gate(made: Heads) -> ASGIApp:
@@ -271,6 +331,7 @@ WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@in_ring
 async def test_answers_in_one_piece_are_made_again() -> None:
     async with heads() as made:
         for name, (path, more) in WHOLE.items():
@@ -291,6 +352,7 @@ async def test_answers_in_one_piece_are_made_again() -> None:
                 assert without_times(again.whole) == without_times(asked.whole), name
 
 
+@in_ring
 async def test_scores_that_several_rings_gave_are_told_once() -> None:
     """Each head whose ring was still at the prompt has recorded them from the first one on."""
     async with heads() as made:
@@ -310,6 +372,7 @@ async def test_scores_that_several_rings_gave_are_told_once() -> None:
         assert without_times(again.whole) == without_times(asked.whole)
 
 
+@in_ring
 async def test_the_next_head_keeps_what_is_kept() -> None:
     """An answer with a key goes on without a door, its client finds it by the key, and its events
     have the numbers that they had. So do responses, and who has none of that finds nothing."""
@@ -364,6 +427,7 @@ async def test_the_next_head_keeps_what_is_kept() -> None:
         assert wrong.status == 400
 
 
+@in_ring
 @pytest.mark.parametrize(("size", "last", "there"), [(100, 1, True), (0, 9, False)])
 async def test_a_client_comes_back_before_the_next_head_has_made_what_it_has(
     size: int, last: int, there: bool
@@ -397,6 +461,7 @@ async def test_a_client_comes_back_before_the_next_head_has_made_what_it_has(
         assert rest.events[0].split(b"\n")[0] == f"id: {name}:{last + 1}".encode()
 
 
+@in_ring
 async def test_an_answer_is_over_with_its_client_and_stays_without_its_door() -> None:
     async with heads() as made:
         body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 900, "seed": 2}).encode()
@@ -426,6 +491,7 @@ async def test_an_answer_is_over_with_its_client_and_stays_without_its_door() ->
         assert made.records[0].find(ID) is None
 
 
+@in_ring
 async def test_a_head_that_is_none_any_more_leaves_its_answers_to_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -454,6 +520,7 @@ async def test_a_head_that_is_none_any_more_leaves_its_answers_to_the_next(
         assert told["done"] == b"[DONE]\n\n"
 
 
+@in_ring
 async def test_the_rest_is_the_same_from_any_event_on() -> None:
     """Of each answer the successor's record is taken at every event. The next head makes the same
     events up to there, and then draws the same tokens, whose events may come in other pieces."""
@@ -487,6 +554,7 @@ async def test_the_rest_is_the_same_from_any_event_on() -> None:
                 assert made.records[1].find(ID) is None
 
 
+@in_ring
 @pytest.mark.parametrize("how", ["key", "background"])
 async def test_a_door_that_comes_back_to_a_kept_answer_leaves_it_its_record(how: str) -> None:
     """It is made once, whoever reads it, and yet another head can go on with it."""

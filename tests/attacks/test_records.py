@@ -19,9 +19,12 @@ from sealring.http.relay import RelayStream
 from sealring.http.succession import Ring
 from starlette.types import Message
 
+from tests.api import test_succession
 from tests.api.test_records import asked, piece
-from tests.api.test_succession import CHAT, ID, NAMED, TALK, Asked, behind_gate, heads
+from tests.api.test_succession import CHAT, ID, NAMED, TALK, Asked, behind_gate, heads, in_ring
 from tests.serving import PATIENCE
+
+shared_ring = test_succession.shared_ring
 
 FIELDS: list[dict[str, Any]] = [
     {"path": 5},
@@ -76,6 +79,7 @@ FORGED = {
 }
 
 
+@in_ring
 @pytest.mark.parametrize("hurried", [False, True])
 async def test_what_a_head_has_told_ends_no_head_after_it(
     monkeypatch: pytest.MonkeyPatch, *, hurried: bool
@@ -99,6 +103,7 @@ async def test_what_a_head_has_told_ends_no_head_after_it(
             assert records.find(ID) is None, name
 
 
+@in_ring
 async def test_a_head_goes_on_with_no_answer_because_another_client_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,6 +121,7 @@ async def test_a_head_goes_on_with_no_answer_because_another_client_asks(
         assert made.records[1].find(ID) is record
 
 
+@in_ring
 @pytest.mark.parametrize("name", ["no path", "no pieces", "no such token", "no such choice"])
 async def test_what_a_door_brings_is_refused(name: str) -> None:
     async with heads() as made:
@@ -126,6 +132,7 @@ async def test_what_a_door_brings_is_refused(name: str) -> None:
         assert made.records[1].find(ID) is None
 
 
+@in_ring
 async def test_nobody_has_another_answer_in_place_of_one_that_is_made() -> None:
     """Neither by a request that takes its id, nor by a record of it; nor does it end by that."""
     async with heads() as made:
@@ -160,6 +167,7 @@ async def test_nobody_has_another_answer_in_place_of_one_that_is_made() -> None:
         assert status == [503, 404, 503]
 
 
+@in_ring
 async def test_no_member_goes_on_with_the_answer_of_another_members_client() -> None:
     """Neither by a false, longer record that it brings first, nor by none, nor by a request that
     takes the answer's id. The door that has the client still can."""
