@@ -168,6 +168,7 @@ class SharedRing:
     @contextmanager
     def serving(self) -> Iterator[None]:
         """The ring serves while the block lasts."""
+        self._ready.clear()
         with ThreadPoolExecutor(1) as pool:
             ended = pool.submit(trio.run, self._serve)
             ended.add_done_callback(lambda _: self._ready.set())
@@ -177,7 +178,6 @@ class SharedRing:
                     yield
                     trio.from_thread.run_sync(self._over.set, trio_token=self._token)
             finally:
-                self._ready.clear()
                 self._token = None
                 ended.result(PATIENCE)
 
