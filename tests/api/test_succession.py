@@ -592,6 +592,7 @@ async def test_a_door_that_comes_back_to_a_kept_answer_leaves_it_its_record(how:
         assert records.find(ID) is None
 
 
+@in_ring
 @pytest.mark.parametrize("how", ["streams", "stop string", "key", "whole", "door", "nobody"])
 async def test_the_next_head_gives_a_complete_answer_without_a_ring(
     how: str, monkeypatch: pytest.MonkeyPatch
@@ -636,6 +637,7 @@ async def test_the_next_head_gives_a_complete_answer_without_a_ring(
         assert wrong.status == 503
 
 
+@in_ring
 async def test_who_comes_back_waits_for_no_other_answer_of_its_own() -> None:
     async with heads() as made:
         body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 4}).encode()
@@ -650,6 +652,7 @@ async def test_who_comes_back_waits_for_no_other_answer_of_its_own() -> None:
             assert sum(record.waits for record in made.records[1]) == waiting
 
 
+@in_ring
 async def test_who_comes_back_twice_waits_for_what_the_first_time_has_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -686,6 +689,7 @@ async def test_who_comes_back_twice_waits_for_what_the_first_time_has_begun(
         assert 404 not in told
 
 
+@in_ring
 async def test_a_client_without_a_key_stays_who_it_is_when_its_machine_becomes_the_head() -> None:
     async with heads() as made:
         body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 8, "seed": 5}).encode()
@@ -732,6 +736,7 @@ class Door(Joined):
             self.connect()
 
 
+@in_ring
 @pytest.mark.parametrize("heir", [True, False])
 @pytest.mark.parametrize("how", ["no key", "key", "background", "whole"])
 async def test_a_door_asks_a_head_that_does_not_lead_yet_again(
