@@ -45,6 +45,7 @@ from sealring_protocol.security.roster import Rights, SignedRoster
 
 from tests.sim.doors import KEY, Client, Doors, VirtualClock
 from tests.sim.hosts import Host
+from tests.sim.ring import LAYERS
 from tests.sim.rosters import WALL, make_roster
 
 HEAD_SECONDS: Final = 60.0
@@ -410,8 +411,10 @@ class Course(Doors):
         return all(client.whole or client.why for client in self.clients)
 
     def _is_whole(self) -> bool:
-        return any(
-            self.serves(host) and host.node.ring == host.node.roster.roster.workers
+        """Whether the ring has as many members as there are layers for, and all doors its head."""
+        return all(door.open for door in self.doors.values() if door.sees_texts) and any(
+            self.serves(host)
+            and len(host.node.ring) == min(LAYERS, len(host.node.roster.roster.workers))
             for host in self.hosts.values()
         )
 

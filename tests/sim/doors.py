@@ -160,11 +160,20 @@ class Door:
         self._connections: set[trio.CancelScope] = set()
 
     @property
+    def sees_texts(self) -> bool:
+        """Whether the roster lets it."""
+        node = self.host.node
+        return node.roster.roster.members[node.rank].sees_texts
+
+    @property
     def takes(self) -> bool:
         """Whether a client can be answered here."""
-        node = self.host.node
-        sees = node.roster.roster.members[node.rank].sees_texts
-        return sees and self.host.alive and not self.host.frozen
+        return self.sees_texts and self.host.alive and not self.host.frozen
+
+    @property
+    def open(self) -> bool:
+        """Whether it is the head's, or has a way to it."""
+        return self.api._is_head() or self.api._why_not() is None
 
     async def run(self) -> None:
         """Until it ends."""

@@ -697,8 +697,10 @@ class Generate:
         return Response(body, headers=_timing(call.trace), media_type="application/json")
 
     def _beside(self, make: Make, shape: Shape, call: Call) -> Resumed:
-        """Have the answer of *call* made by *make*, whether or not its client stays, and kept."""
+        """Have the answer of *call* made by *make*, whether or not its client stays, and kept.
+        Raises `ApiError` if this process ends."""
         head, caller = self._head, call.caller
+        head.answers.check_making()
         answer = KeptAnswer(
             call.trace.id,
             caller.owner,

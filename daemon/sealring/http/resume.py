@@ -29,7 +29,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sealring.dialects.errors import ApiError, failed, invalid
+from sealring.dialects.errors import ApiError, failed, invalid, unavailable
 from sealring.dialects.replies import KEEPALIVE, broken_off
 from sealring.http.bodies import (
     KEEPALIVE_SECONDS,
@@ -426,6 +426,11 @@ class KeptAnswers:
                 await trio.sleep_forever()
             finally:
                 self._making = None
+
+    def check_making(self) -> None:
+        """Raise `ApiError` if nobody makes answers: the daemon ends."""
+        if self._making is None:
+            raise unavailable("This machine ends.", "shutting_down", retry=5)
 
     def start(self, answer: KeptAnswer, make: Callable[[], Awaitable[None]]) -> None:
         """Keep *answer* from now on, and have *make* make it, beside whoever reads it."""
