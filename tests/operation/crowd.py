@@ -52,7 +52,8 @@ def begin(ring: Sequence[Machine]) -> str:
     for machine in ring:
         machine.start()
     for machine in ring:
-        machine.wait_for_log("is ready" if machine is head else "passed on to the head")
+        said = "is ready" if machine is head else "passed on to the head"
+        machine.wait_for_log(said, PATIENCE)
     key: str = json.loads(made.out)["key"]
     return key
 
@@ -174,3 +175,16 @@ def head_of(ring: Sequence[Machine], guest: Machine, key: str) -> Machine:
                     name = found.json()["ranks"][0]["name"]
                     return next(machine for machine in ring if machine.name == name)
     raise LookupError("no machine says who is head")
+
+
+def all_there(ring: Sequence[Machine]) -> bool:
+    """Whether every machine of *ring* serves, or is a witness that nothing is in the way of."""
+    try:
+        return all(map(_is_there, ring))
+    except Exception:  # noqa: BLE001  a node that is starting has no socket yet
+        return False
+
+
+def _is_there(machine: Machine) -> bool:
+    facts = machine.status()
+    return facts["state"] == "serving" or bool(facts.get("witness") and not facts["why"])

@@ -23,7 +23,7 @@ from typing import Final
 
 import attrs
 
-from tests.operation.crowd import Listener, alone, begin, body, head_of, streamed
+from tests.operation.crowd import Listener, all_there, alone, begin, body, head_of, streamed
 from tests.operation.machines import Machine, machines
 
 STREAMS: Final = 8
@@ -51,17 +51,18 @@ class Crowd:
     guest: Machine
     key: str
     dice: random.Random
+    tokens: int
     expected: list[str] = attrs.field(init=False)
     live: list[tuple[int, Listener]] = attrs.field(init=False)
     done: int = 0
 
     def __attrs_post_init__(self) -> None:
-        asked = [body(number, TOKENS) for number in range(STREAMS)]
+        asked = [body(number, self.tokens) for number in range(STREAMS)]
         self.expected = [alone(self.ring, self.guest, self.key, each) for each in asked]
         self.live = [(number, self._begin(number)) for number in range(STREAMS)]
 
     def _begin(self, number: int) -> Listener:
-        asked, first = body(number, TOKENS), self.dice.randrange(len(self.ring))
+        asked, first = body(number, self.tokens), self.dice.randrange(len(self.ring))
         return Listener(partial(streamed, self.ring, self.guest, self.key, asked, first))
 
     def look(self) -> None:
@@ -92,7 +93,7 @@ class Crowd:
     @property
     def heard(self) -> int:
         """Parts that the live streams have had."""
-        return sum(len(listener.times) for _, listener in self.live) + self.done * TOKENS
+        return sum(len(listener.times) for _, listener in self.live) + self.done * self.tokens
 
 
 def strike(kind: str, machine: Machine, crowd: Crowd) -> None:
@@ -136,12 +137,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=100, help="faults in a row [100]")
     parser.add_argument("--seed", type=int, default=1, help="which faults they are [1]")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help=f"of a stream [{TOKENS}]")
     options = parser.parse_args()
     dice = random.Random(options.seed)
     silences: list[float] = []
     with machines(3, guests=1) as (*all_machines, guest):
         ring = tuple(all_machines)
-        crowd = Crowd(ring, guest, begin(ring), dice)
+        crowd = Crowd(ring, guest, begin(ring), dice, options.tokens)
         for number in range(1, options.count + 1):
             crowd.wait(dice.uniform(0.5, 3))
             head = head_of(ring, guest, crowd.key)
@@ -168,14 +170,6 @@ def main() -> int:
         f"{silences[len(silences) // 2]:.1f} s, longest {silences[-1]:.1f} s"
     )
     return 0
-
-
-def all_there(ring: tuple[Machine, ...]) -> bool:
-    """Whether every machine of *ring* serves."""
-    try:
-        return all(machine.status()["state"] == "serving" for machine in ring)
-    except Exception:  # noqa: BLE001  a node that is starting has no socket yet
-        return False
 
 
 if __name__ == "__main__":

@@ -285,11 +285,12 @@ class Machine:
 
 @contextlib.contextmanager
 def machines(
-    count: int, guests: int = 0, **keys: str | int | float
+    count: int, guests: int = 0, witnesses: int = 0, **keys: str | int | float
 ) -> Iterator[tuple[Machine, ...]]:
     """*count* machines of one roster, none of which has been started, and *guests* that belong to
-    nobody's ring and have a network alone: 2 to 4 in all. *keys* go into all configs. The
-    coordinator's folder, with the draft, is ``coordinator`` beside theirs."""
+    nobody's ring and have a network alone: 2 to 4 in all. The last *witnesses* of the roster are in
+    no ring either. *keys* go into all configs. The coordinator's folder, with the draft, is
+    ``coordinator`` beside theirs."""
     if reason := _why_not():
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
@@ -297,7 +298,7 @@ def machines(
         cable = Cable()
         stack.callback(cable.close)
         made = [_make(index, base, cable, stack) for index in range(count + guests)]
-        _write_roster(base, made[:count], keys)
+        _write_roster(base, made[:count], witnesses, keys)
         cable.start()
         stack.callback(cable.stop)
         stack.callback(lambda: [machine.stop() for machine in made])
@@ -333,7 +334,9 @@ def _make(index: int, base: Path, cable: Cable, stack: contextlib.ExitStack) -> 
     return machine
 
 
-def _write_roster(base: Path, made: list[Machine], keys: dict[str, str | int | float]) -> None:
+def _write_roster(
+    base: Path, made: list[Machine], witnesses: int, keys: dict[str, str | int | float]
+) -> None:
     """Keys, a signed roster and the configs, by the commands that people use."""
     office = base / "coordinator"
     office.mkdir()
@@ -343,7 +346,9 @@ def _write_roster(base: Path, made: list[Machine], keys: dict[str, str | int | f
         key = machine.folder / f"{machine.name}.key"
         _cli("keygen", key)
         address = f"{machine.address}:{PORT}"
-        arguments = ("--key", key.with_suffix(".pub"), "--address", address)
+        arguments: tuple[str | Path, ...] = ("--key", key.with_suffix(".pub"), "--address", address)
+        if machine.index >= len(made) - witnesses:
+            arguments = (*arguments, "--witness")
         _cli("roster", "add", office / "home.toml", machine.name, *arguments)
     _cli("roster", "sign", office / "home.toml", "--key", office / "coordinator.key")
     for machine in made:
@@ -355,9 +360,8 @@ def _write_roster(base: Path, made: list[Machine], keys: dict[str, str | int | f
             roster="home.roster",
             coordinator="coordinator.pub",
             listen=f"{machine.address}:{PORT}",
-            model="tiny",
             api=f"127.0.0.1:{API_PORT}",
-            **{"strategy": "pp", "min_ranks": 0, **keys},
+            **{"model": "tiny", "strategy": "pp", "min_ranks": 0, **keys},
         )
 
 
