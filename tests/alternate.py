@@ -4,6 +4,10 @@ For an ablation: the second checkout is a worktree, with its own ``.venv``, in w
 switched off. Both rings of the tiny model stand at the same time, and are asked one after the
 other, first one first, then the other first. So both see the same machine, and the median of the
 ratios of pairs is the figure to trust. Each round starts both rings anew.
+
+``python -m tests.alternate --succession`` has two rings of this checkout, which are asked by HTTP:
+in the first one each machine may be head, and knows the answers under way; in the second one the
+first machine alone. So it says what succession costs.
 """
 
 from __future__ import annotations
@@ -48,13 +52,57 @@ with local_ring(ranks, find_model(TINY), options=options) as nodes:
 """
 """Runs in either checkout, which may be older: it uses what both have, and no private name."""
 
+_SUCCESSION: Final = """
+import json
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+import httpx2
+from sealring.local.ring import free_ports, running_node, wait_until_up, write_cluster
+from sealring_model.tiny import DEFAULT_PROMPT
+from sealring_trio.files.models import TINY, find_model
+
+ranks, strategy, rows = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+elects = sys.argv[4] == "True"
+options = {"strategy": strategy, "collectives": "sealed"}
+pool = ThreadPoolExecutor(rows)
+with ExitStack() as stack:
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    model = find_model(TINY)
+    configs = write_cluster(folder, ranks, model, (), address, options, elects=elects)
+    nodes = [stack.enter_context(running_node(config)) for config in configs]
+    for node in nodes:
+        wait_until_up(node)
+    http = stack.enter_context(httpx2.Client(base_url=f"http://{address}", timeout=60))
+    while http.get("/readyz").status_code != 200:
+        time.sleep(0.1)
+    def answer(tokens):
+        asked = {"model": model.name, "prompt": DEFAULT_PROMPT, "max_tokens": tokens}
+        asked |= {"stream": True, "ignore_eos": True, "temperature": 0}
+        times = []
+        with http.stream("POST", "/v1/completions", json=asked) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    assert "choices" in json.loads(line[6:]), line
+                    times.append(time.perf_counter())
+        return (tokens - 1) / (times[-1] - times[0])
+    print("up", flush=True)
+    for line in sys.stdin:
+        print(sum(pool.map(answer, [int(line)] * rows)), flush=True)
+"""
+
 
 class CheckoutRing:
     """A ring of the code in *checkout*, ended with the block."""
 
     def __init__(self, checkout: Path, ring: tuple[str, ...], stack: ExitStack) -> None:
+        program = _SUCCESSION if len(ring) > 3 else _RING
         self._process = subprocess.Popen(
-            [str(checkout / ".venv/bin/python"), "-c", _RING, *ring],
+            [str(checkout / ".venv/bin/python"), "-c", program, *ring],
             cwd=checkout,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -79,13 +127,14 @@ class CheckoutRing:
 
 
 def measure(
-    checkouts: list[Path], ring: tuple[str, ...], pairs: int, tokens: int
+    sides: list[tuple[Path, tuple[str, ...]]], pairs: int, tokens: int
 ) -> list[tuple[float, float]]:
-    """*pairs* of tokens/s, of the first and the second of *checkouts*, from one start of each.
-    *ring* is how many ranks, the strategy, and how many rows at once."""
+    """*pairs* of tokens/s, of the first and the second of *sides*, from one start of each. A side
+    is a checkout, and a ring: how many ranks, the strategy, how many rows at once, and whether it
+    elects heads if it is asked by HTTP."""
     found = []
     with ExitStack() as stack:
-        rings = [CheckoutRing(checkout, ring, stack) for checkout in checkouts]
+        rings = [CheckoutRing(checkout, ring, stack) for checkout, ring in sides]
         for each in rings:
             each.pace(min(50, tokens))  # to warm up
         for pair in range(pairs):
@@ -97,7 +146,8 @@ def measure(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("checkouts", type=Path, nargs=2)
+    parser.add_argument("checkouts", type=Path, nargs="*")
+    parser.add_argument("--succession", action="store_true", help="with it, and without")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--strategy", choices=["pp", "tp"], default="pp")
     parser.add_argument("--rows", type=int, default=1, help="requests at once")
@@ -105,10 +155,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=8)
     options = parser.parse_args()
+    if len(options.checkouts) != (0 if options.succession else 2):
+        parser.error("give two checkouts, or --succession alone")
     ring = (str(options.ranks), options.strategy, str(options.rows))
+    sides = [(checkout, ring) for checkout in options.checkouts]
+    if options.succession:
+        sides = [(Path(), (*ring, str(elects))) for elects in (True, False)]
     rows = []
     for _ in range(options.rounds):
-        rows += measure(options.checkouts, ring, options.pairs, options.tokens)
+        rows += measure(sides, options.pairs, options.tokens)
     ratios = sorted(first / second for first, second in rows)
     quarter = len(ratios) // 4
     print(
