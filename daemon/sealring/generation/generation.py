@@ -118,8 +118,13 @@ class Answer:
     came: Sequence[Event] = ()
     """What the last piece was made of."""
 
+    one_by_one: bool = False
+    """Whether each token has a piece of its own, whenever it comes: the same tokens then make the
+    same pieces."""
+
     _last: float | None = None
     _scored: int = 0  # tokens of the prompt whose scores have come
+    _waiting: list[Event] = attrs.field(factory=list)  # what came, for the next pieces
 
     @property
     def stopped_by(self) -> str:
@@ -131,7 +136,12 @@ class Answer:
         if self.done is not None:
             self.came = ()
             return self.done
-        self.came = await self._stream.take()
+        if self._waiting:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._waiting = [*await self._stream.take()]
+        count = 1 if self.one_by_one else len(self._waiting)
+        self.came, self._waiting = self._waiting[:count], self._waiting[count:]
         return self._piece(self.came)
 
     def again(self, came: Sequence[Event]) -> TextPiece:

@@ -103,6 +103,9 @@ class Choices:
         self._call = call
         self._moved = moved
         self._reasons: dict[int, str] = {}  # why those ended that did
+        if isinstance(call.stream, KeptAnswer) and len(pairs) == 1:
+            ((answer, _),) = pairs
+            answer.one_by_one, call.stream.repeats = True, call.again
         # What several are given makes events in the order in which the record has it.
         self._turn: contextlib.AbstractAsyncContextManager[None, bool | None] = (
             trio.Lock() if len(pairs) > 1 else contextlib.nullcontext()

@@ -139,6 +139,10 @@ class KeptAnswer:
     again: bool = False
     """Whether another head has begun it, and not all that this one knows of it is made again."""
 
+    repeats: bool = False
+    """Whether another head has begun it, and each event that this one makes is the one that the
+    other made, or would have made: a reader may be ahead of it."""
+
     opened: bool = False
     """Whether it is a stream, and has begun."""
 
@@ -284,9 +288,8 @@ class KeptAnswer:
             await self._changed.park()
 
     def check_after(self, after: int) -> None:
-        """Raise `ApiError` unless there is an event *after*, or may be once all that is known of it
-        is made again."""
-        if after >= self.end and not self.again:
+        """Raise `ApiError` unless there is an event *after*, or may be once it is made again."""
+        if after >= self.end and not (self.again or self.repeats):
             raise invalid(
                 f"The stream '{self.id}' has {self.end} events so far, and none is numbered "
                 f"{after}.",
@@ -325,14 +328,16 @@ class KeptAnswer:
     async def _tell(
         self, scope: Scope, receive: Receive, send: Send, holding: HeldBytes, mine: int
     ) -> None:
-        while not (self.opened or self.over) or (self.again and self._place > self.end):
+        while not (self.opened or self.over) or (
+            self._place > self.end and (self.again or (self.repeats and not self.over))
+        ):
             if self._reader != mine:
                 raise self._taken_over()
             await self._changed.park()
         if self._place > self.end:
             if self.moved:
                 return
-            # Its events were grouped otherwise: none of those to come has its old number.
+            # Its events may have been grouped otherwise: none has its old number.
             raise not_there(self.id)
         if self.error is not None:
             raise self.error
