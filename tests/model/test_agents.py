@@ -86,8 +86,7 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     ("family", "world"),
     rows(
         [(family, world) for family in TEMPLATES for world in (1, 2, 3)],
-        ("thoughts dropped", 3),
-        ci=[("Qwen3.5", 1), ("Gemma 4", 2), ("gpt-oss", 3)],
+        ci=[("thoughts dropped", 3), ("Qwen3.5", 1), ("Gemma 4", 2), ("gpt-oss", 3)],
     ),
 )
 def test_an_agents_turn_reads_only_what_is_new(folders, family, world):

@@ -162,6 +162,7 @@ def test_what_was_launched_ahead_is_not_kept(models, references, seal):
     assert text == reference_tokens(references["llama"], PROMPT[:20], len(text))
 
 
+@pytest.mark.slow
 def test_other_caches_are_freed_and_a_row_is_taken_over_without_a_copy(models):
     ring = Ring(models["llama"], (0, 5))
     prompt = PROMPT * 40

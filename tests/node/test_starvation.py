@@ -17,6 +17,7 @@ from sealring_protocol.control.requests import FinishReason, Request
 from sealring_protocol.diagnosis import Cause, starving
 
 from tests.node.test_waiting import heard
+from tests.rows import rows
 from tests.sim.cluster import Cluster
 from tests.sim.fake_engine import reference
 
@@ -70,7 +71,7 @@ RINGS = [
 ]
 
 
-@pytest.mark.parametrize(("world", "rank", "strategy"), RINGS)
+@pytest.mark.parametrize(("world", "rank", "strategy"), rows(RINGS, RINGS[1], RINGS[-1]))
 def test_a_starved_engine_is_waited_for_and_told_of(world, rank, strategy):
     made, uid = machines(world, strategy)
     epoch = made.head.node.standing().epoch

@@ -84,6 +84,7 @@ def test_a_rank_that_two_others_cannot_both_work_with_waits_for_the_upgrade_of_o
     made.run_until(lambda: made.ready, seconds=2.0)
 
 
+@pytest.mark.slow
 def test_streams_go_on_while_one_rank_after_the_other_is_upgraded():
     made = ring(ONE, ONE, ONE)
     made.run_until(lambda: made.ready)

@@ -42,6 +42,7 @@ def found() -> dict[str, str]:
     return {each["id"]: each["second"][0] for each in told}
 
 
+@pytest.mark.slow
 def test_a_second_fault_has_a_reason() -> None:
     known = [line.split(": ") for line, _ in KNOWN]
     loose = {

@@ -309,6 +309,7 @@ def shares(wrong: set[int]) -> RingAnswers:
     return ring
 
 
+@pytest.mark.slow
 def test_of_ranks_that_sum_the_one_that_differs_is_named() -> None:
     assert judged(shares(set())).passed
     found = first(judged(shares({1})))
