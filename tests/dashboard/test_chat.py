@@ -537,7 +537,7 @@ def test_an_answer_goes_on_when_the_page_is_loaded_again(stage: Page, played: On
     stage.reload()
     expect(stage.locator(".assistant .text")).to_contain_text("lala")
     with played.hanging():
-        stage.wait_for_function(SAVED, arg="lala")
+        wait_until_kept(stage, "lala")
     stage.reload()
     answers(stage, 1)
     said, answer = json.loads(exported(stage, "JSON"))["conversations"][0]["messages"]
@@ -583,7 +583,7 @@ def test_a_page_that_is_loaded_again_asks_for_what_it_has_not_kept(stage: Page, 
     stage.route("**/v1/chat/completions", begin)
     stage.route("**/v1/streams/*", go_on)
     ask(stage, "fruit")
-    stage.wait_for_function(SAVED, arg="".join(texts[:had]))
+    wait_until_kept(stage, "".join(texts[:had]))
     loaded = True
     stage.reload()
     expect(answers(stage, 1).locator(".text")).to_have_text("apple banana cherry")
@@ -630,3 +630,13 @@ def test_what_had_come_stays_where_the_head_has_the_rest_no_longer(
     newest = httpx2.get(f"{played.url}/v1/requests").json()["data"][0]["id"]
     httpx2.delete(f"{played.url}/v1/requests/{newest}")
     assert ended(played.url) == "request_cancelled"
+
+
+def wait_until_kept(page: Page, text: str) -> None:
+    """Wait until *page* keeps an answer that ends with *text* so far. `Page.wait_for_function`
+    takes the promise itself for a yes."""
+    for _ in range(600):
+        if page.evaluate(SAVED, text):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"the page does not keep {text!r}")
