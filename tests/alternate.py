@@ -80,11 +80,13 @@ with ExitStack() as stack:
     http = stack.enter_context(httpx2.Client(base_url=f"http://{address}", timeout=60))
     while http.get("/readyz").status_code != 200:
         time.sleep(0.1)
+    name = http.get("/v1/models").json()["data"][0]["id"]
     def answer(tokens):
-        asked = {"model": model.name, "prompt": DEFAULT_PROMPT, "max_tokens": tokens}
+        asked = {"model": name, "prompt": DEFAULT_PROMPT, "max_tokens": tokens}
         asked |= {"stream": True, "ignore_eos": True, "temperature": 0}
         times = []
         with http.stream("POST", "/v1/completions", json=asked) as response:
+            assert response.status_code == 200, response.read()
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     assert "choices" in json.loads(line[6:]), line
