@@ -203,7 +203,7 @@ class RingMachine(RuleBasedStateMachine):
 
 
 RingMachine.TestCase.settings = settings(
-    max_examples=10,
+    max_examples=20,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

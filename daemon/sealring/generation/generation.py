@@ -124,7 +124,7 @@ class Answer:
 
     _last: float | None = None
     _scored: int = 0  # tokens of the prompt whose scores have come
-    _waiting: list[Event] = attrs.field(factory=list)  # what came, for the next pieces
+    _waiting: Sequence[Event] = ()  # what came, for the next pieces
 
     @property
     def stopped_by(self) -> str:
@@ -138,10 +138,9 @@ class Answer:
             return self.done
         if self._waiting:
             await trio.lowlevel.checkpoint()
-        else:
-            self._waiting = [*await self._stream.take()]
-        count = 1 if self.one_by_one else len(self._waiting)
-        self.came, self._waiting = self._waiting[:count], self._waiting[count:]
+        self.came = self._waiting or await self._stream.take()
+        if self.one_by_one:
+            self.came, self._waiting = self.came[:1], self.came[1:]
         return self._piece(self.came)
 
     def again(self, came: Sequence[Event]) -> TextPiece:

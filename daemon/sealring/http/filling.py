@@ -104,8 +104,7 @@ class Choices:
         self._moved = moved
         self._reasons: dict[int, str] = {}  # why those ended that did
         if isinstance(call.stream, KeptAnswer) and len(pairs) == 1:
-            ((answer, _),) = pairs
-            answer.one_by_one, call.stream.repeats = True, call.again
+            pairs[0][0].one_by_one = True
         # What several are given makes events in the order in which the record has it.
         self._turn: contextlib.AbstractAsyncContextManager[None, bool | None] = (
             trio.Lock() if len(pairs) > 1 else contextlib.nullcontext()
@@ -122,7 +121,8 @@ class Choices:
             else:
                 done = answer.done or RequestDone(0, FinishReason.STOP)
                 await self._end(piece.index, done)
-        if isinstance(self._call.stream, KeptAnswer):
+        # Tokens of several choices that nobody here knows may have come in another order.
+        if isinstance(self._call.stream, KeptAnswer) and len(self._pairs) > 1:
             self._call.stream.made_again()
         errors: list[ApiError] = []
 

@@ -700,7 +700,7 @@ class Generate:
         """Have the answer of *call* made by *make*, whether or not its client stays, and kept.
         Raises `ApiError` if this process ends."""
         head, caller = self._head, call.caller
-        head.answers.check_making()
+        head.answers.making()  # before anything is taken for it
         answer = KeptAnswer(
             call.trace.id,
             caller.owner,

@@ -137,11 +137,8 @@ class KeptAnswer:
     gone: Callable[[], None] = _nothing
 
     again: bool = False
-    """Whether another head has begun it, and not all that this one knows of it is made again."""
-
-    repeats: bool = False
-    """Whether another head has begun it, and each event that this one makes is the one that the
-    other made, or would have made: a reader may be ahead of it."""
+    """Whether another head has begun it, and each event that comes is one that that head made, or
+    would have made: a reader may be ahead of them."""
 
     opened: bool = False
     """Whether it is a stream, and has begun."""
@@ -223,7 +220,7 @@ class KeptAnswer:
         self.keep_no_longer()
 
     def made_again(self) -> None:
-        """All that this head knows of what another one has made of it is made again."""
+        """The events from now on need not be those of the head that has begun it."""
         self.again = False
         self._wake()
 
@@ -289,7 +286,7 @@ class KeptAnswer:
 
     def check_after(self, after: int) -> None:
         """Raise `ApiError` unless there is an event *after*, or may be once it is made again."""
-        if after >= self.end and not (self.again or self.repeats):
+        if after >= self.end and not self.again:
             raise invalid(
                 f"The stream '{self.id}' has {self.end} events so far, and none is numbered "
                 f"{after}.",
@@ -328,9 +325,7 @@ class KeptAnswer:
     async def _tell(
         self, scope: Scope, receive: Receive, send: Send, holding: HeldBytes, mine: int
     ) -> None:
-        while not (self.opened or self.over) or (
-            self._place > self.end and (self.again or (self.repeats and not self.over))
-        ):
+        while not (self.opened or self.over) or (self.again and self._place > self.end):
             if self._reader != mine:
                 raise self._taken_over()
             await self._changed.park()
@@ -432,16 +427,16 @@ class KeptAnswers:
             finally:
                 self._making = None
 
-    def check_making(self) -> None:
-        """Raise `ApiError` if nobody makes answers: the daemon ends."""
+    def making(self) -> trio.Nursery:
+        """Where answers are made. Raises `ApiError` if nobody makes any: the daemon ends."""
         if self._making is None:
             raise unavailable("This machine ends.", "shutting_down", retry=5)
+        return self._making
 
     def start(self, answer: KeptAnswer, make: Callable[[], Awaitable[None]]) -> None:
-        """Keep *answer* from now on, and have *make* make it, beside whoever reads it."""
-        if self._making is None:
-            raise RuntimeError("nobody makes answers that are kept")
-        self._making.start_soon(_made, answer, make)
+        """Keep *answer* from now on, and have *make* make it, beside whoever reads it.
+        Raises `ApiError`, as `making` does."""
+        self.making().start_soon(_made, answer, make)
         self._kept[answer.id] = answer
         self._accounts.setdefault(answer.account, _Account()).kept[answer.id] = answer
         if answer.asked.key:

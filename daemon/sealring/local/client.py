@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 import os
 import ssl
 import time
@@ -290,7 +291,7 @@ def stream(
     asked = {**body, "stream_options": {"include_usage": True}}
     answer.limited = "max_tokens" in body or "max_completion_tokens" in body
 
-    looked = time.monotonic() - LOOK_SECONDS  # the first comment is a reason to look
+    looked = -math.inf
 
     def look() -> None:
         nonlocal looked
