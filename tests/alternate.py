@@ -98,13 +98,17 @@ with ExitStack() as stack:
 """
 
 
-class CheckoutRing:
-    """A ring of the code in *checkout*, ended with the block."""
+Side = tuple[Path, str, tuple[str, ...]]
+"""A checkout, the program that has a ring of its code, and what that program is told."""
 
-    def __init__(self, checkout: Path, ring: tuple[str, ...], stack: ExitStack) -> None:
-        program = _SUCCESSION if len(ring) > 3 else _RING
+
+class CheckoutRing:
+    """The ring of *side*, ended with the block."""
+
+    def __init__(self, side: Side, stack: ExitStack) -> None:
+        checkout, program, arguments = side
         self._process = subprocess.Popen(
-            [str(checkout / ".venv/bin/python"), "-c", program, *ring],
+            [str(checkout / ".venv/bin/python"), "-c", program, *arguments],
             cwd=checkout,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -128,15 +132,11 @@ class CheckoutRing:
         return float(self._line())
 
 
-def measure(
-    sides: list[tuple[Path, tuple[str, ...]]], pairs: int, tokens: int
-) -> list[tuple[float, float]]:
-    """*pairs* of tokens/s, of the first and the second of *sides*, from one start of each. A side
-    is a checkout, and a ring: how many ranks, the strategy, how many rows at once, and whether it
-    elects heads if it is asked by HTTP."""
+def measure(sides: list[Side], pairs: int, tokens: int) -> list[tuple[float, float]]:
+    """*pairs* of tokens/s, of the first and the second of *sides*, from one start of each."""
     found = []
     with ExitStack() as stack:
-        rings = [CheckoutRing(checkout, ring, stack) for checkout, ring in sides]
+        rings = [CheckoutRing(side, stack) for side in sides]
         for each in rings:
             each.pace(min(50, tokens))  # to warm up
         for pair in range(pairs):
@@ -160,9 +160,9 @@ def main() -> int:
     if len(options.checkouts) != (0 if options.succession else 2):
         parser.error("give two checkouts, or --succession alone")
     ring = (str(options.ranks), options.strategy, str(options.rows))
-    sides = [(checkout, ring) for checkout in options.checkouts]
+    sides = [(checkout, _RING, ring) for checkout in options.checkouts]
     if options.succession:
-        sides = [(Path(), (*ring, str(elects))) for elects in (True, False)]
+        sides = [(Path(), _SUCCESSION, (*ring, str(elects))) for elects in (True, False)]
     rows = []
     for _ in range(options.rounds):
         rows += measure(sides, options.pairs, options.tokens)
