@@ -403,7 +403,7 @@ def test_the_others_go_on_whichever_machine_is_gone() -> None:
             found = until(lambda: (it := asked(config)).status_code == 200 and it, logs)
             return str(found.json()["choices"][0]["text"])
 
-        for node in nodes:
+        for node in nodes[1:]:
             wait_until_up(node)
         text = answers(third)
 
