@@ -278,9 +278,6 @@ _UNLED_SECONDS: Final = 5.0
 """Seconds without a lease from which a head takes no requests. Until then they wait, for a lease is
 lost and back in a moment where a machine stalls."""
 
-_CUT_OFF_SECONDS: Final = 3.0
-"""The same from which it says that others may have a head."""
-
 _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
 
@@ -369,7 +366,7 @@ class Node:
     def cut_off(self, now: float) -> bool:
         """True if this node has been without a head for a while, and those that it does not hear
         may have one: whoever can should ask them."""
-        return self._voting.unled(now) > _CUT_OFF_SECONDS and self.election(now).others_may
+        return self._voting.cut_off(now)
 
     @property
     def engine_info(self) -> EngineInfo | None:

@@ -33,6 +33,7 @@ from sealring_protocol.control.effects import Level, Note
 from sealring_protocol.control.election import (
     DESERTED_SECONDS,
     FIRST_SECONDS,
+    LEASE_SECONDS,
     MAX_TERM_LEAP,
     Ballot,
     Cast,
@@ -57,6 +58,10 @@ __all__ = ["Leadership"]
 
 OF_ELECTIONS: Final = frozenset({Candidacy, Vote, NoVote, Renew, Renewed})
 """The classes of message that are for `Voting`."""
+
+_CUT_OFF_SECONDS: Final = DESERTED_SECONDS - LEASE_SECONDS
+"""Seconds without a lease after which those that renewed the last one may vote for another head.
+A follower that asks for votes has as long to meet the others."""
 
 _SEEKS: Final = {ElectionState.LOST, ElectionState.ASKING}
 
@@ -109,6 +114,7 @@ class Voting:
         self._unanswered: CastVote | None = None  # what the caller was asked to cast
         self._waiting: CastVote | None = None  # it is asked for next
         self._led = now  # when this node last led, or began
+        self._sought = now  # since when it asks for votes, if it does
         self.quiet = now
         """Until when this node neither leads nor renews a lease. To be read only, as the next."""
         self._begin(ballot, now, FIRST_SECONDS)
@@ -132,6 +138,11 @@ class Voting:
     def unled(self, now: float) -> float:
         """Seconds for which this node has not led: since it last did, or began."""
         return now - max(self._led, min(now, self.leads_until))
+
+    def cut_off(self, now: float) -> bool:
+        """See `Node.cut_off`."""
+        without = now - self._sought if self._links.meeting else self.unled(now)
+        return without > _CUT_OFF_SECONDS and self.leadership(now, leads=False).others_may
 
     def leadership(self, now: float, *, leads: bool) -> Leadership:
         """Who is head, as this node sees it, which *leads* or does not."""
@@ -289,6 +300,7 @@ class Voting:
                         head = self._roster.members[0].name
                         text = f"the head, {head}, is gone: this node asks for votes"
                         self._say(Level.INFO, text)
+                        self._sought = now
                     self._links.meet(now)
         if self._links.meeting and self._election.state not in _SEEKS:
             self._links.part(now)

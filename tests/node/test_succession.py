@@ -166,6 +166,19 @@ def test_a_machine_that_is_cut_off_says_so_while_the_others_may_have_a_head(name
     assert not any(host.node.cut_off(cluster.now) for host in cluster.hosts.values())
 
 
+def test_who_asks_for_votes_is_not_cut_off_from_members_that_it_has_yet_to_meet():
+    cluster = ring()
+    cluster.crash(cluster.head)
+    said: list[Host] = []
+
+    def elected() -> bool:
+        said.extend(host for host in cluster.others("host0") if host.node.cut_off(cluster.now))
+        return bool(cluster.leaders())
+
+    cluster.run_until(elected, 8.0)
+    assert said == []
+
+
 def taken() -> tuple[Ring, Host]:
     """Two of three die; nobody is elected, and the owner of the last has it take the place."""
     cluster = ring()
