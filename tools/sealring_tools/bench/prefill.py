@@ -7,6 +7,9 @@ once, one on each stage, so it gains from ranks even with one request.
 With rows *beside*, as many other rows decode on the ring meanwhile. The yardstick stays one process
 that does nothing but read, and the longest that a row waited for a token is told too, beside what
 it may wait: its longest wait before the prompt came, and the scheduler's bound.
+
+A device may plan anew for each length that it has not read yet. With *new_lengths* the prompts of
+each turn are longer than those of the turn before, so that every one has such a length.
 """
 
 from __future__ import annotations
@@ -41,6 +44,9 @@ FLOOR_BESIDE: Final = 1.5
 """The same while eight other rows decode."""
 FLOOR_TOKENS: Final = 4000
 
+LONGER: Final = 7
+"""Tokens by which prompts of new lengths differ from turn to turn."""
+
 _BEFORE: Final = 8
 """Tokens that each row beside gets before the prompt comes."""
 
@@ -48,13 +54,14 @@ _BEFORE: Final = 8
 @attrs.frozen
 class Setup:
     """What to measure: prompts of so many *tokens* on each number of *ranks*, in so many *turns*,
-    with so many rows *beside* that decode meanwhile. *places* is what each rank finds in its
-    environment: its GPU, say."""
+    with so many rows *beside* that decode meanwhile. With *new_lengths* each turn's are `LONGER`
+    tokens longer. *places* is what each rank finds in its environment: its GPU, say."""
 
     tokens: tuple[int, ...] = (512, 2048, 8192)
     ranks: tuple[int, ...] = (1, 2, 4)
     beside: int = 0
     turns: int = 3
+    new_lengths: bool = False
     places: Sequence[Mapping[str, str]] = ()
 
 
@@ -101,6 +108,8 @@ def _case(
     what = f"{name}, {_ring(ranks)}, {tokens:,} tokens"
     if setup.beside:
         what += f" beside {setup.beside} rows"
+    if setup.new_lengths:
+        what += ", new lengths"
     seconds, alone = (statistics.median(each.seconds for each in of) for of in (ours, its))
     floor = None
     if ranks == 2 and tokens >= FLOOR_TOKENS:
@@ -136,7 +145,8 @@ def _take_turns(
     found: dict[Side, list[Reading]] = {}
     for turn, tokens in itertools.product(range(1, setup.turns + 1), setup.tokens):
         # No two begin alike: what was read for one is not to serve another.
-        text = f"{turn} {tokens} {text_of(tokenizer, tokens - 8)}"
+        more = LONGER * turn if setup.new_lengths else 0
+        text = f"{turn} {tokens} {text_of(tokenizer, tokens - 8 + more)}"
         for ranks, reader in readers.items():
             reading = reader(text)
             found.setdefault((ranks, tokens), []).append(reading)

@@ -28,7 +28,7 @@ from sealring_model import tiny
 from sealring_trio.files.models import find_whole_model
 
 DType = Literal["f32", "bf16"]
-SizeName = Literal["5m", "25m", "25m-even", "450m", "8b"]
+SizeName = Literal["5m", "25m", "25m-even", "450m", "8b", "32b"]
 
 
 @attrs.frozen
@@ -50,6 +50,7 @@ SIZES: Final[Mapping[SizeName, Size]] = {
     "25m-even": Size(8, 512, 1184, 8, 4, 8192),
     "450m": Size(26, 1024, 4096, 16, 8, 32_000),
     "8b": Size(32, 4096, 14_336, 32, 8, 128_256),
+    "32b": Size(64, 5120, 27_648, 40, 8, 152_064),
 }
 CONTEXT: Final = 16_384
 POOL: Final = 1_000_003

@@ -14,7 +14,7 @@ Rows = Annotated[int, cyclopts.Parameter(validator=cyclopts.validators.Number(gt
 
 def prefill(
     *,
-    size: Literal["25m-even", "25m", "450m", "8b"] = "25m-even",
+    size: Literal["25m-even", "25m", "450m", "8b", "32b"] = "25m-even",
     dtype: ModelType = "f32",
     model: OtherModel = None,
     tokens: Counts = (512, 2048, 8192),
@@ -22,6 +22,7 @@ def prefill(
     beside: Rows = 0,
     turns: Turns = 3,
     gpus: bool = False,
+    new_lengths: bool = False,
     check: bool = False,
     json: AsList = False,
 ) -> int:
@@ -49,6 +50,9 @@ def prefill(
     gpus
         Each rank has a CUDA device of its own; set up with the group cuda12 or
         cuda13. One process of mlx-lm has the first one.
+    new_lengths
+        Each turn's prompts are a few tokens longer: a device may plan anew for
+        every length.
     check
         Exit with 3 if two ranks are below their floor from 4,000 tokens on,
         or a row beside waited longer than it may.
@@ -57,7 +61,8 @@ def prefill(
     from sealring_tools.bench.prefill import Setup, measure  # noqa: PLC0415
     from sealring_tools.bench.random_model import model_or_random  # noqa: PLC0415
 
-    setup = Setup(tokens, ranks, beside, turns, gpu_places(max(ranks)) if gpus else ())
+    places = gpu_places(max(ranks)) if gpus else ()
+    setup = Setup(tokens, ranks, beside, turns, new_lengths, places)
     with model_or_random(model, size, dtype) as (folder, name):
         results = measure(setup, folder, name, reporter())
     return report(results, json=json, check=check)

@@ -111,7 +111,7 @@ def tp(
 
 def gpus(
     *,
-    size: Literal["25m", "450m", "8b"] = "8b",
+    size: Literal["25m", "450m", "8b", "32b"] = "8b",
     split: Literal["tensor", "pipeline", "both"] = "both",
     rows: Count = 32,
     turns: Count = 2,
