@@ -28,6 +28,9 @@ from tests.operation.machines import Machine, machines
 
 STREAMS: Final = 8
 TOKENS: Final = 300
+LOGGED: Final = 20_000
+"""Characters of each machine's log that are shown where something is broken."""
+
 KINDS: Final = (
     "node killed",
     "engine killed",
@@ -151,9 +154,15 @@ def main() -> int:
             hit_head = dice.random() < 0.5 or kind == "head moved"
             machine = head if hit_head else dice.choice([m for m in ring if m is not head])
             at = time.monotonic()
-            strike(kind, machine, crowd)
-            before = crowd.heard
-            crowd.until(lambda before=before: crowd.heard > before + 8, 90, "the next tokens")  # type: ignore[misc]
+            try:
+                strike(kind, machine, crowd)
+                before = crowd.heard
+                crowd.until(lambda before=before: crowd.heard > before + 8, 90, "the next tokens")  # type: ignore[misc]
+            except BaseException:
+                print(f"{number:3} {machine.name}: {kind}, in which this came:", flush=True)
+                for each in ring:
+                    print(f"--- {each.name}\n{each.log[-LOGGED:]}", flush=True)
+                raise
             everybody = [each for _, each in crowd.live]
             silence = min(each.silence(at, time.monotonic()) for each in everybody)
             silences.append(silence)
