@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import attrs
 import pytest
 import trio
 from hypothesis import given
@@ -282,3 +283,67 @@ def test_another_head_begins_another_record() -> None:
     found = next_head.find(ID)
     assert found is not None
     assert [*pieces(found.drawn)] == [piece(1), piece(3)]
+
+
+@pytest.mark.parametrize("told", [b"[{}]", b'[["a"]]', b"[[]]", b"[null]", b'["a",{},1]'])
+def test_responses_of_other_kinds_are_no_fault_of_the_successor(told: bytes) -> None:
+    """Whoever hears a head ends with any other exception."""
+    for kind in (Kind.RESPONSES, Kind.RESPONSE, Kind.DROPPED):
+        with pytest.raises(ValueError, match="responses"):
+            AnswerRecords().hear(kind, "", told)
+
+
+def test_pieces_of_no_use_are_no_other_fault() -> None:
+    for more in (b"[[[0,[1],[]]],[]]", b"[[null],[[0,[],[],[],[]]]]"):
+        with pytest.raises(ValueError, match="no pieces"):
+            list(pieces(b"\0\0\0\0\1" + len(more).to_bytes(4, "big") + bytes(4) + more))
+
+
+def test_a_successor_that_comes_to_a_large_answer_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes what it is told as fast as it can, and is behind by what was drawn before."""
+    monkeypatch.setattr(records, "MAX_BEHIND", 2000)
+    head = AnswerRecords()
+    record = head.begin(ID, asked())
+    assert record is not None
+    while len(record.drawn) < 5000:
+        head.add(record, piece(*range(10)))
+    link = Link(AnswerRecords())
+    link.room = 100
+    successor = Successor(link, head)
+    head.join(successor)
+    head.add(record, piece(1))
+    assert not link.dropped
+    link.room = 1 << 30
+    head.flush()
+    assert known(link.hears) == known(head)
+    link.room = 0
+    while not link.dropped:
+        head.add(record, piece(*range(10)))
+        assert len(record.drawn) < 10000
+
+
+def test_a_successor_that_takes_nothing_is_let_go_for_what_has_only_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests that are over before it takes anything leave nothing behind."""
+    head, _, link = pair()
+    first = head.begin(ID, asked())
+    assert first is not None
+    link.room = 0
+    head.add(first, piece(1))
+    head.flush()
+    successor = head._successors[0]
+    for at in range(1000):
+        record = head.begin(f"{at:024x}", asked())
+        assert record is not None
+        head.over(record)
+    assert len(successor._untold) < 100 or link.dropped
+
+
+@pytest.mark.parametrize("name", ["a\nWARNING sealring: forged", "\x1b[31m", "a" * 10_000])
+def test_what_a_caller_is_called_is_one_line_of_the_log(name: str) -> None:
+    made = asked()
+    with pytest.raises(ValueError, match="by no words"):
+        RecordedRequest.decode(attrs.evolve(made, caller={**made.caller, "name": name}).encode())

@@ -790,3 +790,40 @@ def test_a_response_in_the_background_is_cancelled(team: Served) -> None:
     free = team.post({"model": team.model, "input": "fruit"}, RESPONSES).json()
     streamed = team.http.get(f"{RESPONSES}/{free['id']}?stream=true")
     assert streamed.json()["error"]["code"] == "unsupported_parameter"
+
+
+async def test_who_is_ahead_gets_no_event_twice_where_an_answer_outgrows_its_bounds(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The comment that says so has no number, also before the events that it waits for."""
+    monkeypatch.setattr(resume, "MAX_ANSWER", 1000)
+    monkeypatch.setattr(resume, "STEP", 1)
+    answer = kept.start()
+    answer.again = True
+    for at in range(2):
+        await answer.write(b"data: %d\n\n" % at)
+    reader = kept.read(answer, after=20)
+    await wait_all_tasks_blocked()
+    for at in range(2, 30):
+        await answer.write(b"data: %d\n\n" % at)
+    assert not answer.kept
+    answer.finish()
+    await wait_all_tasks_blocked()
+    told = [int(each) for each in re.findall(rb"data: (\d+)", reader.got)]
+    assert told == [*range(21, 30)]
+
+
+async def test_who_is_far_ahead_has_nothing_held_of_an_answer_that_outgrows_its_bounds(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "MAX_ANSWER", 1000)
+    monkeypatch.setattr(resume, "STEP", 1)
+    answer = kept.start()
+    answer.again = True
+    await answer.write(b"data: 0\n\n")
+    reader = kept.read(answer, after=10**12 - 1)
+    await wait_all_tasks_blocked()
+    for _ in range(1000):
+        await answer.write(b"data: %b\n\n" % bytes(100))
+    assert sum(map(len, answer._events)) < 1000
+    reader.leave()

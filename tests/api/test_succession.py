@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,17 @@ from sealring.http.gate import ANSWER
 from sealring.http.generate import Generate
 from sealring.http.head import ApiHead
 from sealring.http.keys import KEY_FILE, ApiKeys
-from sealring.http.records import AnswerRecords, Frames, Record, RecordedRequest, Successor, new_id
+from sealring.http.records import (
+    AnswerRecords,
+    DrawnPiece,
+    Frames,
+    Record,
+    RecordedRequest,
+    Successor,
+    new_id,
+    pieces,
+)
+from sealring.http.relay import RelayStream, StreamGone
 from sealring.http.succession import DOOR_SECONDS, Ring
 from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
@@ -793,3 +803,175 @@ async def test_a_door_asks_a_head_that_does_not_lead_yet_again(
             numbers = [int(each.split(b"\n")[0].rpartition(b":")[2]) for each in asked.events]
             assert numbers == [*range(len(numbers))]
         nursery.cancel_scope.cancel()
+
+
+def false(record: Record, door: str, **caller: str) -> Asked:
+    """What the member *door* asks with a record that it has made up from that of another's answer,
+    with other tokens."""
+    asked = RecordedRequest.decode(record.asked)
+    made = attrs.evolve(asked, caller={**asked.caller, **caller})
+    tokens = [event for piece in pieces(record.drawn) for event in piece.events]
+    drawn = DrawnPiece(0, tuple(tokens[::-1])).encode() + DrawnPiece(0, (), last=True).encode()
+    brought = Record(id := new_id(door), made.encode(), bytearray(drawn)).encoded()
+    return Asked(f"/_ring/answers/{id}?after=0", brought, state={"relayed": door})
+
+
+@in_ring
+@pytest.mark.parametrize("how", ["same answer", "same name", "same key"])
+async def test_a_false_record_changes_no_answer_of_another_machines_client(how: str) -> None:
+    """A member that may see texts hears of all records, and so knows what to put into its own."""
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 16, "seed": 2}).encode()
+        key = {"idempotency-key": "a-key"}
+        named = {ANSWER.decode(): new_id("honest")} | key
+        asked = await Asked(CHAT, body, named).of(made.first)
+        made.records[1].leave_all()
+        (known,) = made.records[1]
+        name = RecordedRequest.decode(known.asked).name
+        other = {"owner": "unknown liar ", "account": "member liar"}
+        caller = {"same key": {"id": "chatcmpl-" + "0" * 24}, "same name": other}.get(how, {})
+        app = behind_gate(made)
+        if how == "same name":
+            await Asked(CHAT, body, key).of(app)
+        lie = await false(known, "liar", **caller).of(made.ring)
+        if how == "same key":
+            back = await Asked(CHAT, body, key).of(app)
+        else:
+            back = await Asked(f"/v1/streams/{name}", b"", method="GET").of(app)
+        assert back.status == 200, back.whole
+        assert said(back.events) == said(asked.events)
+        assert lie.status == 404
+
+
+@in_ring
+async def test_a_false_record_takes_no_stream_over() -> None:
+    """Also of an answer that is under way at its first head, and whoever is its client."""
+    async with heads() as made:
+        ring = Ring(made.records[0], lambda: made.head)
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 200, "seed": 2}).encode()
+        named = {ANSWER.decode(): new_id("honest"), "idempotency-key": "a-key"}
+        enough, lies = trio.Event(), []
+
+        def seen(message: Message) -> None:
+            if len(asked.got) == 8:
+                enough.set()
+
+        asked = Asked(CHAT, body, named, seen)
+
+        async def lie() -> None:
+            await enough.wait()
+            (known,) = made.records[0]
+            lies.append(await false(known, "liar").of(ring))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lie)
+            await asked.of(made.first)
+        assert b"taken_over" not in asked.whole
+        assert lies[0].status == 404
+
+
+@in_ring
+async def test_who_has_events_of_several_choices_gets_no_others_for_them_later_either() -> None:
+    """The next head has made as many by then, in an order of its own."""
+    async with heads() as made:
+        known: list[bytes] = []
+
+        def heard() -> None:
+            found = made.records[1].find(ID)
+            there = found is not None and found.kept and len(found.drawn) > 60
+            # Choice 0 is ahead, and at the next head choice 1 will be.
+            if found is not None and there and not known and len([*pieces(found.drawn)]) % 2:
+                known.append(found.encoded())
+
+        made.link.heard = heard
+        fields = {"messages": TALK, "max_tokens": 16, "seed": 2, "n": 2}
+        body = json.dumps({**COMMON, **fields}).encode()
+        asked = Asked(CHAT, body, NAMED | {"idempotency-key": "a-key"})
+        await asked.of(made.first)
+        record = Record.decode(ID, known[0])
+        record.kept, record.left = True, trio.current_time()
+        assert made.records[1].put(record)
+        name = RecordedRequest.decode(record.asked).name
+        await made.ring.take_up()  # its client is away for so long
+        (answer,) = made.next.answers._kept.values()
+        await answer.reach(10_000)
+        last = len(asked.events) // 2 + 1
+        header = {"last-event-id": f"{name}:{last}"}
+        app = behind_gate(made)
+        rest = await Asked(f"/v1/streams/{name}", b"", header, method="GET").of(app)
+        assert rest.status == 404
+
+
+async def test_a_head_that_tells_what_nobody_understands_ends_no_follower() -> None:
+    """It is asked again, a second later."""
+
+    async def tell(member: str, stream: RelayStream) -> None:
+        stream.reply(200, ())
+        told.append(member)
+        with suppress(StreamGone):
+            await stream.send(b"\x06" + (4).to_bytes(4, "big") + bytes(12) + b"[{}]", last=False)
+            await stream.changed()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    told: list[str] = []
+    made = Joined(app)
+    made.requests.tell = tell
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(made.requests.serve)
+        nursery.start_soon(succession.hear_of_answers, made.asks, AnswerRecords())
+        with trio.fail_after(PATIENCE):
+            await until(lambda: len(told) > 1)
+        nursery.cancel_scope.cancel()
+
+
+@in_ring
+async def test_a_client_ends_a_response_that_the_next_head_has_not_gone_on_with() -> None:
+    async with heads() as made:
+        known: list[bytes] = []
+
+        def heard() -> None:
+            found = made.records[1].find(ID)
+            if found is not None and found.kept and len(found.drawn) > 60 and not known:
+                known.append(found.encoded())
+                made.link.room = 0
+
+        made.link.heard = heard
+        body = json.dumps(
+            {**COMMON, "background": True, "input": "A story.", "max_output_tokens": 60}
+        )
+        await Asked(RESPONSES, body.encode(), NAMED).of(made.first)
+        record = Record.decode(ID, known[0])
+        record.kept, record.left = True, trio.current_time()
+        assert made.records[1].put(record)
+        name = RecordedRequest.decode(record.asked).name
+        ended = await Asked(f"{RESPONSES}/{name}/cancel", b"").of(behind_gate(made))
+        assert ended.status == 200
+        assert json.loads(ended.whole)["status"] == "cancelled"
+
+
+@in_ring
+async def test_complete_answers_wait_for_none_that_needs_a_ring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are forgotten after `KEEP_SECONDS`, and the ring may be down for longer."""
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 4}).encode()
+        for at in range(2):
+            named = {ANSWER.decode(): f"{at:024}", "idempotency-key": f"key-{at}"}
+            await Asked(CHAT, body, named).of(made.first)
+        made.records[1].leave_all()
+        first, second = made.records[1]
+        first.complete = False
+        monkeypatch.setattr(Generator, "serving", property(lambda _: False))
+        monkeypatch.setattr(succession, "DOOR_SECONDS", 0)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(made.ring.take_up)
+            with trio.move_on_after(4):
+                await until(
+                    lambda: not second.waits or made.records[1].find(second.id) is not second
+                )
+            nursery.cancel_scope.cancel()
+        assert first.waits
+        assert made.records[1].find(second.id) is not second

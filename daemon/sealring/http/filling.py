@@ -122,7 +122,8 @@ class Choices:
                 done = answer.done or RequestDone(0, FinishReason.STOP)
                 await self._end(piece.index, done)
         # Tokens of several choices that nobody here knows may have come in another order.
-        if isinstance(self._call.stream, KeptAnswer) and len(self._pairs) > 1:
+        left = len(self._pairs) - len(self._reasons)
+        if isinstance(self._call.stream, KeptAnswer) and len(self._pairs) > 1 and left:
             self._call.stream.made_again()
         errors: list[ApiError] = []
 

@@ -27,7 +27,7 @@ import hashlib
 import re
 import secrets
 import struct
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -36,6 +36,7 @@ import trio
 from pydantic_core import from_json
 from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut, TokenOut
+from sealring_protocol.errors import LocalProtocolError
 from sealring_protocol.limits import STREAM_WINDOW
 from sealring_trio.node.runtime import Event
 
@@ -49,8 +50,12 @@ MAX_RECORDS: Final = 128 << 20
 ends with its head."""
 
 MAX_BEHIND: Final = 32 << 20
-"""Bytes that wait for one successor: what is asked in the largest request, and what is drawn
-meanwhile. One that takes less is let go, and begins anew."""
+"""Bytes that wait for one successor, beside the record that it is being told whole. One that takes
+less is let go, and begins anew."""
+
+MAX_UNTOLD: Final = 1 << 19
+"""Records and responses of which one successor is still to be told anything: more than there are.
+One that lets as many wait is let go, too."""
 
 RECORD_SIZE: Final = 1 << 10
 """Bytes that a record takes beside its own. So an account has 65,536 at most, however small."""
@@ -77,6 +82,7 @@ _CALLER: Final = {
 }
 _NAME: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24}")
 _MAX_FRAME: Final = 1 << 26
+_WORD: Final = 1 << 10  # characters of what a caller is called; the log has some of it
 
 
 class Moved(ApiError):
@@ -118,7 +124,7 @@ class Kind(enum.IntEnum):
 
 
 Owned = tuple[str, str]
-"""The owner of a response, and its name."""
+"""The owner of a response, and its name; or of a key."""
 
 _ENDS: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
@@ -166,7 +172,7 @@ def pieces(data: bytes | bytearray) -> Iterator[DrawnPiece]:
             if (reason := _ENDS[flags & 3]) is not None:
                 events.append(RequestDone(0, reason))
             yield DrawnPiece(index, tuple(events), bool(flags & 4))
-    except (struct.error, TypeError, IndexError) as error:
+    except (struct.error, TypeError, LookupError, LocalProtocolError) as error:
         raise ValueError(f"no pieces of an answer: {error}") from None
 
 
@@ -214,6 +220,11 @@ class RecordedRequest:
         """What its client calls the answer."""
         return str(self.caller["id"])
 
+    @property
+    def keyed(self) -> Owned | None:
+        """Its owner, and the key by which that comes back to the answer; None if it has none."""
+        return (str(self.caller["owner"]), self.key.hex()) if self.key else None
+
     def encode(self) -> bytes:
         """As bytes."""
         fields = {
@@ -236,12 +247,15 @@ class RecordedRequest:
             names, key = bytes.fromhex(fields.pop("names")), bytes.fromhex(fields.pop("key"))
             asked = cls(**fields, body=data[end:], names=names, key=key)
             caller = {name: type(value) for name, value in asked.caller.items()}
+            said = asked.caller.values()
         except (struct.error, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"no request of an answer: {error}") from None
         whole = type(asked.path) is str and type(asked.began) is type(asked.seed) is int
         within = whole and 0 <= asked.began < 1 << 53 and 0 <= asked.seed < 1 << 64
         if not within or caller != _CALLER or not _NAME.fullmatch(asked.name):
             raise ValueError("no request of an answer: its fields are of other kinds")
+        if not all(str(word).isprintable() and len(str(word)) <= _WORD for word in said):
+            raise ValueError("no request of an answer: its caller is called by no words")
         return asked
 
 
@@ -254,6 +268,10 @@ class Record:
     asked: bytes
     drawn: bytearray = attrs.field(factory=bytearray)
     account: str = ""
+    name: str = ""
+    keyed: Owned | None = None
+    """As of the request."""
+
     kept: bool = False
     """Whether it is made for nobody, too, and its client may come back."""
 
@@ -263,6 +281,13 @@ class Record:
     room: int = 0
     left: float | None = None
     """Since when nobody makes it, by trio's clock; None while somebody does."""
+
+    @classmethod
+    def of(cls, id: str, data: bytes, asked: RecordedRequest | None = None) -> Record:
+        """That of answer *id* to what was *asked*, which is *data* encoded, and of which nothing is
+        drawn yet. Raises `ValueError` for what is no request."""
+        asked = RecordedRequest.decode(data) if asked is None else asked
+        return cls(id, data, account=asked.account, name=asked.name, keyed=asked.keyed)
 
     def encoded(self) -> bytes:
         """All of it."""
@@ -274,8 +299,8 @@ class Record:
         if len(data) < _LENGTH.size:
             raise ValueError("no record of an answer")
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-        record = cls(id, bytes(data[_LENGTH.size : end]), bytearray(data[end:]))
-        record.account = RecordedRequest.decode(record.asked).account
+        record = cls.of(id, bytes(data[_LENGTH.size : end]))
+        record.drawn += data[end:]
         for _ in pieces(record.drawn):
             pass
         return record
@@ -308,10 +333,11 @@ class Successor:
         self._wire = wire
         self._records = records
         self._behind = bytearray()
+        self._most = MAX_BEHIND
         self._told: set[str] = set()
-        self._untold: deque[str | Owned] = deque([*(each.id for each in records)])
         names = records.responses.names
-        self._untold += names
+        waiting: list[str | Owned] = [*(each.id for each in records), *names]
+        self._untold = OrderedDict.fromkeys(waiting)
         if records.settings:
             self._behind += _frame(Kind.SETTINGS, "", records.settings)
         self._behind += _frame(Kind.RESPONSES, "", json_bytes(names))
@@ -319,7 +345,7 @@ class Successor:
     def begun(self, record: Record) -> None:
         """*record* is new, or another of an answer that was known."""
         self._told.discard(record.id)
-        self._untold.append(record.id)
+        self._later(record.id)
 
     def more(self, record: Record, frame: bytes) -> None:
         """*frame* tells of *record*, which has it already."""
@@ -329,15 +355,16 @@ class Successor:
     def tell(self, frame: bytes) -> None:
         """Have it told *frame*."""
         self._behind += frame
-        if len(self._behind) > MAX_BEHIND:
-            self._wire.drop("it takes too little of what it is told")
+        if len(self._behind) > self._most:
+            self._let_go()
 
     def response(self, named: Owned) -> None:
         """The response *named* is kept, or dropped."""
-        self._untold.append(named)
+        self._later(named)
 
     def over(self, record: Record) -> None:
         """*record* is over."""
+        self._untold.pop(record.id, None)
         if record.id in self._told:
             self._told.discard(record.id)
             self.tell(_frame(Kind.OVER, record.id))
@@ -352,8 +379,9 @@ class Successor:
 
     def _next(self) -> bool:
         """Take up what it has not been told of; whether there is something."""
+        self._most = MAX_BEHIND
         while self._untold:
-            next_one = self._untold.popleft()
+            next_one, _ = self._untold.popitem(last=False)
             if not isinstance(next_one, str):
                 self._behind += _of_response(next_one, self._records.responses.find(*next_one))
                 return True
@@ -364,8 +392,17 @@ class Successor:
                 self._behind += _frame(Kind.MORE, record.id, record.drawn)
                 if record.kept:
                     self._behind += _of_kept(record)
+                self._most += len(self._behind)
                 return True
         return False
+
+    def _later(self, what: str | Owned) -> None:
+        self._untold[what] = None
+        if len(self._untold) > MAX_UNTOLD:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._wire.drop("it takes too little of what it is told")
 
 
 def _frame(kind: Kind, id: str, data: bytes | bytearray = b"") -> bytes:
@@ -406,6 +443,14 @@ class AnswerRecords:
         """The record of answer *id*; None if it is not known."""
         return self._records.get(id)
 
+    def has_rival(self, record: Record) -> bool:
+        """Whether a client would find another answer by the name, or the key, of *record*."""
+        keyed, others = record.keyed, (each for each in self if each.id != record.id)
+        return any(
+            each.name == record.name or (each.keyed == keyed and keyed is not None)
+            for each in others
+        )
+
     def encoded(self, id: str) -> bytes:
         """All that is known of answer *id*; empty if that is nothing."""
         record = self._records.get(id)
@@ -428,7 +473,7 @@ class AnswerRecords:
         known = self._records.get(id)
         if not _ID.fullmatch(id) or (known is not None and known.left is None):
             return None
-        record = Record(id, asked.encode(), account=asked.account)
+        record = Record.of(id, asked.encode(), asked)
         return record if self.put(record) else None
 
     def put(self, record: Record) -> bool:
@@ -522,7 +567,7 @@ class AnswerRecords:
             case Kind.BEGUN:
                 if (before := self._records.get(id)) is not None:
                     self._remove(before)
-                record = Record(id, data, account=RecordedRequest.decode(data).account)
+                record = Record.of(id, data)
                 if self._has_room(record):
                     self._records[id] = record
             case Kind.MORE if (known := self._records.get(id)) is not None:
@@ -538,7 +583,7 @@ class AnswerRecords:
             case Kind.RESPONSES | Kind.RESPONSE | Kind.DROPPED:
                 try:
                     self._hear_of_responses(frame, from_json(data))
-                except (AttributeError, IndexError, TypeError) as error:
+                except (AttributeError, LookupError, TypeError) as error:
                     raise ValueError(f"no responses: {error}") from None
 
     def _hear_of_responses(self, frame: Kind, told: Any) -> None:

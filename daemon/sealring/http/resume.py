@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -168,6 +169,8 @@ class KeptAnswer:
     _giving: int = 0  # readers that are still given something, older ones too
     _forsaken: bool = False
     _place: int = 0  # of the event that the reader takes next
+    _told: int = 0  # of the event after the last that any reader was given here
+    _other: float = math.inf  # of the first that another head may have made otherwise
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     @property
@@ -198,6 +201,8 @@ class KeptAnswer:
             self.size += len(made) + EVENT_SIZE
         if self.kept and not self._answers.has_room(self):
             self.keep_no_longer()
+        if not self.kept:
+            self._forget()  # what a reader has that is ahead
         self._wake()
         await trio.lowlevel.checkpoint()
         self._answers.before()
@@ -221,7 +226,7 @@ class KeptAnswer:
 
     def made_again(self) -> None:
         """The events from now on need not be those of the head that has begun it."""
-        self.again = False
+        self.again, self._other = False, self.end
         self._wake()
 
     def finish(self, whole: Response | None = None, error: ApiError | None = None) -> None:
@@ -245,6 +250,7 @@ class KeptAnswer:
             self._place = self.end
         self._forget()
         if self.opened and not self.over:
+            self._place += self._place > self.end  # no event that a reader waits for is this
             self._events.append(_OUTGROWN)
 
     def _forget(self) -> None:
@@ -285,7 +291,10 @@ class KeptAnswer:
             await self._changed.park()
 
     def check_after(self, after: int) -> None:
-        """Raise `ApiError` unless there is an event *after*, or may be once it is made again."""
+        """Raise `ApiError` unless there is an event *after*, or may be once it is made again. Where
+        another head may have given another one of that number, none is."""
+        if self._other <= after < self.end and after >= self._told:
+            raise not_there(self.id)
         if after >= self.end and not self.again:
             raise invalid(
                 f"The stream '{self.id}' has {self.end} events so far, and none is numbered "
@@ -353,6 +362,7 @@ class KeptAnswer:
                 except ApiError as full:
                     error = full
                     break
+                self._told = max(self._told, place + count)
                 await stream.write(events)
                 holding.grow(-len(events))
                 place += count

@@ -122,9 +122,10 @@ class Ring:
         for record in self.records:
             if self._waits(record):
                 back = back or ResumeFields.of(Headers(scope=scope), path, b"")
-                asked = RecordedRequest.decode(record.asked)
-                named = asked.name in (path.rpartition("/")[2], back.answer)
-                if asked.caller["owner"] == owner and (named or asked.key == back.key != b""):
+                named = record.name in (*path.split("/"), back.answer)
+                if not (named or record.keyed == (owner, back.key.hex())):
+                    continue
+                if RecordedRequest.decode(record.asked).caller["owner"] == owner:
                     await self._take(record)
 
     def _waits(self, record: Record) -> bool:
@@ -202,8 +203,9 @@ class Ring:
 
     def _best(self, id: str, brought: bytes) -> Record:
         """The record of answer *id* to go on with: the longer one of what was *brought* and what is
-        here, unless that is made here. Raises `ApiError`."""
-        found = self.records.find(id)
+        here, unless that is made here. What a member has made up of another's answer is none.
+        Raises `ApiError`."""
+        known = found = self.records.find(id)
         if brought:
             try:
                 given = Record.decode(id, brought)
@@ -214,7 +216,8 @@ class Ring:
                 found = given
             elif not left and given.asked != found.asked:
                 found = None  # two answers of one id
-        if found is None:
+        new = found is not None and (known is None or known.asked != found.asked)
+        if found is None or (new and self.records.has_rival(found)):
             raise _unknown()
         return found
 
@@ -232,9 +235,11 @@ class Ring:
         return again
 
     async def take_up(self) -> None:
-        """Go on with the answers that are kept and that no door has come for."""
+        """Go on with the answers that are kept and that no door has come for. Without a ring those
+        that are complete come first, which need none."""
         await trio.sleep(DOOR_SECONDS)
-        for each in sorted(self.records, key=lambda record: record.complete):
+        serving = (head := self.head()) is not None and head.generator.serving
+        for each in sorted(self.records, key=lambda record: record.complete is serving):
             while each.waits and self.records.find(each.id) is each:
                 if (head := self.head()) is None:
                     return
