@@ -95,7 +95,7 @@ from sealring_protocol.role import NodeConfig, NodeRole, handshake_config
 from sealring_protocol.security.admission import TokenBucket
 from sealring_protocol.security.roles import Purpose
 from sealring_protocol.security.roster import SignedRoster
-from sealring_protocol.voting import OF_ELECTIONS, Leadership, Voting
+from sealring_protocol.voting import OF_ELECTIONS, UNLED_SECONDS, Leadership, Voting
 from sealring_protocol.words import RING_CHANGED
 
 _PING_SECONDS: Final = 1.0
@@ -274,10 +274,6 @@ __all__ = ["Node", "NodeConfig"]
 SHUTS_DOWN: Final = "the node shuts down"
 """The reason sent to members when this node stops."""
 
-_UNLED_SECONDS: Final = 5.0
-"""Seconds without a lease from which a head takes no requests. Until then they wait, for a lease is
-lost and back in a moment where a machine stalls."""
-
 _LATE_SECONDS: Final = 1.0
 """Seconds of delay in calling `handle_timeout` from which the node was asleep, not merely slow."""
 
@@ -358,6 +354,14 @@ class Node:
     def leads(self, now: float) -> bool:
         """True if this node is head, and no other can be: it may answer clients."""
         return self._voting.quiet <= now < self._voting.leads_until
+
+    def unled(self, now: float) -> str:
+        """Why this head takes no requests: another may be. Empty if it leads, or did a moment ago,
+        and on other ranks."""
+        if self.rank or self._voting.unled(now) <= UNLED_SECONDS:
+            return ""
+        why = (each.what for each in self.obstacles(now) if each.cause is Cause.NO_MAJORITY)
+        return next(why, "this node is the head, and another may be")
 
     def election(self, now: float) -> Leadership:
         """Who is head, since when, and how sure of it this node is."""
@@ -472,10 +476,8 @@ class Node:
         if it can never be served, or if the queue is full; `NotServed` if the ring serves none
         until somebody changes that; and `NoMajority` if this head does not lead."""
         head = self._role.head()
-        if self._voting.unled(now) > _UNLED_SECONDS:
-            causes = self.obstacles(now)
-            why = (each.what for each in causes if each.cause is Cause.NO_MAJORITY)
-            raise NoMajority(next(why, "this node is the head, and another may be"))
+        if why := self.unled(now):
+            raise NoMajority(why)
         if not head.serving and (found := first_permanent(self.obstacles(now))) is not None:
             raise NotServed(found.what)
         uid, effects = head.submit(request, now)

@@ -59,6 +59,10 @@ __all__ = ["Leadership"]
 OF_ELECTIONS: Final = frozenset({Candidacy, Vote, NoVote, Renew, Renewed})
 """The classes of message that are for `Voting`."""
 
+UNLED_SECONDS: Final = 5.0
+"""Seconds without a lease from which a head takes no requests. Until then they wait, for a lease is
+lost and back in a moment where a machine stalls."""
+
 _CUT_OFF_SECONDS: Final = DESERTED_SECONDS - LEASE_SECONDS
 """Seconds without a lease after which those that renewed the last one may vote for another head.
 A follower that asks for votes has as long to meet the others."""

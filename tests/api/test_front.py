@@ -11,7 +11,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sealring.dialects.errors import ApiError, unavailable
+from sealring.dialects.errors import ApiError, no_majority, unavailable
 from sealring.http import front
 from sealring.http.bodies import KEEPALIVE_SECONDS, MAX_BODY, count_events
 from sealring.http.gate import ANSWER, AWAY, error_response
@@ -273,6 +273,29 @@ async def test_an_answer_in_one_piece_is_passed_on_once_it_is_whole(
     await Succession(first, second).run(client)
     assert (client.status, client.body, client.whole) == (200, whole, True)
     assert client.answered["content-length"] == str(len(whole))
+
+
+async def test_a_request_of_which_nothing_is_answered_waits_for_no_head_without_a_majority(
+    autojump_clock: MockClock,
+) -> None:
+    """It came before that was sure. The next one is refused at once."""
+    silent = Head(die_before=True)
+    succession = Succession(silent, own_first=True)
+    silent.die = lambda: None
+    alone = trio.Event()
+    succession.door.why_not = lambda: no_majority("1 of 3") if alone.is_set() else None
+    first, second = Client(), Client()
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(first.ask, succession.door)
+        await trio.sleep(5)
+        alone.set()
+    assert trio.current_time() == pytest.approx(began + 5 + front.NEXT_HEAD_SECONDS, abs=1)
+    await second.ask(succession.door)
+    assert trio.current_time() == pytest.approx(began + 5 + front.NEXT_HEAD_SECONDS, abs=1)
+    for each in (first, second):
+        assert each.status == 503
+        assert b'"no_majority"' in each.body
 
 
 @pytest.mark.parametrize("code", ["not_head", "no_majority", "ring_not_ready"])

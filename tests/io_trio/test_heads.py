@@ -357,15 +357,22 @@ def test_an_owner_is_asked_where_there_may_be_a_second_head(
 # ------------------------------------------------------------------ a ring of three, as owners run
 
 
-def asked(config: Path) -> httpx2.Response:
-    """What the machine of *config* answers at its API to a client."""
+def asked(config: Path, seconds: float = PATIENCE) -> httpx2.Response:
+    """What the machine of *config* answers at its API to a client that has *seconds*."""
     settings = load_config(config)
     assert settings.api is not None
     return httpx2.post(
         f"http://{format_address(*settings.api)}/v1/completions",
         json={"model": "tiny", "prompt": "Count to ten.", "max_tokens": 16, "temperature": 0},
-        timeout=PATIENCE,
+        timeout=seconds,
     )
+
+
+def at_once(config: Path) -> httpx2.Response | None:
+    """The same to a client that does not wait; None if that hears nothing."""
+    with contextlib.suppress(httpx2.ReadTimeout):
+        return asked(config, 1.0)
+    return None
 
 
 def told(config: Path) -> dict[str, Any]:
@@ -430,9 +437,19 @@ def test_the_others_go_on_whichever_machine_is_gone() -> None:
         assert leads(second)()  # without a loss that somebody would have to notice
         assert answers(third) == text
 
+        nodes[2].process.send_signal(signal.SIGSTOP)  # of three there is one
+        alone = until(lambda: at_once(second), logs)
+        assert (alone.status_code, alone.json()["error"]["code"]) == (503, "no_majority")
+        assert "1 of 3 machines here, and it takes 2" in alone.json()["error"]["message"]
+        nodes[2].process.send_signal(signal.SIGCONT)
+        assert answers(second) == text
+
         nodes[1].process.kill()
         until(lambda: told(third).get("may_take", False), logs)
-        assert asked(third).status_code == 503
+        unled = asked(third)
+        assert unled.status_code == 503
+        assert "no majority to elect one" in unled.json()["error"]["message"]
+        assert "sealring head take" in unled.json()["error"]["message"]
         unsure = sealring("head", "take", "--config", third)
         assert (unsure.code, "sealring head take --yes" in unsure.err) == (2, True)
         taken = until(lambda: (it := take(third)).code == 0 and it, logs)

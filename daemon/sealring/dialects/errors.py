@@ -139,6 +139,11 @@ def unavailable(message: str, code: str, retry: int = RETRY_SECONDS) -> ApiError
     return ApiError(503, message, code, kind="service_unavailable", headers=headers)
 
 
+def no_majority(why: str) -> ApiError:
+    """The error for a request to a head that does not lead, and *why*."""
+    return unavailable(f"The ring cannot serve: {why}.", "no_majority")
+
+
 def failed() -> ApiError:
     """The error for a fault of this server."""
     message = "The server failed; its log says how."
@@ -167,7 +172,7 @@ def from_refusal(error: LocalProtocolError, param: str, retry: int) -> ApiError:
         case Withdrawn():
             return _cancelled()
         case NoMajority():
-            return unavailable(f"The ring cannot serve: {error}.", "no_majority")
+            return no_majority(str(error))
         case NotServed():
             return _not_served(str(error))
         case _:

@@ -353,7 +353,7 @@ class _Request:
 @attrs.define(eq=False)
 class Front:
     """The ASGI app of a machine. While it `is_head`, `own` gives the app that answers. Else the
-    head, whose name is `head`, is asked by the *streams*; `why_not` is the error if it cannot be,
+    head, whose name is `head`, is asked by the *streams*; `why_not` is the error if neither can be,
     `refusal` why this machine takes no more requests, and *page* gives the files of the page where
     the head cannot: the page says why, and goes on by itself. A request waits so many seconds for
     the next head as *patience* says. `config` gives this machine's config, *record* what is known
@@ -548,7 +548,7 @@ class Front:
                 text = "This machine hears too few others to answer. They may have another head."
                 raise unavailable(text, "no_majority")
             tried = _Try(passed, request.upload, _NOT_THERE[request.ask])
-            error = self._ended or (None if self.is_head() else self.why_not())
+            error = self._ended or self.why_not()
             another, asked = False, self._asked  # who was not asked yet
             if error is None:
                 try:
@@ -636,14 +636,14 @@ class Front:
         known = request.known if request.ask is _Ask.RECORD else b""
         body = _Listening(request.upload, known) if again else _Reading(request.upload)
         if self.is_head():
-            return self._by_own(scope, body.receive, tried.send, lambda: request.may_return)
+            return self._by_own(scope, body.receive, tried.send, partial(self._leaves, request))
         return self._by_link(scope, body.receive, tried.send)
 
     async def _by_own(
-        self, scope: Scope, receive: Receive, send: Send, may_return: Callable[[], bool]
+        self, scope: Scope, receive: Receive, send: Send, leaves: Callable[[], bool]
     ) -> None:
-        """Have this machine's own app answer as long as it is the head and, where its client
-        *may_return*, not cut off. Raises `HeadLost`."""
+        """Have this machine's own app answer as long as it is the head, and the request not one
+        that *leaves*. Raises `HeadLost`."""
         app, over, whole = self.own(), False, False
 
         async def given(message: Message) -> None:
@@ -663,7 +663,7 @@ class Front:
             over = True
 
         async def watch(_: trio.CancelScope) -> None:
-            while self.is_head() and not (may_return() and self.cut_off()):
+            while self.is_head() and not leaves():
                 with trio.move_on_after(_PAUSE):
                     await self._changed.park()
             leaving.cancel()
@@ -673,6 +673,13 @@ class Front:
         if not (over and whole):  # or its client has left
             text = "This machine was the head, and did not complete the answer."
             raise HeadLost(unavailable(text, "head_lost"), final=False)
+
+    def _leaves(self, request: _Request) -> bool:
+        """Whether *request* waits no longer for this head, which leads no more: its client may come
+        back to the answer elsewhere, or has nothing of it."""
+        if request.may_return and self.cut_off():
+            return True
+        return not request.passed.begun and self.why_not() is not None
 
     async def _by_link(
         self, scope: Scope, receive: Receive, send: Send, *, endless: bool = False

@@ -541,6 +541,8 @@ class Generate:
             work = partial(self._within_time, partial(self._generate, texts, call), call)
             response = await attended(receive, work)
         except ApiError as error:
+            if not stream.opened and error.code == "no_majority":
+                raise  # before it was begun
             self._check_moved(call)
             if not stream.opened:
                 raise

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 from sealring_model.text.tokens import has_chat_template
+from sealring_protocol.diagnosis import Cause
 from sealring_protocol.security.roles import Purpose
 from sealring_trio.errors import UserError
 from sealring_trio.fetching.members import Pause
@@ -24,7 +25,7 @@ from sealring_trio.node import service as node_service
 from sealring_trio.node.service import NodeSetup
 from sealring_trio.units import format_address, is_loopback, is_unspecified, wall_ms
 
-from sealring.dialects.errors import ApiError, unavailable
+from sealring.dialects.errors import ApiError, no_majority, unavailable
 from sealring.files.cluster import read_coordinator_key
 from sealring.files.config import Config
 from sealring.files.models import NO_TEMPLATE, check_text
@@ -413,9 +414,12 @@ class NodeApi:
         await self._page_app(scope, receive, send)
 
     def _why_not(self) -> ApiError | None:
-        """The error if no request can be passed on; None if one can."""
+        """The error if no request can be passed on, or this head may not answer; None if one
+        can."""
         runtime, now = self._runtime, trio.current_time()
         node, name = runtime.node, self._name_of(0)
+        if not node.rank:
+            return no_majority(why) if (why := node.unled(now)) else None
         if not node.roster.roster.members[node.rank].sees_texts:
             text = f"The roster does not let this machine see texts. Ask the head, {name}."
             error = unavailable(text, "no_texts")
@@ -426,7 +430,7 @@ class NodeApi:
         found = [
             (each.text(now), each.advice)
             for each in self._generator.obstacles()
-            if each.rank == 0 and not each.from_head
+            if each.cause is Cause.NO_MAJORITY or (each.rank == 0 and not each.from_head)
         ] or [
             (each["text"], each["advice"])
             for each in describe_trouble(runtime.facts(), 0, now)
