@@ -347,3 +347,59 @@ def test_what_a_caller_is_called_is_one_line_of_the_log(name: str) -> None:
     made = asked()
     with pytest.raises(ValueError, match="by no words"):
         RecordedRequest.decode(attrs.evolve(made, caller={**made.caller, "name": name}).encode())
+
+
+async def test_who_is_to_have_a_record_waits_for_one_successor(autojump_clock: MockClock) -> None:
+    head = AnswerRecords()
+    record = head.begin(ID, asked())
+    assert record is not None
+    waited: list[float] = []
+
+    async def wait(record: Record) -> None:
+        await head.elsewhere(record)
+        waited.append(trio.current_time())
+
+    await wait(record)  # for nobody
+    both = [Successor(Link(AnswerRecords()), head) for _ in range(2)]
+    for each in both:
+        head.join(each)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, record)
+        await trio.sleep(60)
+        assert len(waited) == 1
+        head.knows(both[1], 1)
+    await wait(record)
+    assert waited[1:] == [waited[0] + 60] * 2
+
+
+async def test_who_is_to_have_a_record_waits_a_little_after_the_last_successor(
+    autojump_clock: MockClock,
+) -> None:
+    """The head may be cut off. Who said of other records that it knows them has not of this one."""
+    head = AnswerRecords()
+    successor = Successor(Link(AnswerRecords()), head)
+    head.join(successor)
+    began = trio.current_time()
+    first, second = head.begin(OTHER, asked()), head.begin(ID, asked())
+    assert first is not None
+    assert second is not None
+    head.knows(successor, 1)
+    await head.elsewhere(first)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(head.elsewhere, second)
+        await trio.sleep(1.5)
+        head.part(successor)
+    assert trio.current_time() == began + 1.5 + records.PARTED_SECONDS
+    head.knows(successor, 1000)  # and no more than there are
+    assert second.known
+
+
+async def test_nobody_waits_for_a_record_that_is_over(autojump_clock: MockClock) -> None:
+    head = AnswerRecords()
+    head.join(Successor(Link(AnswerRecords()), head))
+    record = head.begin(ID, asked())
+    assert record is not None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(head.elsewhere, record)
+        await trio.testing.wait_all_tasks_blocked()
+        head.over(record)

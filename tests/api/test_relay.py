@@ -64,11 +64,16 @@ class Joined:
             lambda: app,
             lambda: "désk",
             lambda: self.refusal,
-            lambda: None if self._ends else unavailable("There is no head.", "no_head"),
+            self.why_not,
             Starlette(routes=files()),
             lambda: self.patience,
         )
         self.connect()
+
+    def why_not(self) -> ApiError | None:
+        """Why this machine cannot answer, if it cannot."""
+        there = bool(self._ends) or self.door.is_head()
+        return None if there else unavailable("There is no head.", "no_head")
 
     def connect(self) -> None:
         self._ends = {"asks": Relay(asks=True), "answers": Relay(asks=False)}

@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from sealring.http.records import (
     AnswerRecords,
     DrawnPiece,
     Frames,
+    Kind,
     Record,
     RecordedRequest,
     Successor,
@@ -59,21 +61,25 @@ NAMED = {ANSWER.decode(): ID}
 
 
 class Link:
-    """Tells *hears* what a head tells, as far as there is *room*."""
+    """Tells *hears* what a head tells, as far as there is *room*. Whoever `knows` hears how many
+    more records are known there."""
 
     def __init__(self, hears: AnswerRecords) -> None:
         self.hears = hears
         self.room = 1 << 40
         self.dropped = ""
         self.heard: Callable[[], None] = lambda: None
+        self.knows: Callable[[int], None] = lambda count: None
         self._frames = Frames()
 
     def offer(self, data: bytes) -> int:
         taken = data[: self.room]
         self.room -= len(taken)
-        for frame in self._frames.add(taken):
+        frames = [*self._frames.add(taken)]
+        for frame in frames:
             self.hears.hear(*frame)
         self.heard()
+        self.knows(sum(kind is Kind.BEGUN for kind, _, _ in frames))
         return len(taken)
 
     def drop(self, reason: str = "") -> None:
@@ -232,7 +238,9 @@ async def heads() -> AsyncIterator[Heads]:
     keys = ApiKeys(RING.config.state / KEY_FILE)
     first, second = (ApiHead(RING.generator, RING.config, "tiny", keys) for _ in range(2))
     link = Link(second.records)
-    first.records.join(Successor(link, first.records))
+    successor = Successor(link, first.records)
+    link.knows = partial(first.records.knows, successor)
+    first.records.join(successor)
     async with trio.open_nursery() as nursery:
         for head in (first, second):
             nursery.start_soon(head.answers.run)
@@ -975,3 +983,21 @@ async def test_complete_answers_wait_for_none_that_needs_a_ring(
             nursery.cancel_scope.cancel()
         assert first.waits
         assert made.records[1].find(second.id) is not second
+
+
+@in_ring
+async def test_a_client_has_nothing_of_an_answer_that_no_other_machine_knows_of() -> None:
+    """Or it could come back to that nowhere else: the head may be cut off already."""
+    async with heads() as made:
+        knows, made.link.knows = made.link.knows, lambda count: None
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 4}).encode()
+        asked = Asked(CHAT, body, {**NAMED, "idempotency-key": "a-key"})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(asked.of, made.first)
+            with trio.fail_after(PATIENCE):
+                await until(lambda: made.records[1].find(ID) is not None)
+            await trio.testing.wait_all_tasks_blocked(0.1)
+            assert asked.got == []
+            knows(1)
+        assert asked.status == 200
+        assert len(asked.events) > 4

@@ -184,7 +184,10 @@ class Choices:
 
 
 async def stream(filled: Choices, shape: Shape, call: Call) -> None:
-    """All choices into *shape*, whose events are written as they come. Raises `ApiError`."""
+    """All choices into *shape*, whose events are written as they come. A client has none of what no
+    other machine knows of; a door is one. Raises `ApiError`."""
+    if call.record is not None and not (call.again or call.relayed):
+        await call.records.elsewhere(call.record)
     await call.stream.open()
     if opening := shape.opening():
         await call.write(opening)

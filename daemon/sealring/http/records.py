@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import math
 import re
 import secrets
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
@@ -54,11 +55,15 @@ MAX_BEHIND: Final = 32 << 20
 less is let go, and begins anew."""
 
 MAX_UNTOLD: Final = 1 << 19
-"""Records and responses of which one successor is still to be told anything: more than there are.
-One that lets as many wait is let go, too."""
+"""Records and responses of which one successor is still to be told anything, or is to say that it
+knows of them: more than there are. One that lets as many wait is let go, too."""
 
 RECORD_SIZE: Final = 1 << 10
 """Bytes that a record takes beside its own. So an account has 65,536 at most, however small."""
+
+PARTED_SECONDS: Final = 2.0
+"""Seconds for which the head waits, once the last successor is gone, before it lets clients have
+what nobody else knows: it may be the head itself that is cut off, and it then leads no longer."""
 
 KEEP_SECONDS: Final = 60.0
 """Seconds for which an answer is known that nobody makes."""
@@ -282,6 +287,9 @@ class Record:
     left: float | None = None
     """Since when nobody makes it, by trio's clock; None while somebody does."""
 
+    known: bool = False
+    """Whether a successor has said that it knows of it."""
+
     @classmethod
     def of(cls, id: str, data: bytes, asked: RecordedRequest | None = None) -> Record:
         """That of answer *id* to what was *asked*, which is *data* encoded, and of which nothing is
@@ -335,6 +343,7 @@ class Successor:
         self._behind = bytearray()
         self._most = MAX_BEHIND
         self._told: set[str] = set()
+        self._begun: deque[str] = deque()  # what it was told of, and has not said that it knows
         names = records.responses.names
         waiting: list[str | Owned] = [*(each.id for each in records), *names]
         self._untold = OrderedDict.fromkeys(waiting)
@@ -362,6 +371,12 @@ class Successor:
         """The response *named* is kept, or dropped."""
         self._later(named)
 
+    def knows(self, count: int) -> None:
+        """It has said that it knows of *count* more of the records that it was told of."""
+        for _ in range(min(count, len(self._begun))):
+            if (record := self._records.find(self._begun.popleft())) is not None:
+                record.known = True
+
     def over(self, record: Record) -> None:
         """*record* is over."""
         self._untold.pop(record.id, None)
@@ -388,6 +403,7 @@ class Successor:
             record = self._records.find(next_one)
             if record is not None and record.id not in self._told:
                 self._told.add(record.id)
+                self._begun.append(record.id)
                 self._behind += _frame(Kind.BEGUN, record.id, record.asked)
                 self._behind += _frame(Kind.MORE, record.id, record.drawn)
                 if record.kept:
@@ -398,7 +414,7 @@ class Successor:
 
     def _later(self, what: str | Owned) -> None:
         self._untold[what] = None
-        if len(self._untold) > MAX_UNTOLD:
+        if len(self._untold) + len(self._begun) > MAX_UNTOLD:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -432,6 +448,8 @@ class AnswerRecords:
         self._records: dict[str, Record] = {}
         self._budget = SharedBudget(MAX_RECORDS)
         self._successors: list[Successor] = []
+        self._parted = -math.inf  # when the last of them was
+        self._heard = trio.lowlevel.ParkingLot()
         self.settings = b""
         """What successors are told of this head; empty for nothing."""
         self.settled: Callable[[bytes], None] = _ignored
@@ -509,6 +527,7 @@ class AnswerRecords:
             for successor in self._successors:
                 successor.over(record)
             self.flush()
+            self._heard.unpark_all()
 
     def keep(self, record: Record) -> None:
         """From now on *record* is made whether or not there is a client."""
@@ -550,14 +569,32 @@ class AnswerRecords:
         """Whether anybody else knows the records."""
         return bool(self._successors)
 
+    async def elsewhere(self, record: Record) -> None:
+        """Wait until a successor knows of *record*, if there is any. Then its client may have an
+        event of it: wherever that comes back to, somebody can go on."""
+        while not record.known and self._records.get(record.id) is record:
+            until = math.inf if self.told else self._parted + PARTED_SECONDS
+            if trio.current_time() >= until:
+                return
+            with trio.move_on_at(until):
+                await self._heard.park()
+
     def join(self, successor: Successor) -> None:
         """*successor* is told everything from now on."""
         self._successors.append(successor)
         successor.flush()
 
+    def knows(self, successor: Successor, count: int) -> None:
+        """*successor* knows of *count* more records."""
+        successor.knows(count)
+        self._heard.unpark_all()
+
     def part(self, successor: Successor) -> None:
         """*successor* is told nothing more."""
         self._successors.remove(successor)
+        if not self.told:
+            self._parted = trio.current_time()
+            self._heard.unpark_all()
 
     # ------------------------------------------------------------- at a successor
 

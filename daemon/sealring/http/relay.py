@@ -126,6 +126,13 @@ class RelayStream:
             self._consumed = 0
             self._flush()
 
+    def consume(self) -> int:
+        """How many more bytes have come, of which nothing but that matters."""
+        size = len(self._body)
+        self._body.clear()
+        self.took(size)
+        return size
+
     def reply(self, status: int, headers: Headers) -> None:
         """Begin the answer. Raises `StreamGone`."""
         self._check()

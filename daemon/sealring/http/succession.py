@@ -32,6 +32,7 @@ from sealring.http.gate import error_response, member_of
 from sealring.http.records import (
     AnswerRecords,
     Frames,
+    Kind,
     Record,
     RecordedRequest,
     Successor,
@@ -77,19 +78,23 @@ async def hear_of_answers(streams: RelayStreams, records: AnswerRecords) -> None
 
 
 async def _hear(streams: RelayStreams, records: AnswerRecords) -> None:
-    """Hear what the head tells, until it ends. Raises `ValueError` for what is no such thing."""
+    """Hear what the head tells, until it ends; a byte says that one more record is known. Raises
+    `ValueError` for what is no such thing."""
     frames = Frames()
     with streams.asking(Question("GET", SUCCESSION.encode(), True, "", ())) as stream:
         stream.endless = True
-        await stream.send(b"", last=True)
         while True:
             match await stream.take():
                 case ReplyCame(_, status) if status != 200:
                     return
                 case BodyCame(_, data):
+                    begun = 0
                     for frame in frames.add(data):
                         records.hear(*frame)
+                        begun += frame[0] is Kind.BEGUN
                     stream.took(len(data))
+                    if begun:
+                        await stream.send(bytes(begun), last=False)
                 case DropCame():
                     return
 
@@ -174,6 +179,8 @@ class Ring:
         self.records.join(successor)
         try:
             while await stream.changed():
+                if known := stream.consume():
+                    self.records.knows(successor, known)
                 successor.flush()
         finally:
             self.records.part(successor)
