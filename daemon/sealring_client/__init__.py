@@ -11,9 +11,11 @@
 A request has an ``Idempotency-Key``, by which the ring makes its answer though the connection
 breaks, and each event has a number. `ResumableStream` comes back by itself, and asks for what
 follows the last event that it has: none is missing or comes twice. It asks where that came from,
-and then the next URL if there are several; after a silence, the next at once. Where nobody has
-begun to answer, the request goes to each URL once; where somebody has, and no event has come yet,
-it is sent again with its key. An answer that is not wanted any more is withdrawn.
+and then the next URL if there are several; after a silence, the next at once. Another machine gives
+the rest only to a client with an API key: without keys, the clients of each machine are callers of
+their own. Where nobody has begun to answer, the request goes to each URL once; where somebody has,
+and no event has come yet, it is sent again with its key. An answer that is not wanted any more is
+withdrawn.
 
 A server that numbers no events is asked, too; its broken streams are lost.
 """
@@ -65,7 +67,7 @@ _FIELDS: Final = (":", "data:", "event:", "id:", "retry:")
 _DATA: Final = "data: "
 _ID: Final = "id: "
 _DONE: Final = "[DONE]"
-_GONE: Final = "the server went away in the middle of the answer"
+_GONE: Final = "%s went away in the middle of the answer"
 _LAST: Final = (
     "error",
     "message_stop",
@@ -96,8 +98,8 @@ def _nothing(_: str = "") -> None:
 
 
 class RingClient:
-    """A client of a ring whose API is at each of *urls*, with an API *key* if one is needed;
-    *verify* as httpx2 has it."""
+    """A client of a ring whose API is at each of *urls*, with an API *key* if one is needed, or an
+    answer is to go on at another of them; *verify* as httpx2 has it."""
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class RingClient:
 class ResumableStream:
     """The answer to *body*, which asks for a stream, at *path* of any of *clients*. *headers* go
     with each request. *seconds* is how long it may take to come back. *silent* hears each comment
-    that breaks the silence, and *broken* why a connection has ended."""
+    that breaks the silence, and *broken* who did not go on with the answer, in words."""
 
     def __init__(
         self,
@@ -178,6 +180,7 @@ class ResumableStream:
         self._silent = silent
         self._broken = broken
         self._at = 0  # the client that is asked
+        self._source = 0  # the one from which the last event came
         self._stopped = False  # it has been silent for too long, or is not reached
         self._waits = 0  # in vain for who has the rest, since the stream broke
         self._left = 0  # requests that were given up: each may yet take the answer over
@@ -202,7 +205,7 @@ class ResumableStream:
     def _events(self) -> Generator[dict[str, Any]]:
         end, tries = 0.0, 0  # since it broke
         while True:
-            before = self._last
+            before, url = self._last, _base(self._client)
             why = yield from self._connection()
             if self._over:
                 return
@@ -218,8 +221,10 @@ class ResumableStream:
             if self._last != before or not end:
                 end, tries, self._waits = now + self._seconds, 0, 0
             if now >= end:
-                raise StreamLost(f"{why}, and nobody had the rest of the answer") from why
-            self._broken(str(why))
+                raise StreamLost(
+                    f"{_words(why, url)}, and nobody had the rest of the answer"
+                ) from why
+            self._broken(_words(why, url))
             time.sleep(min(LAST_PAUSE, FIRST_PAUSE * 2**tries))
             tries += 1
 
@@ -233,15 +238,19 @@ class ResumableStream:
                     self._answered = True
                     self._hurry(response)
                     yield from self._heard(response)
-                    return StreamLost(_GONE)
+                    return StreamLost(_GONE % _base(self._client))
                 refused = StreamRefused(response.status_code, _whole(response))
         except httpx2.TransportError as error:
             self._stopped = isinstance(error, httpx2.TimeoutException)
             self._waits += self._stopped
             self._left += not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout)
-            return StreamLost(f"{_GONE} ({error or type(error).__name__})") if begun else error
+            if not begun:
+                return error
+            lost = StreamLost(_GONE % _base(self._client))
+            lost.__cause__ = error
+            return lost
         if refused.status == 404 and self._last:
-            raise StreamLost("the ring has the rest of the answer no longer") from refused
+            raise StreamLost(self._forgotten()) from refused
         if refused.status not in _AGAIN:
             raise refused
         return refused
@@ -249,6 +258,14 @@ class ResumableStream:
     @property
     def _client(self) -> httpx2.Client:
         return self._clients[self._at % len(self._clients)]
+
+    def _forgotten(self) -> str:
+        """Why who is asked has nothing of the answer."""
+        source = self._clients[self._source]
+        known = {*source.headers, *map(str.lower, self._headers)}
+        if self._client is source or known & {"authorization", "x-api-key"}:
+            return "the ring has the rest of the answer no longer"
+        return f"without an API key only {_base(source)} gives the rest of the answer"
 
     def _asked(self) -> contextlib.AbstractContextManager[httpx2.Response]:
         """The answer to the request, or to what asks for the rest."""
@@ -292,7 +309,7 @@ class ResumableStream:
                 if line == _DATA + _DONE:
                     self._over = True
                     return
-                self._last = name
+                self._last, self._source = name, self._at % len(self._clients)
                 kind = event.get("type", "error" if "error" in event else "")
                 self._over = kind in _LAST
                 yield event
@@ -341,6 +358,25 @@ def event_of(line: str) -> dict[str, Any] | None:
         return None
     event: dict[str, Any] = json.loads(line.removeprefix(_DATA))
     return event
+
+
+def _base(client: httpx2.Client) -> str:
+    return str(client.base_url).rstrip("/")
+
+
+def _words(error: Exception, url: str) -> str:
+    """What came of asking *url*, which ended with *error*, in words; the error has the details."""
+    match error:
+        case StreamLost():
+            return str(error)
+        case StreamRefused():
+            return f"{url} answered {error.status}"
+        case httpx2.ConnectError() | httpx2.ConnectTimeout():
+            reason = str(error).rpartition("] ")[2] or "no answer in time"  # without its number
+            return f"{url} is not reached ({reason})"
+        case httpx2.TimeoutException():
+            return f"{url} says nothing any more"
+    return f"{url} went away"
 
 
 def _whole(response: httpx2.Response) -> bytes:

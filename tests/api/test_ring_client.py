@@ -189,6 +189,82 @@ def test_what_cannot_be_gone_on_with(team: Served) -> None:
         list(ring.stream(CHAT, {}))
 
 
+class Broken(BaseHTTPRequestHandler):
+    """A machine that begins an answer, and does not go on."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'id: chatcmpl-1:0\ndata: {"choices": [{"text": "la"}]}\n\n')
+
+    def do_GET(self) -> None:
+        self.send_error(503)
+
+    def log_message(self, *_: object) -> None:
+        """Not here."""
+
+
+class Empty(Broken):
+    """One that has nothing of an answer."""
+
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+
+@pytest.mark.parametrize("key", ["", "k"])
+def test_without_a_key_the_other_machines_have_nothing(key: str) -> None:
+    """Their clients are other callers, so what they say is no word on the answer."""
+    with (
+        serving(Broken) as first,
+        serving(Empty) as second,
+        RingClient([first, second], key) as ring,
+        pytest.raises(StreamLost) as caught,
+    ):
+        list(ring.stream(TEXT, {}))
+    forgotten = "the ring has the rest of the answer no longer"
+    keyless = f"without an API key only {first} gives the rest of the answer"
+    assert str(caught.value) == (forgotten if key else keyless)
+
+
+def test_why_a_stream_is_lost_is_said_in_plain_words() -> None:
+    nobody = f"http://127.0.0.1:{free_ports(1)[0]}"
+    asked = 0
+    failures: list[Exception] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            first = b'id: chatcmpl-1:0\ndata: {"choices": [{"text": "la"}]}\n\n'
+            return httpx2.Response(200, stream=httpx2.ByteStream(first))
+        if asked == 2:
+            return httpx2.Response(503, stream=httpx2.ByteStream(b"{}"))
+        failure = failures[(asked - 3) % len(failures)]
+        raise failure
+
+    refused = "[Errno 111] Connection refused"
+    failures += [httpx2.ReadError("x"), httpx2.ReadTimeout("x"), httpx2.ConnectTimeout("")]
+    failures += [httpx2.ConnectError(refused)]
+    heard: list[str] = []
+    with httpx2.Client(base_url=nobody, transport=httpx2.MockTransport(answer)) as client:
+        stream = ResumableStream([client], TEXT, {}, seconds=0.2, broken=heard.append)
+        with pytest.raises(StreamLost) as caught:
+            list(stream.events())
+    assert heard[:6] == [
+        f"{nobody} went away in the middle of the answer",
+        f"{nobody} answered 503",
+        f"{nobody} went away",
+        f"{nobody} says nothing any more",
+        f"{nobody} is not reached (no answer in time)",
+        f"{nobody} is not reached (Connection refused)",
+    ]
+    said = str(caught.value)
+    assert said.endswith(", and nobody had the rest of the answer")
+    assert "Errno" not in said
+    assert isinstance(caught.value.__cause__, httpx2.TransportError)
+
+
 def test_how_long_a_stream_is_gone_on_with(team: Served) -> None:
     with (
         cutting(team, 4000, *[0] * 1000) as cutter,

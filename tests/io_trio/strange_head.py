@@ -14,25 +14,36 @@ import attrs
 BREAKS: Final = "<breaks>"
 """A piece at which the connection breaks."""
 
+DIES: Final = "<dies>"
+"""A piece at which the head ends."""
+
 COMMENT: Final = "<comment>"
 """A piece that is a comment instead, as a head sends while it waits."""
 
 
 @attrs.define
 class StrangeHead:
-    """Answers the question that is a key of *answers* with its pieces, and tells *models*. *asked*
-    has the bodies that came."""
+    """Answers the question that is a key of *answers* with its pieces, and tells *models*, once it
+    has told its *refusals*, which are codes of errors. Its events are *numbered* if a client may
+    come back to it, and then it has nothing of an answer. *asked* has the bodies that came."""
 
     answers: Mapping[str, Sequence[str | dict[str, str]]]
     model: str = "strange"
     health: dict[str, Any] = attrs.field(factory=lambda: {"why": [], "faults": []})
     doing: str = ""
+    refusals: list[str] = attrs.field(factory=list)
+    numbered: bool = False
     asked: list[dict[str, Any]] = attrs.field(factory=list)
     url: str = ""
 
-    def get(self, path: str) -> Any:
-        """What is at *path*."""
-        return {
+    def get(self, path: str) -> tuple[int, Any]:
+        """The status of what is at *path*, and that."""
+        if path == "/v1/models" and self.refusals:
+            error = {"code": self.refusals.pop(0), "message": "It cannot be asked."}
+            return 503, {"error": error}
+        if path.startswith("/v1/streams/"):
+            return 404, {"error": {"code": "stream_not_found", "message": "There is none."}}
+        return 200, {
             "/v1/models": {"data": [{"id": self.model}]},
             "/v1/cluster": {"ranks": [{"name": "desk", "layers": [0, 4]}]},
             "/health": self.health,
@@ -42,14 +53,17 @@ class StrangeHead:
         """The events that answer *body*."""
         self.asked.append(body)
         question = body["messages"][-1]["content"] if "messages" in body else body["prompt"]
-        for piece in self.answers[question]:
+        for number, piece in enumerate(self.answers[question]):
             if piece == BREAKS:
                 raise ConnectionError
+            if piece == DIES:
+                raise SystemExit
             if piece == COMMENT:
                 yield ": keepalive"
                 continue
             delta = {"content": piece} if isinstance(piece, str) else piece
-            yield f"data: {json.dumps({'choices': [{'delta': delta}]}, ensure_ascii=False)}"
+            name = f"id: chatcmpl-1:{number}\n" if self.numbered else ""
+            yield f"{name}data: {json.dumps({'choices': [{'delta': delta}]}, ensure_ascii=False)}"
         done = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
         yield f"data: {json.dumps(done)}"
         usage = {"prompt_tokens": 3, "completion_tokens": 5}
@@ -69,8 +83,9 @@ def strange_head(
             pass
 
         def do_GET(self) -> None:
-            data = json.dumps(head.get(self.path)).encode()
-            self.send_response(200)
+            status, told = head.get(self.path)
+            data = json.dumps(told).encode()
+            self.send_response(status)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -87,6 +102,10 @@ def strange_head(
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                 self.wfile.write(b"0\r\n\r\n")
             except ConnectionError:
+                self.close_connection = True
+            except SystemExit:
+                server.shutdown()
+                server.server_close()
                 self.close_connection = True
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -311,10 +311,25 @@ def test_a_model_that_is_not_served_is_no_conversation(served: Served) -> None:
     assert chat(served.url, [], "--model", "tiny").code == 0
 
 
+def test_several_machines_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in head_client.KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    told = "sealring: without an API key an answer goes on at no other machine"
+    with strange_head({}, refusals=["no_head"]) as head, strange_head({}) as other:
+        done = chat(f"{head.url},{other.url}", [])
+        assert done.code == 0
+        first, second = done.err.splitlines()
+        assert first.startswith(told)
+        assert second == "sealring: there is no head, and the next one is waited for ..."
+        assert chat(f"{head.url},{other.url}", [], "--api-key", "k").err == ""
+        assert chat(head.url, []).err == ""
+
+
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
         ("no_head", "Or ask another machine: --url URL."),
+        ("head_lost", "Or ask another machine: --url URL."),
         ("no_majority", "Or ask another machine: --url URL."),
         ("no_texts", "Or ask another machine: --url URL."),
         ("overloaded", "The head's log says more."),

@@ -9,13 +9,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sealring.http import front
+from sealring.local import client
+from sealring_client import ResumableStream
 
 from tests.io_trio.helpers import Outcome, as_process
-from tests.io_trio.strange_head import BREAKS, strange_head
+from tests.io_trio.strange_head import BREAKS, DIES, strange_head
 from tests.io_trio.terminal import PROMPT, Terminal
 from tests.serving import PATIENCE, Served
 
@@ -127,6 +131,76 @@ def test_an_answer_that_breaks_off() -> None:
     assert (done.code, done.out) == (1, "half an ans\n")
     assert "went away" in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key of the environment, and little patience."""
+    for name in client.KEY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(client, "ResumableStream", partial(ResumableStream, seconds=0.2))
+    monkeypatch.setattr(client, "NEXT_HEAD_PAUSE", 0.0)
+
+
+KEYLESS = (
+    "sealring: without an API key an answer goes on at no other machine; to make one, on the "
+    "head's machine: sealring apikey new NAME\n"
+)
+
+
+def test_an_answer_whose_machine_dies(hasty: None) -> None:
+    with strange_head({"hello": ["half an ans", DIES]}, numbered=True) as head:
+        done = run_here("strange", "hello", "--url", head.url)
+    assert (done.code, done.out) == (1, "half an ans\n")
+    refused = f"{head.url} is not reached (Connection refused), and"
+    assert done.err == (
+        f"sealring: the ring at {head.url} answers\n"
+        f"sealring: {head.url} went away in the middle of the answer, and the rest is asked for "
+        "...\n"
+        f"sealring: {refused} the rest is asked for ...\n"
+        f"sealring: {refused} nobody had the rest of the answer\n"
+        "Ask again. With another machine's URL too (--url A,B), and an API key, an answer goes on "
+        "there.\n"
+    )
+
+
+def test_without_a_key_no_other_machine_has_the_rest(hasty: None) -> None:
+    broken = partial(strange_head, {"hello": ["half an ans", DIES]}, numbered=True)
+    with broken() as head, strange_head({}) as other:
+        urls = f"{head.url},{other.url}"
+        done = run_here("strange", "hello", "--url", urls)
+    assert (done.code, done.out) == (1, "half an ans\n")
+    assert done.err.startswith(f"{KEYLESS}sealring: the ring at {urls} answers\n")
+    assert done.err.endswith(
+        f"sealring: without an API key only {head.url} gives the rest of the answer\n"
+        "Ask again, with an API key; on the head's machine: sealring apikey new NAME\n"
+    )
+    with broken() as head, strange_head({}) as other:
+        urls = f"{head.url},{other.url}"
+        done = run_here("strange", "hello", "--url", urls, "--api-key", "k")
+    assert KEYLESS not in done.err
+    assert done.err.endswith(
+        "sealring: the ring has the rest of the answer no longer\n"
+        "The head's log says more. Ask again.\n"
+    )
+
+
+def test_a_machine_that_has_no_head_yet(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert client.NEXT_HEAD_SECONDS == front.NEXT_HEAD_SECONDS  # as a request for an answer waits
+    refusals = ["no_head", "no_head", "not_head", "head_lost", "no_majority"]
+    waits = "sealring: there is no head, and the next one is waited for ...\n"
+    with strange_head({"hello": ["hi"]}, refusals=refusals[:]) as head:
+        done = run_here("strange", "hello", "--url", head.url)
+        assert (done.code, done.out) == (0, "hi\n")
+        assert done.err == f"{waits}sealring: the ring at {head.url} answers\n"
+        head.refusals += ["no_texts"]
+        done = run_here("strange", "hello", "--url", head.url)
+        assert (done.code, waits in done.err) == (1, False)
+        monkeypatch.setattr(client, "NEXT_HEAD_SECONDS", 0.0)
+        head.refusals += ["no_head"]
+        done = run_here("strange", "hello", "--url", head.url)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "sealring: It cannot be asked.\nOr ask another machine: --url URL.\n"
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,20 @@ from typing import Final
 import attrs
 from sealring_trio.errors import OperationError, UserError
 
-from sealring.cli.options import NO_KEY, Access, Positive, Temperature, head_at
+from sealring.cli.options import (
+    NO_KEY,
+    Access,
+    Positive,
+    Temperature,
+    head_at,
+    note_without_key,
+)
 from sealring.cli.speaking import speaker
 from sealring.files.models import NO_TEMPLATE
 from sealring.local import client
 from sealring.local.chat_session import SETTINGS, ChatSession, checked, load, save, settings_of
 from sealring.local.client import machines
-from sealring.output import print_error, visible
+from sealring.output import print_error, reporter, visible
 
 QUOTES: Final = '"""'
 """Around a text of several lines."""
@@ -66,7 +73,8 @@ def chat(
     ----------
     url
         The head's address; http://127.0.0.1:7480 if left out. With commas,
-        several machines of one ring: answers go on at the next if one is gone.
+        several machines of one ring: with an API key, answers go on at the next
+        if one is gone.
     model
         Which model, where several are served; the only one if left out.
     system
@@ -85,7 +93,8 @@ def chat(
     chosen = {"temperature": temperature, "max_completion_tokens": max_tokens}
     settings = {name: value for name, value in chosen.items() if value is not None}
     with access.client(base) as http:
-        card = client.model_at(http, base, model or "")
+        note_without_key(http)
+        card = client.model_at(http, base, model or "", reporter())
         if card.get("chat_template") is False:
             print(f"sealring: {NO_TEMPLATE}", file=sys.stderr)
         talk = ChatSession(http, base, card["id"], settings, system)

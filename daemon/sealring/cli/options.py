@@ -20,6 +20,7 @@ from sealring_trio.errors import UserError
 from sealring_trio.units import format_address, is_unspecified
 
 from sealring.logs import LogFormat
+from sealring.output import print_note
 
 if TYPE_CHECKING:
     from sealring.local.client import HeadClient
@@ -137,6 +138,15 @@ class Access:
                 first = next((each for each in made if each.is_there()), first)
             first.others = [each for each in made if each is not first]
             yield first
+
+
+def note_without_key(http: HeadClient) -> None:
+    """Say that an answer ends with its machine, where *http* has other machines and no key."""
+    if http.others and "authorization" not in http.headers:
+        print_note(
+            "without an API key an answer goes on at no other machine; to make one, on the head's "
+            "machine: sealring apikey new NAME"
+        )
 
 
 def usual_url() -> str:

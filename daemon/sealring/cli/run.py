@@ -26,13 +26,14 @@ from sealring.cli.options import (
     Temperature,
     TopP,
     is_piped,
+    note_without_key,
     read_prompt,
     usual_url,
 )
 from sealring.cli.speaking import PlainSpeaker, Speaker, speaker
 from sealring.files.config import own_config
 from sealring.local.node_socket import ask
-from sealring.output import note_cut_off, print_json, print_note, progress
+from sealring.output import note_cut_off, print_json, print_note, progress, reporter
 
 if TYPE_CHECKING:
     from sealring.local.client import HeadClient, StreamedAnswer
@@ -112,7 +113,8 @@ def run(
         Print one JSON object at the end: the answer, its tokens and times.
     url
         Ask this head and no other; it must serve the model. With commas, several
-        machines of one ring: the answer goes on at the next if one is gone.
+        machines of one ring: with an API key, the answer goes on at the next if
+        one is gone.
     plain
         Show the answer as it is written, without colours, in a terminal too.
     no_history
@@ -183,6 +185,7 @@ def _head(
     base = client.base_urls(url or usual_url())
     with contextlib.ExitStack() as stack:
         http = stack.enter_context(access.client(base))
+        note_without_key(http)
         card = {} if no_guesses else _card(http, base, sure=url is not None)
         served = card.get("id", "")
         template = card.get("chat_template") is not False
@@ -225,7 +228,7 @@ def _name(model: str, *, sure: bool) -> str:
 
 def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
     """What the head at *base* says of its model. Unless it is *sure* to be the one to ask, nothing
-    where none can be asked."""
+    where none can be asked; else it waits for the next head if there is none."""
     from sealring.local import client  # noqa: PLC0415 - as above
     from sealring.local.client import stranger  # noqa: PLC0415
 
@@ -233,7 +236,7 @@ def _card(http: HeadClient, base: str, *, sure: bool) -> dict[str, Any]:
         print_note(why)
         return {}
     try:
-        return client.model_at(http, base)
+        return client.model_at(http, base, report=reporter() if sure else None)
     except client.HeadUnreachable:
         if sure:
             raise

@@ -52,6 +52,16 @@ LOOK_SECONDS: Final = 12.0
 CARD_SECONDS: Final = 10.0
 """Seconds within which a head says what it serves. It answers that while it waits for its ring."""
 
+NEXT_HEAD_SECONDS: Final = 30.0
+"""Seconds for which a machine without a head is asked again: as long as it keeps a request for an
+answer."""
+
+NEXT_HEAD_PAUSE: Final = 0.5
+"""Seconds between two times that it is."""
+
+_NO_HEAD: Final = ("no_head", "head_lost", "not_head", "no_majority")
+"""The codes of a machine that may soon have another head."""
+
 ASK_SECONDS: Final = 3.0
 """Seconds that a head has to say what it does. A person waits, and it takes no work."""
 
@@ -308,7 +318,7 @@ def stream(
         asked,
         timeout=patience(SILENCE_SECONDS),
         silent=silent,
-        broken=lambda why: report(f"the connection broke ({why}), and is made again"),
+        broken=lambda why: report(f"{why}, and the rest is asked for"),
     )
     events = given.events()
     try:
@@ -330,7 +340,7 @@ def stream(
         raise refused(httpx2.Response(error.status, content=error.body)) from None
     except StreamLost as error:
         if not answer.finish:  # else all has come but the last line, which some servers leave out
-            raise broken_off({"error": str(error)}) from None
+            raise OperationError(str(error), _how_to_outlive(http)) from None
     except httpx2.HTTPError as error:
         raise unreachable(url, error) from None
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -381,10 +391,23 @@ def machines(http: HeadClient) -> list[str]:
         return []
 
 
-def model_at(client: httpx2.Client, url: str, name: str = "") -> dict[str, Any]:
+def model_at(
+    client: httpx2.Client, url: str, name: str = "", report: Report | None = None
+) -> dict[str, Any]:
     """What the server at *url* says of its model called *name*, or of its first; its name is under
-    ``id``. Raises `OperationError`, also if it has none of that name."""
-    response = _got(client, url, "/v1/models")
+    ``id``. Where it has no head, as just after that has died, it is asked again for as long as its
+    ring lets a request wait, if *report* is there to hear of it. Raises `OperationError`, also if
+    it has no model of that name."""
+    end = time.monotonic() + NEXT_HEAD_SECONDS
+    while True:
+        try:
+            response = _got(client, url, "/v1/models")
+            break
+        except NoHead:
+            if report is None or time.monotonic() >= end:
+                raise
+            report("there is no head, and the next one is waited for")
+            time.sleep(NEXT_HEAD_PAUSE)
     try:
         cards = [{**card, "id": str(card["id"])} for card in response.json()["data"]]
         first = cards[0]
@@ -450,6 +473,10 @@ class HeadUnreachable(OperationError):
     """Nobody listens at the address of a head."""
 
 
+class NoHead(OperationError):
+    """A machine answers whose ring has no head, or not yet."""
+
+
 def unreachable(url: str, error: httpx2.HTTPError) -> OperationError:
     """The error for a server at *url* that nobody reaches."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -490,6 +517,18 @@ def _how_to_reach() -> str:
     )
 
 
+def _how_to_outlive(http: HeadClient) -> str:
+    """What to do where an answer was lost with its machine."""
+    if not http.others:
+        return (
+            "Ask again. With another machine's URL too (--url A,B), and an API key, an answer goes "
+            "on there."
+        )
+    if "authorization" not in http.headers:
+        return "Ask again, with an API key; on the head's machine: sealring apikey new NAME"
+    return "The head's log says more. Ask again."
+
+
 def refused(response: httpx2.Response) -> OperationError:
     """The error for a request that the API refused."""
     message = message_of(response)
@@ -499,7 +538,10 @@ def refused(response: httpx2.Response) -> OperationError:
         )
     if _error(response).get("code") == "context_length_exceeded":
         return OperationError(message, "Ask for less; in a conversation, /undo or /clear")
-    if _error(response).get("code") in ("no_head", "no_majority", "no_texts"):
+    code = _error(response).get("code")
+    if code in _NO_HEAD:
+        return NoHead(message, "Or ask another machine: --url URL.")
+    if code == "no_texts":
         return OperationError(message, "Or ask another machine: --url URL.")
     return OperationError(message, "The head's log says more.")
 
