@@ -283,6 +283,13 @@ MISTAKES: dict[str, tuple[Spoil, str, int, str, str]] = {
         "'tiny' is too much: serve takes no argument",
         "Did you mean --model tiny?",
     ),
+    "a command that is misspelled": (
+        lambda _: 0,
+        "head mov",
+        2,
+        "'mov' is too much: head takes no argument",
+        "Did you mean 'move'? See: sealring head --help",
+    ),
     "one word too many": (lambda _: 0, "keygen a b", 2, "'b' is too much: no option", "keygen"),
     "a prompt that is an option": (
         lambda _: 0,

@@ -248,7 +248,8 @@ SHOWN: dict[str, tuple[dict[str, Any], int, str]] = {
         "head          den, elected in term 2\n"
         "here          desk follows den\n"
         "may be head   desk, den\n"
-        "votes needed  2 of 3\n",
+        "votes needed  2 of 3\n"
+        "away          only den knows: sealring head, there\n",
     ),
     "one that is fixed": (
         {"fixed_head": True, "may_be": ["desk"]},

@@ -364,6 +364,11 @@ def _options(error: cyclopts.CycloptsError) -> Mapping[str, cyclopts.Argument]:
     return {name: argument for argument in taken for name in argument.names}
 
 
+def _commands(error: cyclopts.CycloptsError) -> list[str]:
+    """The names of the commands below the one that *error* is about."""
+    return [name for name in error.app or () if not name.startswith("-")]
+
+
 def _missing(
     error: cyclopts.MissingArgumentError, argument: cyclopts.Argument, see: str
 ) -> UserError:
@@ -397,4 +402,6 @@ def _unused(error: cyclopts.UnusedCliTokensError, see: str) -> UserError:
     option = "--config" if words[-1].endswith(".toml") else "--model"
     meant = option in options and option not in (error.root_input_tokens or ()) and len(words) == 1
     guess = f"Did you mean {option} {words[0]}? " if meant else ""
+    if near := get_close_matches(words[0], _commands(error), n=1):
+        guess = f"Did you mean '{near[0]}'? "
     return UserError(f"'{' '.join(words)}' is too much: {why}", f"{guess}{see}")

@@ -78,6 +78,8 @@ def _print(head: Mapping[str, Any]) -> None:
         facts.append(("votes needed", f"{head['majority']} of {head['members']}"))
     if head["absent"]:
         facts.append(("away", ", ".join(head["absent"])))
+    elif head["state"] == "following":
+        facts.append(("away", f"only {head['name']} knows: sealring head, there"))
     print_facts(facts)
     if head["may_take"]:
         print(

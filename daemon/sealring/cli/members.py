@@ -196,7 +196,12 @@ class ClusterChange:
     ) -> None:
         """Have *cluster* have *members*, and print that *what* was done, and what a person does
         next. *fixed_head* is that of `have_members`. Raises `UserError`."""
+        before = cluster.roster.roster
         after = have_members(cluster, members, self.key, fixed_head=fixed_head)
+        if len(after.heads) == 1 < min(len(before.heads), len(after.members)) and not fixed_head:
+            print_note(
+                f"{after.members[0].name} alone may be the head now: while it is away, nobody is"
+            )
         if self.json:
             print_json(roster_installed(cluster, after))
             return
