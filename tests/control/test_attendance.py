@@ -100,6 +100,8 @@ def test_the_others_are_waited_for_from_when_the_head_itself_has_come():
     house.came(0)
     assert house.after(GATHER_SECONDS - 0.1) == ALL
     assert house.after(0.1) == (0, 1)
+    out = house.of.why_outside(2)
+    assert (out.why, out.since) == ("it is not here", 0.0)  # a head before may have seen it
 
 
 def test_one_that_is_lost_is_waited_for_and_then_left_out():

@@ -117,7 +117,7 @@ def test_streams_go_on_without_a_rank_that_was_killed_and_with_it_again(tmp_path
     """One of four members was never seen, and is not waited for."""
     with homes(tmp_path, 4, 3) as (home, nodes):
         home.until("rank0 rank1 rank2")
-        assert without(home) == {"rank3": "it has not come yet"}
+        assert without(home) == {"rank3": "it is not here"}
         alone = home.ask(PROMPTS[0])
         with ThreadPoolExecutor(1) as threads:
             answer = threads.submit(home.ask, PROMPTS[0])
@@ -128,7 +128,7 @@ def test_streams_go_on_without_a_rank_that_was_killed_and_with_it_again(tmp_path
             assert home.ask(PROMPTS[0]) == alone  # which comes meanwhile, and waits
             assert home.ring() == "rank0 rank2"
             assert answer.result(PATIENCE) == alone
-        assert without(home) == {"rank1": "it is away", "rank3": "it has not come yet"}
+        assert without(home) == {"rank1": "it is away", "rank3": "it is not here"}
         assert list(home.up().values()) == [1, 0, 1, 0, 1, 0, 1, 0]
         told = sealring("status", "--config", nodes[0].config).out
         assert re.search(r"^ring +rank0, rank2: 2 of 4 machines$", told, re.MULTILINE)

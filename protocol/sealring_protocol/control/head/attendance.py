@@ -318,7 +318,8 @@ class Attendance:
         if rank in self._unreadable:
             return Outside(f"its engine cannot read its model: {self._unreadable[rank]}")
         if rank not in self._came:
-            why = "it is away" if rank in self._lost else "it has not come yet"
+            # Another head before this one may have seen it.
+            why = "it is away" if rank in self._lost else "it is not here"
             return Outside(why, since=self._lost.get(rank, self._began))
         again = self._aside.get(rank, math.inf)
         if again < math.inf:
