@@ -42,7 +42,7 @@ def up(
     Without a config it is that of the cluster which 'sealring start' made or
     'sealring join' joined. Start one on every machine of the roster, in any
     order; each says what it waits for. The first member of the roster is the
-    head, the one to ask. A config is a TOML file:
+    head until another is elected. Ask any of them. A config is a TOML file:
 
         key = "desk.key"           # from sealring keygen
         roster = "home.roster"     # from sealring roster sign
