@@ -30,10 +30,10 @@ def test_a_rank_that_stalls_keeps_what_it_has_read(ring: Ring) -> None:
     before = head.log.read_text()
     listener = threading.Thread(target=listen)
     listener.start()
-    assert begun.wait(PATIENCE)
+    assert begun.wait(3 * PATIENCE)  # the story is long, and the machine may be busy
     with stopped(rank):
         wait_for(head, "missing", [1])
-    listener.join(PATIENCE)
+    listener.join(3 * PATIENCE)
     whole = list(head.ask("generate", fields))[-1]
     assert events[-1]["token_ids"] == whole["token_ids"]
     told = head.log.read_text().removeprefix(before)
