@@ -9,6 +9,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from sealring.dialects.replies import json_bytes
 from sealring.http import kept, records
 from sealring.http.kept import Kept, ResponseStore
 from sealring.http.records import (
@@ -25,6 +26,8 @@ from sealring.http.records import (
 )
 from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut, TokenOut
+from sealring_protocol.limits import MAX_LOGPROBS, MAX_SCORES
+from sealring_trio.node.runtime import AT_ONCE
 from trio.testing import MockClock
 
 from tests.api.test_succession import ID, Link
@@ -228,6 +231,43 @@ def test_responses_are_told_with_their_names() -> None:
         for kind in (Kind.RESPONSE, Kind.DROPPED):
             with pytest.raises(ValueError, match=r"."):
                 next_head.hear(kind, "0" * 24, wrong)
+
+
+def test_the_largest_responses_are_told() -> None:
+    """One of as many items as there may be, and of as many bytes, each of which JSON has twice."""
+    head, next_head, _ = pair()
+    item = b'"' * (kept.MAX_KEPT_EACH // kept.MAX_KEPT_ITEMS - 1)
+    head.responses.keep("o", "resp_1", Kept(b"", (), (item,) * kept.MAX_KEPT_ITEMS, (), "a"))
+    head.responses.keep("o", "resp_2", Kept(b'"' * kept.MAX_KEPT_EACH, (), (), (), "b"))
+    head.flush()
+    assert len(head.responses.names) == 2
+    for owner, name in head.responses.names:
+        assert next_head.responses.find(owner, name) == head.responses.find(owner, name)
+
+
+def test_the_names_of_as_many_responses_as_there_may_be_are_heard() -> None:
+    """Each has 512 bytes at least."""
+    next_head = AnswerRecords()
+    next_head.responses.keep("o", "resp_0", Kept(b"{}", (), (), (), "a"))
+    names = [("known " + "0" * 64, f"resp_{at:024}") for at in range(kept.MAX_KEPT // 512)]
+    next_head.hear(Kind.RESPONSES, "", json_bytes(names))
+    assert next_head.responses.names == []
+
+
+def test_the_largest_piece_is_what_it_was() -> None:
+    alternatives = MAX_SCORES * MAX_LOGPROBS
+    chosen, ranks, ids = (-1e-30,) * MAX_SCORES, (1,) * MAX_SCORES, (1 << 31,) * alternatives
+    scores = Scores(0, 0, 1, chosen, ranks, ids, (-1e-30,) * alternatives)
+    made = DrawnPiece(0, (ScoresOut(0, scores),) * AT_ONCE)
+    assert [*pieces(made.encode())] == [made]
+
+
+def test_what_grows_is_read_as_far_as_it_was() -> None:
+    data = bytearray(piece(1).encode() + piece(2).encode())
+    read = pieces(data, len(data))
+    assert next(read) == piece(1)
+    data += b"x"
+    assert [*read] == [piece(2)]
 
 
 def test_a_response_that_is_kept_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import json
 import re
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -48,7 +49,7 @@ from sealring.http.succession import DOOR_SECONDS, Ring
 from sealring.local.ring import write_cluster
 from sealring.service.head_api import prepare
 from sealring_model import tiny
-from sealring_protocol.control.requests import NoMajority
+from sealring_protocol.control.requests import NoMajority, TokenOut
 from sealring_trio.node.runtime import Runtime
 from sealring_trio.node.service import build_runtime, running
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -1001,3 +1002,35 @@ async def test_a_client_has_nothing_of_an_answer_that_no_other_machine_knows_of(
             knows(1)
         assert asked.status == 200
         assert len(asked.events) > 4
+
+
+@in_ring
+async def test_a_large_record_holds_up_nobody_else() -> None:
+    """A head that stops for so long loses its lease, and its links."""
+    async with heads() as made:
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 4}).encode()
+        named = {ANSWER.decode(): new_id("honest"), "idempotency-key": "a-key"}
+        await Asked(CHAT, body, named).of(made.first)
+        (known,) = made.records[0]
+        asked = RecordedRequest.decode(known.asked)
+        asked = attrs.evolve(asked, caller={**asked.caller, "id": "chatcmpl-" + "0" * 24}, key=b"")
+        piece = DrawnPiece(0, (TokenOut(0, 5, 0),)).encode()
+        brought = Record("0" * 24, asked.encode(), bytearray(piece * ((4 << 20) // len(piece))))
+        longest = 0.0
+
+        async def look() -> None:
+            nonlocal longest
+            while True:
+                before = time.process_time()
+                await trio.lowlevel.checkpoint()
+                longest = max(longest, time.process_time() - before)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await trio.sleep(0.1)
+            id = new_id("liar")
+            lie = Asked(f"/_ring/answers/{id}", brought.encoded(), state={"relayed": "liar"})
+            await lie.of(made.ring)
+            nursery.cancel_scope.cancel()
+        assert lie.status == 400  # more tokens than were asked for
+        assert longest < 0.5

@@ -14,14 +14,23 @@ import trio.testing
 from sealring.http import succession
 from sealring.http.gate import ANSWER
 from sealring.http.head import ApiHead
-from sealring.http.records import AnswerRecords, Kind, Record, RecordedRequest, new_id
+from sealring.http.records import (
+    AnswerRecords,
+    Kind,
+    Record,
+    RecordedRequest,
+    new_id,
+    pieces,
+)
 from sealring.http.relay import RelayStream
 from sealring.http.succession import Ring
+from sealring_trio.node.runtime import AT_ONCE
 from starlette.types import Message
 
 from tests.api import test_succession
 from tests.api.test_records import asked, piece
 from tests.api.test_succession import CHAT, ID, NAMED, TALK, Asked, behind_gate, heads, in_ring
+from tests.attacks.test_foreign_json import at_most, many
 from tests.serving import PATIENCE
 
 shared_ring = test_succession.shared_ring
@@ -54,11 +63,45 @@ def test_a_request_whose_fields_are_of_other_kinds_is_no_request(more: dict[str,
     else:
         fields["caller"] |= more["caller"]
     head = json.dumps(fields).encode()
-    forged = struct.pack(">I", len(head)) + head
+    forged = with_head(head)
     with pytest.raises(ValueError, match="no request of an answer"):
         RecordedRequest.decode(forged)
     with pytest.raises(ValueError, match="no request of an answer"):
         AnswerRecords().hear(Kind.BEGUN, ID, forged)
+
+
+def with_head(head: bytes) -> bytes:
+    """A request whose fields are *head*."""
+    return struct.pack(">I", len(head)) + head
+
+
+LISTS = many(1_000_000)
+NAMES = b"[" + b'["a","b"],' * 1_000_000 + b"[]]"
+FRAMES = {
+    "request": (Kind.BEGUN, with_head(LISTS)),
+    "long request": (Kind.BEGUN, with_head(b'["' + b"x" * 4_000_000 + b'"]')),
+    "lists for responses": (Kind.RESPONSES, LISTS),
+    "names of responses": (Kind.RESPONSES, NAMES),
+    "response": (Kind.RESPONSE, b'["o","n","{}",' + NAMES + b',[],[],"a"]'),
+    "name of a response": (Kind.DROPPED, LISTS),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_json_that_a_head_tells_is_counted_before_it_is_parsed(name: str) -> None:
+    kind, data = FRAMES[name]
+    refused = pytest.raises(ValueError, match="JSON of more than")
+    with at_most(5 * len(data)), refused:
+        AnswerRecords().hear(kind, ID, data)
+
+
+def test_a_piece_has_no_more_than_an_answer_is_given_at_once() -> None:
+    refused = pytest.raises(ValueError, match="JSON of more than")
+    with at_most(5 * len(LISTS)), refused:
+        [*pieces(struct.pack(">HBHI", 0, 0, 0, len(LISTS)) + LISTS)]
+    assert len([*pieces(piece(*range(AT_ONCE)).encode())]) == 1
+    with pytest.raises(ValueError, match="too large"):
+        [*pieces(piece(*range(AT_ONCE + 1)).encode())]
 
 
 def body_of(**more: Any) -> bytes:

@@ -281,13 +281,13 @@ class Generator:
         job: Job,
         trace: Trace,
         counted: Counted | None = None,
-        past: Sequence[Event] = (),
+        past: Sequence[int] | None = (),
     ) -> Iterator[Answer]:
         """Submit *job*, and give its answer, the bytes of whose tokens are *counted* as the ring
         gives them. The row ends with the block at the latest. A job that may become longer than
         the context, or the ranks' memory, may become as long as they allow; its answer is
-        `Answer.fitted`. Of the answer another head had all of the *past*: the ring draws what
-        follows, if that has no end.
+        `Answer.fitted`. The tokens *past* were drawn for another head: the ring draws what follows.
+        If *past* is None, nothing does.
 
         Raises `LocalProtocolError` if the job can never be done, or not now.
         """
@@ -302,8 +302,7 @@ class Generator:
             request = attrs.evolve(request, eos=request.eos | words.eos)
         if not self.guesses:
             request = attrs.evolve(request, guesses=())
-        drawn = [event.token for event in past if isinstance(event, TokenOut)]
-        request = attrs.evolve(request, drawn=drawn)
+        request = attrs.evolve(request, drawn=past or ())
         runtime, tracer = self.runtime, self.tracer
         with contextlib.ExitStack() as over:
 
@@ -313,7 +312,7 @@ class Generator:
                 over.callback(tracer.leave, uid)
 
             uid, stream, fitted = 0, Stream(counted), False
-            if any(isinstance(event, RequestDone) for event in past):
+            if past is None:
                 trace.choices += 1
             else:
                 try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import attrs
 import trio
@@ -21,9 +22,10 @@ from sealring.generation.generation import Answer, TextPiece
 from sealring.generation.trace import Trace
 from sealring.http.bodies import EventStream, HeldBytes, beside
 from sealring.http.gate import Caller
-from sealring.http.records import AnswerRecords, DrawnPiece, Moved, Record
+from sealring.http.records import AnswerRecords, DrawnPiece, Moved, Record, no_record, pieces
 from sealring.http.resume import KeptAnswer, ResumeFields
 
+T = TypeVar("T")
 Pair = tuple[Answer, Choice]
 
 
@@ -34,9 +36,9 @@ class Call:
     no more. It *asked* to come back or did not, and is *over* when that is closed.
 
     The next head can go on with it by its *record*, which *records* have, if it has one. It is made
-    *again* if another head has begun it, and *past* is what that one's ring has drawn. Rows without
-    a seed have *seed*, and parts *names*. A door may have *relayed* the request, and the answer may
-    be made *beside* the connection."""
+    *again* if another head has begun it: *known* bytes of the record's pieces are what that one's
+    ring has drawn. Rows without a seed have *seed*, and parts *names*. A door may have *relayed*
+    the request, and the answer may be made *beside* the connection."""
 
     caller: Caller
     trace: Trace
@@ -49,12 +51,21 @@ class Call:
     kept: int = 0
     records: AnswerRecords = attrs.field(factory=AnswerRecords)
     record: Record | None = None
-    past: tuple[DrawnPiece, ...] = ()
+    known: int = 0
     seed: int = attrs.field(factory=lambda: secrets.randbits(64))
     names: Names = attrs.field(factory=Names)
     relayed: bool = False
     again: bool = False
     beside: bool = False
+
+    def past(self, read: Callable[[bytearray, int], Iterator[T]]) -> Iterator[T]:
+        """What another head's ring has drawn, as *read* (`cuts`, `pieces`), one by one. Raises
+        `ApiError`."""
+        try:
+            if self.record is not None:
+                yield from read(self.record.drawn, self.known)
+        except ValueError as error:
+            raise no_record(error) from None
 
     def note(self, piece: DrawnPiece) -> None:
         """A choice is about to be given *piece*."""
@@ -113,7 +124,8 @@ class Choices:
     async def follow(self) -> None:
         """All at once, so that none has tokens that wait for another's end; first what they were
         given before. Raises `ApiError`, or `Moved`."""
-        for piece in self._call.past:
+        for piece in self._call.past(pieces):
+            await trio.lowlevel.checkpoint()
             answer, _ = self._pairs[piece.index]
             if not piece.last:
                 self._call.holding.grow(size_of(piece.events))

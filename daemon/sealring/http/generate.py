@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import logging
 import secrets
 import sys
+from array import array
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -25,13 +25,7 @@ import trio
 from sealring_model.text.detokenizer import Vocabulary
 from sealring_model.text.tokens import ParsedCall, ToolFormat
 from sealring_protocol.codec.messages import NO_LOGPROBS, Row
-from sealring_protocol.control.requests import (
-    FinishReason,
-    Request,
-    RequestDone,
-    TokenIds,
-    TokenOut,
-)
+from sealring_protocol.control.requests import Request, TokenIds
 from sealring_protocol.errors import LocalProtocolError
 from sealring_trio.errors import OperationError
 from starlette.requests import ClientDisconnect
@@ -62,9 +56,17 @@ from sealring.http.filling import Call, Choices, stream
 from sealring.http.gate import ANSWER, Caller, member_of
 from sealring.http.head import ApiHead
 from sealring.http.kept import Kept, ResponseStore, earlier
-from sealring.http.records import Moved, Record, RecordedRequest, may_ask, pieces
+from sealring.http.records import Moved, Record, RecordedRequest, cuts, may_ask, no_record
 from sealring.http.resume import KeptAnswer, Resumed, ResumeFields, left
-from sealring.text.frames import Exceeded, Lost, ParsedRequest, Refused, TextQueueFull
+from sealring.text.frames import (
+    ID,
+    ID_SIZE,
+    Exceeded,
+    Lost,
+    ParsedRequest,
+    Refused,
+    TextQueueFull,
+)
 
 log = logging.getLogger("sealring.api")
 
@@ -524,7 +526,7 @@ class Generate:
                 ResumeFields(asked.path, asked.key, digest),
                 records=self._head.records,
                 record=record,
-                past=tuple(pieces(record.drawn)),
+                known=len(record.drawn),
                 seed=asked.seed,
                 names=Names(asked.names),
                 relayed=True,
@@ -814,30 +816,41 @@ class Generate:
                     withdraw = head.generator.withdraw
                     trio.lowlevel.current_trio_token().run_sync_soon(withdraw, call.trace)
 
-        for piece in call.past:  # which somebody else has told
-            tokens = [event.token for event in piece.events if isinstance(event, TokenOut)]
-            if any(token >= vocabulary for token in tokens):
-                text = f"This is no record: the vocabulary has {vocabulary} tokens."
-                raise ApiError(400, text, "bad_request")
+        drawn, over = await _drawn(call, len(parsed.prompts) * (asked.n or 1), vocabulary)
         try:
             answers = []
             made = jobs(asked, parsed, vocabulary, call.caller, call.seed)
             for index, job in enumerate(made):
-                pieces = [piece for piece in call.past if piece.index == index]
-                past = [*itertools.chain.from_iterable(piece.events for piece in pieces)]
-                if any(piece.last for piece in pieces):  # by a stop string, which no ring knows
-                    past.append(RequestDone(0, FinishReason.STOP))
+                past = None if index in over else drawn[index]
                 answering = head.generator.answering(words, job, call.trace, counted, past)
                 answers.append(stack.enter_context(answering))
                 await trio.lowlevel.checkpoint()
         except LocalProtocolError as error:
             raise from_refusal(error, self._kind.prompt, head.retry_after()) from None
-        if any(piece.index >= len(answers) for piece in call.past):
-            text = f"This is no record: the answer has {len(answers)} choices."
-            raise ApiError(400, text, "bad_request")
         if any(answer.fitted for answer in answers):
             adapt(call.caller.headers, self._kind.limited_by(asked))
         return answers
+
+
+async def _drawn(call: Call, count: int, vocabulary: int) -> tuple[list[array[int]], set[int]]:
+    """The tokens that another head's ring has drawn for each of the *count* choices of *call*, and
+    the indices of those that are over. Others have their turn meanwhile. Raises `ApiError`."""
+    drawn, over = [array(ID) for _ in range(count)], set()
+    for number, (index, ends, tokens, _) in enumerate(call.past(cuts)):
+        if number % _CUTS == 0:
+            await trio.lowlevel.checkpoint()
+        if index >= count:
+            raise no_record(f"the answer has {count} choices")
+        if max(tokens, default=0) >= vocabulary:
+            raise no_record(f"the vocabulary has {vocabulary} tokens")
+        call.holding.grow(ID_SIZE * len(tokens))
+        drawn[index].extend(tokens)
+        if ends:  # maybe by a stop string, which no ring knows
+            over.add(index)
+    return drawn, over
+
+
+_CUTS: Final = 256  # pieces that are looked at at once, in a millisecond
 
 
 def _check_prompt(prompt: TokenIds, vocabulary: int) -> None:

@@ -38,12 +38,13 @@ from pydantic_core import from_json
 from sealring_protocol.codec.local_messages import Logprobs, Scores
 from sealring_protocol.control.requests import FinishReason, RequestDone, ScoresOut, TokenOut
 from sealring_protocol.errors import LocalProtocolError
-from sealring_protocol.limits import STREAM_WINDOW
-from sealring_trio.node.runtime import Event
+from sealring_protocol.limits import MAX_LOGPROBS, MAX_SCORES, STREAM_WINDOW
+from sealring_trio.node.runtime import AT_ONCE, Event
 
 from sealring.dialects.errors import ApiError
 from sealring.dialects.replies import json_bytes
-from sealring.http.kept import Kept, ResponseStore
+from sealring.http.kept import MAX_KEPT, MAX_KEPT_EACH, MAX_KEPT_ITEMS, Kept, ResponseStore
+from sealring.text.frames import is_small
 from sealring.text.workers import SharedBudget
 
 MAX_RECORDS: Final = 128 << 20
@@ -88,6 +89,10 @@ _CALLER: Final = {
 _NAME: Final = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24}")
 _MAX_FRAME: Final = 1 << 26
 _WORD: Final = 1 << 10  # characters of what a caller is called; the log has some of it
+_VALUES: Final = 7 + MAX_SCORES * (2 + 2 * MAX_LOGPROBS)  # values of an event, with the lists
+_REQUEST: Final = 1 << 16, 64
+_MORE: Final = 32 * AT_ONCE * _VALUES, AT_ONCE * _VALUES
+"""Bytes and values of the JSON in a request, and in a piece."""
 
 
 class Moved(ApiError):
@@ -128,8 +133,20 @@ class Kind(enum.IntEnum):
     DROPPED = 8
 
 
+_SMALLEST: Final = 1 << 9  # bytes of a response that says nothing
+_MOST: Final = {
+    Kind.RESPONSES: (160 * (MAX_KEPT // _SMALLEST), 1 + 3 * (MAX_KEPT // _SMALLEST)),
+    Kind.RESPONSE: (3 * MAX_KEPT_EACH, 16 + MAX_KEPT_ITEMS),
+    Kind.DROPPED: (1 << 14, 16),
+}
+"""Bytes and values of frames that are JSON. A response is text there, in which each quote has one
+byte more."""
+
 Owned = tuple[str, str]
 """The owner of a response, and its name; or of a key."""
+
+Cut = tuple[int, int, tuple[int, ...], bytes]
+"""Of a piece the index of its choice, how that ends (0 if it does not), its tokens, and JSON."""
 
 _ENDS: Final = (None, FinishReason.STOP, FinishReason.LENGTH)
 
@@ -158,27 +175,50 @@ class DrawnPiece:
         return head + ids + more
 
 
-def pieces(data: bytes | bytearray) -> Iterator[DrawnPiece]:
-    """The pieces in *data*. Raises `ValueError`."""
+def cuts(data: bytes | bytearray, end: int) -> Iterator[Cut]:
+    """The pieces in the first *end* bytes of *data*, whose JSON is not read. Raises `ValueError`.
+    Each takes a few microseconds, and *data* may grow meanwhile."""
     at = 0
-    try:
-        while at < len(data):
+    while at < end:
+        try:
             index, flags, count, size = _PIECE.unpack_from(data, at)
-            at += _PIECE.size
-            ids = struct.unpack_from(f">{count}I", data, at)
-            at += 4 * count
-            if at + size > len(data):
-                raise ValueError("a piece that is cut off")
-            likely, scores = from_json(data[at : at + size]) if size else ([None] * count, [])
-            at += size
+            ids = struct.unpack_from(f">{count}I", data, at := at + _PIECE.size)
+        except struct.error as error:
+            raise ValueError(f"no pieces of an answer: {error}") from None
+        at += 4 * count + size
+        if at > end or count > AT_ONCE:
+            raise ValueError("no pieces of an answer: one is cut off, or too large")
+        yield index, flags & 7, ids, bytes(data[at - size : at])
+
+
+def pieces(data: bytes | bytearray, end: int | None = None) -> Iterator[DrawnPiece]:
+    """The pieces in the first *end* bytes of *data*, or in all of it, one by one: each takes a
+    hundred times the bytes that it has there. Raises `ValueError`."""
+    for index, ends, ids, more in cuts(data, len(data) if end is None else end):
+        try:
+            likely, scores = _parsed(more, _MORE) if more else ([None] * len(ids), [])
             events: list[Event] = [ScoresOut(0, _scores(each)) for each in scores]
             for token, found in zip(ids, likely, strict=True):
                 events.append(TokenOut(0, token, 0, _logprobs(found)))
-            if (reason := _ENDS[flags & 3]) is not None:
+            if (reason := _ENDS[ends & 3]) is not None:
                 events.append(RequestDone(0, reason))
-            yield DrawnPiece(index, tuple(events), bool(flags & 4))
-    except (struct.error, TypeError, LookupError, LocalProtocolError) as error:
-        raise ValueError(f"no pieces of an answer: {error}") from None
+            yield DrawnPiece(index, tuple(events), bool(ends & 4))
+        except (TypeError, LookupError, LocalProtocolError) as error:
+            raise ValueError(f"no pieces of an answer: {error}") from None
+
+
+def no_record(why: object) -> ApiError:
+    """The error for what was brought, or told, as a record."""
+    return ApiError(400, f"This is no record: {why}.", "bad_request")
+
+
+def _parsed(data: bytes, most: tuple[int, int]) -> Any:
+    """The value of the JSON in *data*, which has so many bytes and values at *most*, keys too.
+    Raises `ValueError`."""
+    size, values = most
+    if len(data) > size or not is_small(data, values):
+        raise ValueError(f"JSON of more than {size} bytes, or {values} values")
+    return from_json(data)
 
 
 def _of_logprobs(found: Logprobs | None) -> Any:
@@ -248,7 +288,7 @@ class RecordedRequest:
         """The one that *data* has. Raises `ValueError`."""
         try:
             end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
-            fields = from_json(data[_LENGTH.size : end])
+            fields = _parsed(data[_LENGTH.size : end], _REQUEST)
             names, key = bytes.fromhex(fields.pop("names")), bytes.fromhex(fields.pop("key"))
             asked = cls(**fields, body=data[end:], names=names, key=key)
             caller = {name: type(value) for name, value in asked.caller.items()}
@@ -303,14 +343,13 @@ class Record:
 
     @classmethod
     def decode(cls, id: str, data: bytes) -> Record:
-        """The record of answer *id* that *data* has. Raises `ValueError`."""
+        """The record of answer *id* that *data* has, and whose pieces nobody has looked at. Raises
+        `ValueError`."""
         if len(data) < _LENGTH.size:
             raise ValueError("no record of an answer")
         end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
         record = cls.of(id, bytes(data[_LENGTH.size : end]))
         record.drawn += data[end:]
-        for _ in pieces(record.drawn):
-            pass
         return record
 
     @property
@@ -619,7 +658,7 @@ class AnswerRecords:
                 self.settled(data)
             case Kind.RESPONSES | Kind.RESPONSE | Kind.DROPPED:
                 try:
-                    self._hear_of_responses(frame, from_json(data))
+                    self._hear_of_responses(frame, _parsed(data, _MOST[frame]))
                 except (AttributeError, LookupError, TypeError) as error:
                     raise ValueError(f"no responses: {error}") from None
 
@@ -627,7 +666,9 @@ class AnswerRecords:
         """The head tells this of its responses. Raises `ValueError`."""
         match frame, told:
             case Kind.RESPONSES, [*names]:
-                for owner, name in {*self.responses.names} - {(each[0], each[1]) for each in names}:
+                gone = {*self.responses.names}
+                gone.difference_update((each[0], each[1]) for each in names)
+                for owner, name in gone:
                     self.responses.drop(owner, name)
             case Kind.DROPPED, [str(owner), str(name)]:
                 self.responses.drop(owner, name)

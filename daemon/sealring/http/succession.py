@@ -37,6 +37,7 @@ from sealring.http.records import (
     RecordedRequest,
     Successor,
     may_ask,
+    no_record,
 )
 from sealring.http.relay import INTERNAL, SUCCESSION, RelayStream, RelayStreams, StreamGone
 from sealring.http.resume import ResumeFields
@@ -92,6 +93,7 @@ async def _hear(streams: RelayStreams, records: AnswerRecords) -> None:
                     for frame in frames.add(data):
                         records.hear(*frame)
                         begun += frame[0] is Kind.BEGUN
+                        await trio.lowlevel.checkpoint()
                     stream.took(len(data))
                     if begun:
                         await stream.send(bytes(begun), last=False)
@@ -217,7 +219,7 @@ class Ring:
             try:
                 given = Record.decode(id, brought)
             except ValueError as error:
-                raise ApiError(400, f"This is no record: {error}.", "bad_request") from None
+                raise no_record(error) from None
             left = found is None or found.left is not None
             if found is None or (left and len(given.drawn) > len(found.drawn)):
                 found = given
@@ -262,7 +264,7 @@ def _generate(head: ApiHead, record: Record) -> Generate:
     from sealring.http.generate import KINDS, Generate  # noqa: PLC0415
 
     if (kind := KINDS.get(path := RecordedRequest.decode(record.asked).path)) is None:
-        raise ApiError(400, f"This is no record: nothing is generated at {path}.", "bad_request")
+        raise no_record(f"nothing is generated at {path}")
     return Generate(head, kind)
 
 

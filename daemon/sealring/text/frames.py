@@ -28,7 +28,7 @@ from sealring_protocol.limits import MAX_BAD
 ID: Final = "I"
 """The type code of an array of token ids."""
 
-_SIZE: Final = 40
+ID_SIZE: Final = 40
 """Bytes of a token id in a tuple, with the tuple's reference."""
 
 _BRANCHES: Final = 8
@@ -169,7 +169,7 @@ class ParsedRequest:
     def size(self) -> int:
         """Bytes that its token ids take, and its grammar, which the rows have again."""
         ids = sum(map(len, (*self.prompts, self.prediction)))
-        return _SIZE * ids + 2 * len(self.grammar)
+        return ID_SIZE * ids + 2 * len(self.grammar)
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], data: bytes) -> ParsedRequest:
@@ -275,10 +275,10 @@ def keys_in(text: bytes | bytearray) -> int:
     return _TEXT.sub(b"", text).count(b":")
 
 
-def is_small(text: bytes | bytearray) -> bool:
-    """Whether the JSON of a frame has `_MAX_VALUES` at most. Parses nothing."""
-    if values_in(text) <= _MAX_VALUES:
+def is_small(text: bytes | bytearray, most: int = _MAX_VALUES) -> bool:
+    """Whether the JSON of a frame has so many values and keys at *most*. Parses nothing."""
+    if values_in(text) <= most:
         return True
-    if text.count(b'"') - text.count(b'\\"') > 2 * _MAX_VALUES:  # each text has two, or one
+    if text.count(b'"') - text.count(b'\\"') > 2 * most:  # each text has two, or one
         return False
-    return values_in(_TEXT.sub(b"", text)) <= _MAX_VALUES
+    return values_in(_TEXT.sub(b"", text)) <= most
