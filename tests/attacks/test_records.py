@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 import trio.testing
+from sealring.http import records as answer_records
 from sealring.http import succession
 from sealring.http.gate import ANSWER
 from sealring.http.head import ApiHead
@@ -23,6 +24,7 @@ from sealring.http.records import (
     pieces,
 )
 from sealring.http.relay import RelayStream
+from sealring.http.resume import MAX_COUNT
 from sealring.http.succession import Ring
 from sealring_trio.node.runtime import AT_ONCE
 from starlette.types import Message
@@ -102,6 +104,29 @@ def test_a_piece_has_no_more_than_an_answer_is_given_at_once() -> None:
     assert len([*pieces(piece(*range(AT_ONCE)).encode())]) == 1
     with pytest.raises(ValueError, match="too large"):
         [*pieces(piece(*range(AT_ONCE + 1)).encode())]
+
+
+def test_a_head_that_tells_of_many_complete_answers_takes_no_time_from_others() -> None:
+    """Room for another one is looked for among as many as a head keeps."""
+    records, told = AnswerRecords(), asked().encode()
+    for at in range(MAX_COUNT + 10):
+        records.hear(Kind.BEGUN, f"{at:024}", told)
+        records.hear(Kind.KEPT, f"{at:024}", b"\1")
+    assert [record.id for record in records] == [f"{at + 10:024}" for at in range(MAX_COUNT)]
+
+
+def test_a_complete_answer_that_grows_beyond_its_room_leaves_none_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(answer_records, "MAX_RECORDS", 100_000)
+    records = AnswerRecords()
+    for _ in range(10):
+        records.hear(Kind.BEGUN, ID, asked().encode())
+        records.hear(Kind.KEPT, ID, b"\1")
+        records.hear(Kind.MORE, ID, bytes(40_000))
+        assert records.find(ID) is not None
+        records.hear(Kind.MORE, ID, bytes(20_000))
+        assert records.find(ID) is None
 
 
 def body_of(**more: Any) -> bytes:

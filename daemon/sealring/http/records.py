@@ -44,6 +44,7 @@ from sealring_trio.node.runtime import AT_ONCE, Event
 from sealring.dialects.errors import ApiError
 from sealring.dialects.replies import json_bytes
 from sealring.http.kept import MAX_KEPT, MAX_KEPT_EACH, MAX_KEPT_ITEMS, Kept, ResponseStore
+from sealring.http.resume import MAX_COUNT
 from sealring.text.frames import is_small
 from sealring.text.workers import SharedBudget
 
@@ -485,6 +486,7 @@ class AnswerRecords:
         self.responses = ResponseStore() if responses is None else responses
         self.responses.changed = self._changed
         self._records: dict[str, Record] = {}
+        self._complete: dict[str, Record] = {}  # of them, in the order in which they became so
         self._budget = SharedBudget(MAX_RECORDS)
         self._successors: list[Successor] = []
         self._parted = -math.inf  # when the last of them was
@@ -540,6 +542,8 @@ class AnswerRecords:
         if not self._has_room(record):
             return False
         self._records[record.id] = record
+        if record.complete:
+            self._completed(record)
         for successor in self._successors:
             successor.begun(record)
         self.flush()
@@ -577,7 +581,7 @@ class AnswerRecords:
     def complete(self, record: Record) -> None:
         """All of *record*, which is kept, is drawn. It stays until it is `over`."""
         if self._records.get(record.id) is record:
-            record.complete = True
+            self._completed(record)
             self.keep(record)
             self.flush()
 
@@ -651,7 +655,9 @@ class AnswerRecords:
                 if not self._has_room(known):
                     self._remove(known)
             case Kind.KEPT if (known := self._records.get(id)) is not None:
-                known.kept, known.complete = True, any(data)
+                known.kept = True
+                if any(data):
+                    self._completed(known)
             case Kind.OVER if (known := self._records.get(id)) is not None:
                 self._remove(known)
             case Kind.SETTINGS:
@@ -692,7 +698,8 @@ class AnswerRecords:
         if more > 0:
             more = max(more, min(record.size, 1 << 16))
             while not self._budget.take(record.account, more):
-                if (goes := self._may_go(record, more)) is None:
+                goes = self._may_go(record, more)
+                if goes is None or goes is record:
                     self._free(record)
                     return False
                 self.over(goes)
@@ -704,8 +711,15 @@ class AnswerRecords:
         part left for *more*; None if there is none."""
         left, own = self._budget.left_of, record.account
         alone = more > left(own)
-        may = (each for each in self if each.complete and (not alone or each.account == own))
+        may = (each for each in self._complete.values() if not alone or each.account == own)
         return min(may, key=lambda each: left(each.account), default=None)
+
+    def _completed(self, record: Record) -> None:
+        """All of *record* is drawn. No head keeps more of them than `MAX_COUNT`."""
+        record.kept = record.complete = True
+        self._complete[record.id] = record
+        if len(self._complete) > MAX_COUNT:
+            self.over(next(iter(self._complete.values())))
 
     def _free(self, record: Record) -> None:
         if record.room:
@@ -715,6 +729,7 @@ class AnswerRecords:
     def _remove(self, record: Record) -> None:
         self._free(record)
         del self._records[record.id]
+        self._complete.pop(record.id, None)
 
 
 def _ignored(data: bytes) -> None:
