@@ -296,7 +296,8 @@ LIMITS: Final = {
     "resume.MAX_ANSWER": "Bytes of one; a longer one is not kept any further.",
     "resume.MAX_COUNT": "How many are kept.",
     "resume.MAX_COUNT_OF_ONE": "How many of one caller.",
-    "resume.MAX_UNREAD": "How many are made at once while nobody reads them.",
+    "resume.MAX_UNREAD": "How many are made at once while nobody reads them, but for those that "
+    "the head before has left.",
     "resume.MAX_UNREAD_OF_ONE": "How many of one caller; the one left longest ends.",
     "resume.MAX_KEY": "Characters of an `Idempotency-Key`.",
     "replies.MAX_CALL": "Characters of a tool call in an answer; a longer one is text.",
