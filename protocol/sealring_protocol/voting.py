@@ -16,6 +16,7 @@ has another head, a follower of the one before neither leads nor renews a lease 
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import attrs
@@ -66,6 +67,9 @@ lost and back in a moment where a machine stalls."""
 _CUT_OFF_SECONDS: Final = DESERTED_SECONDS - LEASE_SECONDS
 """Seconds without a lease after which those that renewed the last one may vote for another head.
 A follower that asks for votes has as long to meet the others."""
+
+_FIRST_LEASE_SECONDS: Final = 3.0
+"""Seconds that a head has for its first lease. It imports what only a head needs meanwhile."""
 
 _SEEKS: Final = {ElectionState.LOST, ElectionState.ASKING}
 
@@ -146,7 +150,9 @@ class Voting:
     def cut_off(self, now: float) -> bool:
         """See `Node.cut_off`."""
         without = now - self._sought if self._links.meeting else self.unled(now)
-        return without > _CUT_OFF_SECONDS and self.leadership(now, leads=False).others_may
+        new = self._is_head and self.leads_until == -math.inf
+        enough = without > (_FIRST_LEASE_SECONDS if new else _CUT_OFF_SECONDS)
+        return enough and self.leadership(now, leads=False).others_may
 
     def leadership(self, now: float, *, leads: bool) -> Leadership:
         """Who is head, as this node sees it, which *leads* or does not."""

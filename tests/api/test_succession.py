@@ -1034,3 +1034,40 @@ async def test_a_large_record_holds_up_nobody_else() -> None:
             nursery.cancel_scope.cancel()
         assert lie.status == 400  # more tokens than were asked for
         assert longest < 0.5
+
+
+@in_ring
+async def test_a_client_that_leaves_as_its_answer_is_taken_up_finds_it_when_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with heads() as made:
+        known: list[bytes] = []
+
+        def heard() -> None:
+            found = made.records[1].find(ID)
+            if found is not None and found.kept and len(found.drawn) > 60 and not known:
+                known.append(found.encoded())
+                made.link.room = 0
+
+        made.link.heard = heard
+        body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 12, "seed": 5}).encode()
+        asked = await Asked(CHAT, body, NAMED | {"idempotency-key": "a-key"}).of(made.first)
+        record = Record.decode(ID, known[0])
+        record.kept, record.left = True, trio.current_time()
+        assert made.records[1].put(record)
+        name = RecordedRequest.decode(record.asked).name
+        back = Asked(f"/v1/streams/{name}", b"", {"last-event-id": f"{name}:3"}, method="GET")
+        parse = Generator.parse
+
+        async def leave(*_: object) -> None:
+            scope.cancel()
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(Generator, "parse", leave)
+        with trio.CancelScope() as scope:
+            await back.of(behind_gate(made))
+        assert scope.cancelled_caught
+        monkeypatch.setattr(Generator, "parse", parse)
+        rest = await attrs.evolve(back, got=[], sent=False).of(behind_gate(made))
+        assert rest.status == 200
+        assert rest.events == asked.events[4:]

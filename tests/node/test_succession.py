@@ -179,6 +179,26 @@ def test_who_asks_for_votes_is_not_cut_off_from_members_that_it_has_yet_to_meet(
     assert said == []
 
 
+def test_a_new_head_that_starves_is_not_cut_off_before_its_first_lease():
+    """It imports what only a head needs, and so asks nobody for a second or two."""
+    cluster = ring()
+    cluster.crash(cluster.head)
+    new = cluster.hosts["host1"]
+    cluster.run_until(lambda: new.node.rank == 0, 8.0)
+    assert not new.node.leads(cluster.now)
+    new.frozen = True
+    cluster.run_for(1.4)
+    new.frozen = False
+    said = [new.node.cut_off(cluster.now)]
+
+    def leads() -> bool:
+        said.append(new.node.cut_off(cluster.now))
+        return new.node.leads(cluster.now)
+
+    cluster.run_until(leads, 4.0)
+    assert not any(said)
+
+
 def taken() -> tuple[Ring, Host]:
     """Two of three die; nobody is elected, and the owner of the last has it take the place."""
     cluster = ring()

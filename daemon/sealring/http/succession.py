@@ -152,7 +152,7 @@ class Ring:
         begun = self._taking[record.id] = trio.Event()
         try:
             again = Record.decode(record.id, record.encoded())
-            again.complete = record.complete
+            again.kept, again.complete = record.kept, record.complete
             make = _generate(head, again)
             if self.records.put(again):
                 await make.take_up(again)
