@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 import pytest
@@ -118,7 +119,7 @@ class Succession(Joined):
         self.patience = front.NEXT_HEAD_SECONDS
         self.door.is_head = lambda: self.own
         for head in heads:
-            head.names, head.die = heads[0].names, self._die
+            head.names, head.die = heads[0].names, partial(self._die, head)
         self.own = own_first
         self.died = trio.Event()
         self.door.turned()
@@ -126,8 +127,10 @@ class Succession(Joined):
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.heads[0](scope, receive, send)
 
-    def _die(self) -> None:
-        self.died.set()
+    def _die(self, head: Head | None = None) -> None:
+        """*head* is lost, for all its clients at once; the present one if that is None."""
+        if head is None or (self.heads and self.heads[0] is head):
+            self.died.set()
 
     async def lives(self) -> None:
         """Each head that dies is followed by the next."""
