@@ -44,10 +44,11 @@ def family(
 def ring(
     model: Path, ranks: int = 2, *, fault: tuple[int, str] | None = None, layers: Sequence[int] = ()
 ) -> Iterator[list[LocalNode]]:
-    """A ring of *model*; with a *fault*, that of a rank."""
+    """A ring of *model*; with a *fault*, that of a rank. A busy machine breaks no link of it, which
+    would begin an epoch."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sealring-")))
-        configs = write_cluster(folder, ranks, model, layers)
+        configs = write_cluster(folder, ranks, model, layers, options={"patience": 20})
         nodes = []
         for rank, config in reversed(list(enumerate(configs))):
             place, program = {}, "sealring"

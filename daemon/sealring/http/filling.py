@@ -196,10 +196,10 @@ class Choices:
 
 
 async def stream(filled: Choices, shape: Shape, call: Call) -> None:
-    """All choices into *shape*, whose events are written as they come. A client has none of what no
-    other machine knows of; a door is one. Raises `ApiError`."""
+    """All choices into *shape*, whose events are written as they come: the first one once another
+    machine knows of the answer, as the door that has relayed it does. Raises `ApiError`."""
     if call.record is not None and not (call.again or call.relayed):
-        await call.records.elsewhere(call.record)
+        await call.records.until_known(call.record)
     await call.stream.open()
     if opening := shape.opening():
         await call.write(opening)

@@ -63,6 +63,10 @@ knows of them: more than there are. One that lets as many wait is let go, too.""
 RECORD_SIZE: Final = 1 << 10
 """Bytes that a record takes beside its own. So an account has 65,536 at most, however small."""
 
+KNOWN_SECONDS: Final = 5.0
+"""Seconds that a client waits at most until a successor knows of its answer. A head that was cut
+off leads no more by then, and its front has sent the client away."""
+
 PARTED_SECONDS: Final = 2.0
 """Seconds for which the head waits, once the last successor is gone, before it lets clients have
 what nobody else knows: it may be the head itself that is cut off, and it then leads no longer."""
@@ -612,11 +616,12 @@ class AnswerRecords:
         """Whether anybody else knows the records."""
         return bool(self._successors)
 
-    async def elsewhere(self, record: Record) -> None:
+    async def until_known(self, record: Record) -> None:
         """Wait until a successor knows of *record*, if there is any. Then its client may have an
         event of it: wherever that comes back to, somebody can go on."""
+        last = trio.current_time() + KNOWN_SECONDS
         while not record.known and self._records.get(record.id) is record:
-            until = math.inf if self.told else self._parted + PARTED_SECONDS
+            until = last if self.told else min(last, self._parted + PARTED_SECONDS)
             if trio.current_time() >= until:
                 return
             with trio.move_on_at(until):
