@@ -355,7 +355,7 @@ class Node:
         """True if this node is head, and no other can be: it may answer clients."""
         return self._voting.quiet <= now < self._voting.leads_until
 
-    def unled(self, now: float) -> str:
+    def why_unled(self, now: float) -> str:
         """Why this head takes no requests: another may be. Empty if it leads, or did a moment ago,
         and on other ranks."""
         if self.rank or self._voting.unled(now) <= UNLED_SECONDS:
@@ -476,7 +476,7 @@ class Node:
         if it can never be served, or if the queue is full; `NotServed` if the ring serves none
         until somebody changes that; and `NoMajority` if this head does not lead."""
         head = self._role.head()
-        if why := self.unled(now):
+        if why := self.why_unled(now):
             raise NoMajority(why)
         if not head.serving and (found := first_permanent(self.obstacles(now))) is not None:
             raise NotServed(found.what)

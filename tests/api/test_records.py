@@ -407,7 +407,7 @@ async def test_who_is_to_have_a_record_waits_for_one_successor(autojump_clock: M
         nursery.start_soon(wait, record)
         await trio.sleep(4)
         assert len(waited) == 1
-        head.knows(both[1], 1)
+        head.knows(both[1], b"\1")
     await wait(record)
     assert waited[1:] == [waited[0] + 4] * 2
 
@@ -435,15 +435,16 @@ async def test_who_is_to_have_a_record_waits_a_little_after_the_last_successor(
     first, second = head.begin(OTHER, asked()), head.begin(ID, asked())
     assert first is not None
     assert second is not None
-    head.knows(successor, 1)
+    head.knows(successor, b"\1")
     await head.until_known(first)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(head.until_known, second)
         await trio.sleep(1.5)
         head.part(successor)
     assert trio.current_time() == began + 1.5 + records.PARTED_SECONDS
-    head.knows(successor, 1000)  # and no more than there are
-    assert second.known
+    head.knows(successor, b"\0")  # it has no room
+    assert not second.known
+    head.knows(successor, bytes(1000))  # of no more than there are
 
 
 async def test_nobody_waits_for_a_record_that_is_over(autojump_clock: MockClock) -> None:

@@ -62,15 +62,15 @@ NAMED = {ANSWER.decode(): ID}
 
 
 class Link:
-    """Tells *hears* what a head tells, as far as there is *room*. Whoever `knows` hears how many
-    more records are known there."""
+    """Tells *hears* what a head tells, as far as there is *room*. Whoever `knows` hears
+    which further records are known there."""
 
     def __init__(self, hears: AnswerRecords) -> None:
         self.hears = hears
         self.room = 1 << 40
         self.dropped = ""
         self.heard: Callable[[], None] = lambda: None
-        self.knows: Callable[[int], None] = lambda count: None
+        self.knows: Callable[[bytes], None] = lambda said: None
         self._frames = Frames()
 
     def offer(self, data: bytes) -> int:
@@ -80,7 +80,8 @@ class Link:
         for frame in frames:
             self.hears.hear(*frame)
         self.heard()
-        self.knows(sum(kind is Kind.BEGUN for kind, _, _ in frames))
+        begun = (id for kind, id, _ in frames if kind is Kind.BEGUN)
+        self.knows(bytes(self.hears.find(id) is not None for id in begun))
         return len(taken)
 
     def drop(self, reason: str = "") -> None:
@@ -990,7 +991,7 @@ async def test_complete_answers_wait_for_none_that_needs_a_ring(
 async def test_a_client_has_nothing_of_an_answer_that_no_other_machine_knows_of() -> None:
     """Or it could come back to that nowhere else: the head may be cut off already."""
     async with heads() as made:
-        knows, made.link.knows = made.link.knows, lambda count: None
+        knows, made.link.knows = made.link.knows, lambda said: None
         body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 4}).encode()
         asked = Asked(CHAT, body, {**NAMED, "idempotency-key": "a-key"})
         async with trio.open_nursery() as nursery:
@@ -999,7 +1000,7 @@ async def test_a_client_has_nothing_of_an_answer_that_no_other_machine_knows_of(
                 await until(lambda: made.records[1].find(ID) is not None)
             await trio.testing.wait_all_tasks_blocked(0.1)
             assert asked.got == []
-            knows(1)
+            knows(b"\1")
         assert asked.status == 200
         assert len(asked.events) > 4
 

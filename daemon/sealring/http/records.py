@@ -415,10 +415,11 @@ class Successor:
         """The response *named* is kept, or dropped."""
         self._later(named)
 
-    def knows(self, count: int) -> None:
-        """It has said that it knows of *count* more of the records that it was told of."""
-        for _ in range(min(count, len(self._begun))):
-            if (record := self._records.find(self._begun.popleft())) is not None:
+    def knows(self, said: bytes) -> None:
+        """It has *said* of each further record that it was told of whether it has room for it."""
+        for _, has in zip(range(len(self._begun)), said, strict=False):
+            record = self._records.find(self._begun.popleft())
+            if record is not None and has:
                 record.known = True
 
     def over(self, record: Record) -> None:
@@ -632,9 +633,9 @@ class AnswerRecords:
         self._successors.append(successor)
         successor.flush()
 
-    def knows(self, successor: Successor, count: int) -> None:
-        """*successor* knows of *count* more records."""
-        successor.knows(count)
+    def knows(self, successor: Successor, said: bytes) -> None:
+        """*successor* has *said* which further records it knows. See `Successor.knows`."""
+        successor.knows(said)
         self._heard.unpark_all()
 
     def part(self, successor: Successor) -> None:

@@ -126,12 +126,12 @@ class RelayStream:
             self._consumed = 0
             self._flush()
 
-    def consume(self) -> int:
-        """How many more bytes have come, of which nothing but that matters."""
-        size = len(self._body)
+    def come(self) -> bytes:
+        """What more of a body has come, which is consumed; it does not wait."""
+        data = bytes(self._body)
         self._body.clear()
-        self.took(size)
-        return size
+        self.took(len(data))
+        return data
 
     def reply(self, status: int, headers: Headers) -> None:
         """Begin the answer. Raises `StreamGone`."""

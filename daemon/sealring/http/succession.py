@@ -79,8 +79,8 @@ async def hear_of_answers(streams: RelayStreams, records: AnswerRecords) -> None
 
 
 async def _hear(streams: RelayStreams, records: AnswerRecords) -> None:
-    """Hear what the head tells, until it ends; a byte says that one more record is known. Raises
-    `ValueError` for what is no such thing."""
+    """Hear what the head tells, until it ends; for each record a byte
+    says whether there was room for it. Raises `ValueError` for what is no such thing."""
     frames = Frames()
     with streams.asking(Question("GET", SUCCESSION.encode(), True, "", ())) as stream:
         stream.endless = True
@@ -89,14 +89,15 @@ async def _hear(streams: RelayStreams, records: AnswerRecords) -> None:
                 case ReplyCame(_, status) if status != 200:
                     return
                 case BodyCame(_, data):
-                    begun = 0
+                    known = bytearray()
                     for frame in frames.add(data):
                         records.hear(*frame)
-                        begun += frame[0] is Kind.BEGUN
+                        if frame[0] is Kind.BEGUN:
+                            known.append(records.find(frame[1]) is not None)
                         await trio.lowlevel.checkpoint()
                     stream.took(len(data))
-                    if begun:
-                        await stream.send(bytes(begun), last=False)
+                    if known:
+                        await stream.send(bytes(known), last=False)
                 case DropCame():
                     return
 
@@ -181,7 +182,7 @@ class Ring:
         self.records.join(successor)
         try:
             while await stream.changed():
-                if known := stream.consume():
+                if known := stream.come():
                     self.records.knows(successor, known)
                 successor.flush()
         finally:

@@ -419,7 +419,7 @@ class NodeApi:
         runtime, now = self._runtime, trio.current_time()
         node, name = runtime.node, self._name_of(0)
         if not node.rank:
-            return no_majority(why) if (why := node.unled(now)) else None
+            return no_majority(why) if (why := node.why_unled(now)) else None
         if not node.roster.roster.members[node.rank].sees_texts:
             text = f"The roster does not let this machine see texts. Ask the head, {name}."
             error = unavailable(text, "no_texts")
