@@ -472,9 +472,7 @@ async def test_a_client_comes_back_before_the_next_head_has_made_what_it_has(
         body = json.dumps({**COMMON, **fields}).encode()
         asked = Asked(CHAT, body, NAMED | {"idempotency-key": "a-key"})
         await asked.of(made.first)
-        record = Record.decode(ID, known[0])
-        record.kept, record.left = True, trio.current_time()
-        assert made.records[1].put(record)
+        lost(made, known[0])
         name = asked.events[0].split(b"\n")[0].removeprefix(b"id: ").rpartition(b":")[0].decode()
         app = behind_gate(made)
         header = {"last-event-id": f"{name}:{last}"}
@@ -898,9 +896,7 @@ async def test_who_has_events_of_several_choices_gets_no_others_for_them_later_e
         body = json.dumps({**COMMON, **fields}).encode()
         asked = Asked(CHAT, body, NAMED | {"idempotency-key": "a-key"})
         await asked.of(made.first)
-        record = Record.decode(ID, known[0])
-        record.kept, record.left = True, trio.current_time()
-        assert made.records[1].put(record)
+        record = lost(made, known[0])
         name = RecordedRequest.decode(record.asked).name
         await made.ring.take_up()  # its client is away for so long
         (answer,) = made.next.answers._kept.values()
@@ -936,25 +932,39 @@ async def test_a_head_that_tells_what_nobody_understands_ends_no_follower() -> N
         nursery.cancel_scope.cancel()
 
 
+def known_in_part(made: Heads) -> list[bytes]:
+    """What the second head has of the answer `ID`, which is kept, once that is some of it: it hears
+    no more from then on."""
+    known: list[bytes] = []
+
+    def heard() -> None:
+        found = made.records[1].find(ID)
+        if found is not None and found.kept and len(found.drawn) > 60 and not known:
+            known.append(found.encoded())
+            made.link.room = 0
+
+    made.link.heard = heard
+    return known
+
+
+def lost(made: Heads, known: bytes) -> Record:
+    """The record of the answer `ID` at the second head, which *known* is all of: its head is
+    lost."""
+    record = Record.decode(ID, known)
+    record.kept, record.left = True, trio.current_time()
+    assert made.records[1].put(record)
+    return record
+
+
 @in_ring
 async def test_a_client_ends_a_response_that_the_next_head_has_not_gone_on_with() -> None:
     async with heads() as made:
-        known: list[bytes] = []
-
-        def heard() -> None:
-            found = made.records[1].find(ID)
-            if found is not None and found.kept and len(found.drawn) > 60 and not known:
-                known.append(found.encoded())
-                made.link.room = 0
-
-        made.link.heard = heard
+        known = known_in_part(made)
         body = json.dumps(
             {**COMMON, "background": True, "input": "A story.", "max_output_tokens": 60}
         )
         await Asked(RESPONSES, body.encode(), NAMED).of(made.first)
-        record = Record.decode(ID, known[0])
-        record.kept, record.left = True, trio.current_time()
-        assert made.records[1].put(record)
+        record = lost(made, known[0])
         name = RecordedRequest.decode(record.asked).name
         ended = await Asked(f"{RESPONSES}/{name}/cancel", b"").of(behind_gate(made))
         assert ended.status == 200
@@ -1042,20 +1052,10 @@ async def test_a_client_that_leaves_as_its_answer_is_taken_up_finds_it_when_it_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with heads() as made:
-        known: list[bytes] = []
-
-        def heard() -> None:
-            found = made.records[1].find(ID)
-            if found is not None and found.kept and len(found.drawn) > 60 and not known:
-                known.append(found.encoded())
-                made.link.room = 0
-
-        made.link.heard = heard
+        known = known_in_part(made)
         body = json.dumps({**COMMON, "messages": TALK, "max_tokens": 12, "seed": 5}).encode()
         asked = await Asked(CHAT, body, NAMED | {"idempotency-key": "a-key"}).of(made.first)
-        record = Record.decode(ID, known[0])
-        record.kept, record.left = True, trio.current_time()
-        assert made.records[1].put(record)
+        record = lost(made, known[0])
         name = RecordedRequest.decode(record.asked).name
         back = Asked(f"/v1/streams/{name}", b"", {"last-event-id": f"{name}:3"}, method="GET")
         parse = Generator.parse
