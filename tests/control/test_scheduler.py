@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sealring_protocol.codec.encoding import encode
 from sealring_protocol.codec.messages import (
     NO_WORK,
@@ -83,17 +85,17 @@ def test_a_prompt_is_read_but_for_its_last_token_which_the_first_decode_takes():
     uid = made.submit(Request(tuple(range(10, 20)), 2))
     steps = drain(made)
     assert [step.work for step in steps] == [
-        Prefill(uid, 0, 4),
-        Prefill(uid, 4, 4),
-        Prefill(uid, 8, 1),
+        Prefill(uid, 0, 3),
+        Prefill(uid, 3, 3),
+        Prefill(uid, 6, 3),
         Decode(0),
         Decode(0),
         NO_WORK,
     ]
     assert [step.ids for step in steps] == [
-        (10, 11, 12, 13),
-        (14, 15, 16, 17),
-        (18,),
+        (10, 11, 12),
+        (13, 14, 15),
+        (16, 17, 18),
         (19,),
         (),
         (),
@@ -359,20 +361,20 @@ def test_a_long_prompt_is_cut_into_many_chunks_for_several_stages():
 
 def test_a_chunk_is_at_most_twice_as_large_as_a_recent_one():
     made = scheduler(chunk=2048, context=8000)
-    made.submit(Request((2,) * 7000, 1))
+    made.submit(Request((2,) * 6081, 1))
     counts = []
-    for _ in range(6):
+    for _ in range(7):
         step = plan(made)
         counts.append(step.work.count)
         made.took(timing(step, 0.001))
         answer(made, step)
-    assert counts == [64, 128, 256, 512, 1024, 2048]
+    assert counts == [64, 128, 256, 512, 1024, 2048, 2048]
 
 
 @pytest.mark.parametrize(
     ("seconds", "away", "count"),
     [
-        ([0.4], 0.0, 448),  # 500, in steps of an eighth
+        ([0.4], 0.0, 448),  # the greatest size below 500
         ([0.4, 0.4], 0.0, 160),
         ([0.4, 0.4], 0.8, 96),
         ([0.4, 0.8], 0.0, 96),  # 0.4 + 0.8, once more what rank 1 is slower by, and 0.4
@@ -385,8 +387,24 @@ def test_what_a_decode_waits_for_chunks_stays_within_the_bound(seconds, away, co
     made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 400)), *seconds, away=away))
     made.submit(Request((1,), 50))
     plan(made)
-    made.submit(Request((2,) * 999, 1))
+    made.submit(Request((2,) * (2 * count + 1), 1))
     assert plan(made).work.count == count
+
+
+@given(tokens=st.integers(1, 3000), most=st.integers(1, 300))
+def test_a_prompt_is_read_in_few_chunks_that_are_about_equal(tokens, most):
+    made = scheduler(chunk=most, context=4000)
+    made.took(timing(attrs.evolve(NOTHING, work=Prefill(1, 0, 400)), 1e-6))
+    made.submit(Request((2,) * (tokens + 1), 1))
+    counts = []
+    while sum(counts) < tokens:
+        step = plan(made)
+        counts.append(step.work.count)
+        made.took(timing(step, step.work.count * 1e-6))
+        answer(made, step)
+    assert sum(counts) == tokens
+    assert len(counts) <= -(-tokens // max(1, most - most // 4))
+    assert max(counts) <= min(most, 2 * min(counts))
 
 
 @pytest.mark.parametrize("moment", range(9))

@@ -192,11 +192,11 @@ def test_a_scored_chunk_has_the_token_after_it_and_the_row_ends_with_its_last_an
     ring = Ring()
     uid = ring.scheduler.submit(scored(range(100, 125)))
     ring.run()
-    assert ring.chunks == [Prefill(uid, at, n, True) for at, n in ((0, 10), (10, 10), (20, 4))]
+    assert ring.chunks == [Prefill(uid, at, n, True) for at, n in ((0, 8), (8, 8), (16, 8))]
     assert [step.ids for step in ring.steps] == [
-        tuple(range(100, 111)),
-        tuple(range(110, 121)),
-        tuple(range(120, 125)),
+        tuple(range(100, 109)),
+        tuple(range(108, 117)),
+        tuple(range(116, 125)),
         (),
     ]
     assert ring.steps[-1].drop == (uid,)

@@ -16,8 +16,9 @@ and waits s * n for the links that send it a chunk. So all takes (T / n + N - 1)
 s * n. It is least for n = sqrt(a * T / ((N - 1) * b + s)). A chunk must also be so small that a
 decode behind it waits no longer than `SchedulerConfig.chunk_seconds` because of chunks. It is while
 nothing decodes, too, for whoever comes next, as far as a device computes such small chunks no
-slower. Few sizes are used, so that what a GPU prepares for a shape serves again. A chunk also ends
-where the row's cache is to be kept (`LiveRow.stops`).
+slower. Few sizes are used, so that what a GPU prepares for a shape serves again, and the chunks of
+a prompt are about equal, so that the last is no small one. A chunk also ends where the row's cache
+is to be kept (`LiveRow.stops`).
 
 **How many groups there are** (`group_count`). A group's decode occupies one rank at a time. So as
 many groups as stages keep every stage busy, and that is the number to begin with. While decodes
@@ -102,10 +103,11 @@ class Chunks:
         scored = row.wants_scores and row.position >= row.scored
         left = row.scored - row.position if row.wants_scores and not scored else row.unread
         left = min([left, *(stop - row.position for stop in row.stops if stop > row.position)])
-        size = self._size(row, self._times.chunks[scored], decoding=decoding)
-        return Prefill(row.uid, row.position, min(left, size), scored)
+        most = self._most(row, self._times.chunks[scored], decoding=decoding)
+        return Prefill(row.uid, row.position, _part_of(left, most), scored)
 
-    def _size(self, row: LiveRow, times: ChunkTimes, *, decoding: bool) -> int:
+    def _most(self, row: LiveRow, times: ChunkTimes, *, decoding: bool) -> int:
+        """The tokens that the next chunk of *row* may have."""
         most = self.config.chunk
         least = _SMALLEST if decoding else _SMALL
         if not times.known:
@@ -113,7 +115,7 @@ class Chunks:
         size = times.most_within(self.config.chunk_seconds)
         if not decoding:
             size = min(size, self._best(times, len(row.tokens) - row.kept))
-        return min(most, max(least, _step_of(size)))
+        return min(most, max(least, int(size)))
 
     def _best(self, times: ChunkTimes, tokens: int) -> float:
         """The tokens of a chunk with which a prompt of *tokens* is read soonest, and a little more:
@@ -128,10 +130,20 @@ class Chunks:
         return 1.1 * max(best, far / each, times.apart)
 
 
-def _step_of(size: float) -> int:
-    """The greatest of 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ... that is at most *size*."""
-    step = 1 << max(0, int(size).bit_length() - 3)
-    return max(4, int(size) // step * step)
+def _part_of(left: int, most: int) -> int:
+    """How many of *left* tokens the next chunk has, if none may have more than *most*: all, or what
+    makes no chunk more than there have to be, and the last one no small one, which costs as much
+    as a large one on many devices. Few sizes are used: 1, 2, ... 8, 10, 12, 14, 16, 20, 24..."""
+    if left <= most:
+        return left
+    chunks = -(-left // (most - most % _gap(most)))
+    each = -(-left // chunks)
+    return each + -each % _gap(each)
+
+
+def _gap(size: int) -> int:
+    """Between two of the sizes that chunks have, about *size*."""
+    return 1 << max(0, size.bit_length() - 3)
 
 
 def group_count(times: StepTimes, rows: int, stages: int, most: int, each: int) -> int:
