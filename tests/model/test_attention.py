@@ -4,6 +4,8 @@ import time
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sealring_model.stage import attention
 from sealring_model.stage.attention import attend, few, few_masked, fits
 
@@ -305,15 +307,26 @@ def test_nothing_is_installed_without_cuda():
     assert mx.fast.scaled_dot_product_attention is theirs
 
 
-@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 500, 512, 513, 8192, 8193, 100_000])
-def test_lengths_of_the_grid_are_few_and_near(tokens):
-    found = attention.on_grid(tokens)
-    assert tokens <= found <= max(32, 2 * tokens if tokens <= 512 else 1.25 * tokens)
-    assert attention.on_grid(found) == found
-    assert len({attention.on_grid(n) for n in range(1, 32_769)}) == 29
+@given(length=st.integers(1, 100_000), data=st.data())
+def test_blocks_are_the_tokens_in_order(length, data):
+    tokens = data.draw(st.integers(1, length))
+    found = list(attention.blocks(tokens, length))
+    assert [of.first for of in found] == [length - tokens, *(of.last for of in found[:-1])]
+    assert found[-1].last == length
+    for of in found:
+        size = of.end - of.begin
+        assert of.begin <= of.first < of.last <= of.end
+        assert of.begin % size == 0
+        assert size <= max(512, of.end / 8) or length <= 2048
 
 
-PLANNED = [(2, 2), (23, 23), (18, 500), (500, 500), (512, 1300), (500, 1301), (40, 2500)]
+def test_blocks_are_few():
+    """Each has a plan, which takes as long as hundreds of uses."""
+    rows = [attention.blocks(n, n) for n in range(1, 32_769)]
+    assert len({(of.begin, of.end) for row in rows for of in row}) == 4 + 16 + 3 + 8 + 8
+
+
+PLANNED = [(2, 2), (23, 23), (18, 500), (500, 500), (512, 1300), (1500, 1601), (40, 2500)]
 
 
 @pytest.mark.cuda
@@ -331,9 +344,7 @@ def test_tokens_of_any_number_are_as_they_are_without_others_around_them(tokens,
         return theirs(*of, **others)
 
     found = attention.attend_planned(seen, queries, keys, values, scale=SCALE)
-    ((many, keyed),) = shapes
-    assert keyed == attention.on_grid(length)
-    assert many == keyed or many.bit_count() == 1
+    assert shapes == [(of.end - of.begin, of.end) for of in attention.blocks(tokens, length)]
     assert found.shape == queries.shape
     wanted = theirs(queries, keys, values, scale=SCALE, mask="causal")
     assert close(found, wanted.astype(mx.float32), mx.bfloat16)

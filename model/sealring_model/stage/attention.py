@@ -22,17 +22,20 @@ Few rows with many keys do not give enough blocks for the device, and the fallba
 
 More tokens of a row are for cuDNN, which is much faster than the fallback: on an H200 0.13 ms in
 place of 0.81 for 512 queries and 8,192 keys. But a plan takes 38 ms there, in place of 0.2 for a
-use of it, and nearly each prompt has a length that is new. So queries and keys are filled up to
-lengths of a grid, by one kernel. What follows the last key is seen by what follows the last query
-alone, and nobody looks at that. The plans of usual lengths are made once, as a model is loaded.
+use of it, and nearly each chunk has a length that is new. So the tokens of a row are divided into
+blocks, which begin at multiples of their size, and each is a call. Its queries are filled up to the
+whole block, and its keys up to the end of it, by one kernel. So there is one plan for each block
+that a row may have, and those of the first blocks are made as a model is loaded. What follows the
+last key is seen by what follows the last query alone, and nobody looks at that.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import attrs
 import mlx.core as mx
 from sealring_protocol.limits import MAX_GUESSED
 
@@ -54,15 +57,14 @@ reads."""
 
 _CUDNN_WIDTH: Final = 128
 _LEAST: Final = 32
-_EVEN: Final = 512
-"""Lengths of the grid: powers of two from the least up to `_EVEN`, then four for each double."""
-
-_USUAL: Final = (
-    *((n, n) for n in (32, 64, 128, 256, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)),
-    *((512, n) for n in (640, 768, 896, 1024, 1280, 1536, 1792, 2048, 2560, 3072, 3584, 4096)),
-)
-"""Numbers of queries and keys that are planned as a model is loaded: prompts that are read at once,
-and the further chunks of others."""
+_BLOCK: Final = 512
+"""Tokens of a block, of rows that are longer. Of shorter ones all are one block: a power of two."""
+_AT_ONCE: Final = 2048
+"""Tokens of a row that are read from its beginning as one block."""
+_PER_ROW: Final = 16
+"""Blocks of this size until a row has so many of it: then they are twice as long."""
+_USUAL: Final = 8192
+"""Tokens of a row whose blocks are planned as a model is loaded."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
@@ -341,15 +343,37 @@ def is_planned(queries: mx.array, keys: mx.array, values: mx.array, mask: object
     )
 
 
-def on_grid(tokens: int) -> int:
-    """The least length of the grid that is at least *tokens*."""
-    whole = _power(tokens)
-    step = whole if whole <= _EVEN else whole // 8
-    return -(-tokens // step) * step
+@attrs.frozen
+class Block:
+    """The tokens from *first* to *last* of a row, and those from *begin* to *end* that are read so
+    that a plan serves again."""
+
+    first: int
+    last: int
+    begin: int
+    end: int
 
 
-def _power(tokens: int) -> int:
-    return max(_LEAST, 1 << (tokens - 1).bit_length())
+def blocks(tokens: int, length: int) -> Iterator[Block]:
+    """The blocks of the last *tokens* of a row of *length*."""
+    first = length - tokens
+    while first < length:
+        size = _size(first, length)
+        begin = first // size * size
+        end = -(-length // size) * size if length <= _AT_ONCE and not first else begin + size
+        last = min(length, end)
+        yield Block(first, last, begin, end)
+        first = last
+
+
+def _size(first: int, length: int) -> int:
+    """The tokens of the block in which *first* is."""
+    if length <= _BLOCK:
+        return max(_LEAST, 1 << (length - 1).bit_length())
+    size = _BLOCK
+    while first >= _PER_ROW * size:
+        size *= 2
+    return size
 
 
 def _takes(queries: mx.array, keys: mx.array, values: mx.array) -> bool:
@@ -406,10 +430,19 @@ def attend_planned(
 ) -> mx.array:
     """What *theirs*, MLX's own, gives for arguments that `is_planned` is true of, and *others*."""
     tokens, length = queries.shape[2], keys.shape[2]
-    behind = on_grid(length) - length
-    ahead = min(_power(tokens + behind), length + behind) - tokens - behind
-    queries, keys, values = _fill(queries, keys, values, ahead, behind)
-    return theirs(queries, keys, values, mask="causal", **others)[:, :, ahead : ahead + tokens]
+    before, parts = length - tokens, []
+    for of in blocks(tokens, length):
+        filled = _fill(
+            queries[:, :, of.first - before : of.last - before],
+            keys[:, :, : of.last],
+            values[:, :, : of.last],
+            of.first - of.begin,
+            of.end - of.last,
+        )
+        whole = theirs(*filled, mask="causal", **others)
+        parts.append(whole[:, :, of.first - of.begin : of.last - of.begin].transpose(0, 2, 1, 3))
+    found = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+    return found.transpose(0, 2, 1, 3)
 
 
 def _fill(
@@ -445,8 +478,11 @@ def _numbers(*numbers: int) -> mx.array:
 def _plan(
     theirs: Callable[..., mx.array], heads: int, kv_heads: int, width: int, dtype: mx.Dtype
 ) -> None:
-    """Make the plans of usual lengths."""
-    for tokens, length in _USUAL:
+    """Make the plans of the blocks of usual rows."""
+    lengths = [32, 64, 128, 256, *range(_BLOCK, _AT_ONCE + 1, _BLOCK)]
+    shapes = [(n, n) for n in lengths]
+    shapes += [(_BLOCK, n) for n in range(2 * _BLOCK, _USUAL + 1, _BLOCK)]
+    for tokens, length in shapes:
         queries = mx.zeros((1, heads, tokens, width), dtype)
         keys = mx.zeros((1, kv_heads, length, width), dtype)
         mx.eval(attend_planned(theirs, queries, keys, keys, scale=1.0))
