@@ -7,6 +7,7 @@ successor has, and the first is taken for lost.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import tempfile
 import threading
@@ -619,9 +620,10 @@ async def test_a_door_that_comes_back_to_a_kept_answer_leaves_it_its_record(how:
 @in_ring
 @pytest.mark.parametrize("how", ["streams", "stop string", "key", "whole", "door", "nobody"])
 async def test_the_next_head_gives_a_complete_answer_without_a_ring(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its client had not read all of it when the head was lost."""
+    """Its client had not read all of it when the head was lost. It is logged and counted once."""
+    caplog.set_level(logging.INFO, "sealring.requests")
 
     def refuse(head: ApiHead) -> None:
         raise unavailable("The ring is not up.", "ring_not_ready")
@@ -657,6 +659,8 @@ async def test_the_next_head_gives_a_complete_answer_without_a_ring(
         assert [*map(without_times, rest.events)] == [*map(without_times, asked.events[3:])]
         (record,) = made.records[1]
         assert (record.complete, record.left) == (True, None)  # and for yet another head
+        told = [line for line in caplog.messages if line.startswith(f"{name},")]
+        assert len(told) == (2 if how == "door" else 1)  # the door's client has the rest of it yet
         wrong = await Asked(CHAT, body, {"idempotency-key": "b"}).of(app)
         assert wrong.status == 503
 

@@ -401,10 +401,9 @@ class Generate:
             await resumed(scope, receive, send)
 
     @contextlib.contextmanager
-    def _traced(self, caller: Caller) -> Iterator[Trace]:
+    def _traced(self, caller: Caller, *, over: bool = False) -> Iterator[Trace]:
         """The trace of *caller*'s request, which is under way until the block ends, or its client
-        leaves it."""
-        tracer = self._head.generator.tracer
+        leaves it; or if it is *over*, and another head has said so, one that nobody looks at."""
         trace = Trace(
             caller.id,
             self._kind.name,
@@ -413,6 +412,10 @@ class Generate:
             asked=caller.asked,
             trace_id=caller.trace_id,
         )
+        if over:
+            yield trace
+            return
+        tracer = self._head.generator.tracer
         tracer.begin(trace)
         outcome = "cancelled"
         try:
@@ -515,7 +518,7 @@ class Generate:
         caller = Caller(**{**asked.caller, "arrived": trio.current_time()})
         digest = hashlib.blake2b(asked.body, digest_size=32).digest() if asked.key else b""
         with contextlib.ExitStack() as over:
-            trace = over.enter_context(self._traced(caller))
+            trace = over.enter_context(self._traced(caller, over=record.complete))
             trace.began_ms = asked.began
             yield Call(
                 caller,
