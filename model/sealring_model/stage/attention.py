@@ -7,7 +7,7 @@ and a softmax: half a dozen kernels, whose launches take longer than their work.
 kernel.
 
 A step that reads guesses has a few tokens of one row. MLX gives them to cuDNN, which plans anew
-for each number of queries and of keys. That takes 60 to 80 ms, and each step has other keys. Here
+for each number of queries and of keys. That takes 40 to 80 ms, and each step has other keys. Here
 they are as many rows with the same keys, of which each sees one more than the row before, or those
 that a mask says (see `lookahead`).
 
@@ -21,11 +21,11 @@ in f32, whatever the queries are.
 Few rows with many keys do not give enough blocks for the device, and the fallback is faster.
 
 More tokens of a row are for cuDNN, which is much faster than the fallback: on an H200 0.13 ms in
-place of 0.81 for 512 queries and 8,192 keys. But a plan takes 38 ms there, in place of 0.2 for a
-use of it, and nearly each chunk has a length that is new. So the tokens of a row are divided into
+place of 0.81 for 512 queries and 8,192 keys. But a plan takes some 40 ms at best, and a use of it
+0.2, and nearly each chunk has a length that is new. So the tokens of a row are divided into
 blocks, which begin at multiples of their size, and each is a call. Its queries are filled up to the
 whole block, and its keys up to the end of it, by one kernel. So there is one plan for each block
-that a row may have, and those of the first blocks are made as a model is loaded. What follows the
+that a row may have, and MLX keeps 256. Those of the first blocks are made at once. What follows the
 last key is seen by what follows the last query alone, and nobody looks at that.
 """
 
@@ -58,13 +58,14 @@ reads."""
 _CUDNN_WIDTH: Final = 128
 _LEAST: Final = 32
 _BLOCK: Final = 512
-"""Tokens of a block, of rows that are longer. Of shorter ones all are one block: a power of two."""
+"""Tokens of a block. Where a row has no more, it is one block of a power of two."""
+_FAR: Final = 16_384
+"""From this token of a row on blocks are twice as long, so that a long row needs fewer plans."""
 _AT_ONCE: Final = 2048
-"""Tokens of a row that are read from its beginning as one block."""
-_PER_ROW: Final = 16
-"""Blocks of this size until a row has so many of it: then they are twice as long."""
+"""Up to this length a row that is read from its beginning is one block."""
 _USUAL: Final = 8192
-"""Tokens of a row whose blocks are planned as a model is loaded."""
+"""Tokens of a row whose blocks are planned as the first of them is used: while a model is loaded,
+which tries a few tokens."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
@@ -345,8 +346,8 @@ def is_planned(queries: mx.array, keys: mx.array, values: mx.array, mask: object
 
 @attrs.frozen
 class Block:
-    """The tokens from *first* to *last* of a row, and those from *begin* to *end* that are read so
-    that a plan serves again."""
+    """The tokens of a row from *first* to *last* (excluded), and from *begin* to *end* (excluded)
+    those that a plan is for."""
 
     first: int
     last: int
@@ -367,13 +368,10 @@ def blocks(tokens: int, length: int) -> Iterator[Block]:
 
 
 def _size(first: int, length: int) -> int:
-    """The tokens of the block in which *first* is."""
+    """The tokens of the block in which *first* is, of a row of *length*."""
     if length <= _BLOCK:
         return max(_LEAST, 1 << (length - 1).bit_length())
-    size = _BLOCK
-    while first >= _PER_ROW * size:
-        size *= 2
-    return size
+    return _BLOCK if first < _FAR else 2 * _BLOCK
 
 
 def _takes(queries: mx.array, keys: mx.array, values: mx.array) -> bool:

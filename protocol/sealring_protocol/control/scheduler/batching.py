@@ -57,8 +57,8 @@ from sealring_protocol.control.scheduler.rows import Flight, LiveRow
 from sealring_protocol.control.scheduler.times import GAIN, ChunkTimes, StepTimes
 
 _SMALL: Final = 64
-"""Tokens of the smallest chunk if nothing decodes, except a prompt's last. On two cores chunks of
-16 took a quarter longer for each token, and chunks of 256 no less."""
+"""No chunk is limited to fewer tokens if nothing decodes. On two cores chunks of 16 took a quarter
+longer for each token, and chunks of 256 no less."""
 
 _SMALLEST: Final = 8
 """The same while rows decode."""
@@ -119,7 +119,7 @@ class Chunks:
 
     def _best(self, times: ChunkTimes, tokens: int) -> float:
         """The tokens of a chunk with which a prompt of *tokens* is read soonest, and a little more:
-        `_step_of` rounds down."""
+        `_part_of` rounds down."""
         later = self.stages - 1
         if later == 0:
             return tokens
@@ -131,9 +131,11 @@ class Chunks:
 
 
 def _part_of(left: int, most: int) -> int:
-    """How many of *left* tokens the next chunk has, if none may have more than *most*: all, or what
-    makes no chunk more than there have to be, and the last one no small one, which costs as much
-    as a large one on many devices. Few sizes are used: 1, 2, ... 8, 10, 12, 14, 16, 20, 24..."""
+    """How many of *left* tokens the next chunk has, if none may have more than *most*.
+
+    That is all of them, or one of few sizes: 1, 2, ... 8, 10, 12, 14, 16, 20, 24 and so on. There
+    are as many chunks as of the greatest such size that is allowed, and they are about equal: a
+    small one at the end costs as much as a large one on many devices."""
     if left <= most:
         return left
     chunks = -(-left // (most - most % _gap(most)))
