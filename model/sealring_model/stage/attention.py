@@ -345,7 +345,7 @@ def is_planned(queries: mx.array, keys: mx.array, values: mx.array, mask: object
 
 
 @attrs.frozen
-class Block:
+class AttentionBlock:
     """The tokens of a row from *first* to *last* (excluded), and from *begin* to *end* (excluded)
     those that a plan is for."""
 
@@ -355,7 +355,7 @@ class Block:
     end: int
 
 
-def blocks(tokens: int, length: int) -> Iterator[Block]:
+def blocks(tokens: int, length: int) -> Iterator[AttentionBlock]:
     """The blocks of the last *tokens* of a row of *length*."""
     first = length - tokens
     while first < length:
@@ -363,7 +363,7 @@ def blocks(tokens: int, length: int) -> Iterator[Block]:
         begin = first // size * size
         end = -(-length // size) * size if length <= _AT_ONCE and not first else begin + size
         last = min(length, end)
-        yield Block(first, last, begin, end)
+        yield AttentionBlock(first, last, begin, end)
         first = last
 
 
