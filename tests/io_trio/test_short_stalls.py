@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -37,5 +38,7 @@ def test_a_rank_that_stalls_keeps_what_it_has_read(ring: Ring) -> None:
     whole = list(head.ask("generate", fields))[-1]
     assert events[-1]["token_ids"] == whole["token_ids"]
     told = head.log.read_text().removeprefix(before)
-    assert told.count("; caches are kept") == 1
+    epochs = re.findall(r"epoch \d+: .*; layers .*", told)  # several, if the machine stalls as well
+    assert epochs
+    assert all(epoch.endswith("; caches are kept") for epoch in epochs), epochs
     assert "has kept nothing" not in told
