@@ -63,8 +63,8 @@ NAMED = {ANSWER.decode(): ID}
 
 
 class Link:
-    """Tells *hears* what a head tells, as far as there is *room*. Whoever `knows` hears
-    which further records are known there."""
+    """Tells *hears* what a head tells, as far as there is *room*. Whoever `knows` hears which
+    further records are known there."""
 
     def __init__(self, hears: AnswerRecords) -> None:
         self.hears = hears
@@ -660,7 +660,7 @@ async def test_the_next_head_gives_a_complete_answer_without_a_ring(
         (record,) = made.records[1]
         assert (record.complete, record.left) == (True, None)  # and for yet another head
         told = [line for line in caplog.messages if line.startswith(f"{name},")]
-        assert len(told) == (2 if how == "door" else 1)  # the door's client has the rest of it yet
+        assert len(told) == (2 if how == "door" else 1)  # to a door it is given as any other
         wrong = await Asked(CHAT, body, {"idempotency-key": "b"}).of(app)
         assert wrong.status == 503
 

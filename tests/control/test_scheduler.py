@@ -403,7 +403,10 @@ def test_a_prompt_is_read_in_few_chunks_that_are_about_equal(tokens, most):
         made.took(timing(step, step.work.count * 1e-6))
         answer(made, step)
     assert sum(counts) == tokens
-    assert len(counts) <= -(-tokens // max(1, most - most // 4))
+    greatest = max(
+        size for size in range(1, most + 1) if size % (1 << max(0, size.bit_length() - 3)) == 0
+    )
+    assert len(counts) <= -(-tokens // greatest)
     assert max(counts) <= min(most, 2 * min(counts))
 
 

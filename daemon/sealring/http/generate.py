@@ -389,7 +389,7 @@ class Generate:
         caller: Caller = scope["state"]["visitor"]
         resumed = None
         with contextlib.ExitStack() as over:
-            trace = over.enter_context(self._traced(caller))
+            trace = over.enter_context(self._traced(self._trace(caller)))
             holding = over.enter_context(self._head.holding(caller.account, 0))
             stream = EventStream(send, self._head.records.flush)
             call = Call(caller, trace, holding, stream, over, records=self._head.records)
@@ -400,11 +400,9 @@ class Generate:
         if resumed is not None:
             await resumed(scope, receive, send)
 
-    @contextlib.contextmanager
-    def _traced(self, caller: Caller, *, over: bool = False) -> Iterator[Trace]:
-        """The trace of *caller*'s request, which is under way until the block ends, or its client
-        leaves it; or if it is *over*, and another head has said so, one that nobody looks at."""
-        trace = Trace(
+    def _trace(self, caller: Caller) -> Trace:
+        """A trace of *caller*'s request, of which nobody is told yet."""
+        return Trace(
             caller.id,
             self._kind.name,
             caller.name,
@@ -412,9 +410,10 @@ class Generate:
             asked=caller.asked,
             trace_id=caller.trace_id,
         )
-        if over:
-            yield trace
-            return
+
+    @contextlib.contextmanager
+    def _traced(self, trace: Trace) -> Iterator[Trace]:
+        """The request of *trace* is under way until the block ends, or its client leaves it."""
         tracer = self._head.generator.tracer
         tracer.begin(trace)
         outcome = "cancelled"
@@ -518,8 +517,10 @@ class Generate:
         caller = Caller(**{**asked.caller, "arrived": trio.current_time()})
         digest = hashlib.blake2b(asked.body, digest_size=32).digest() if asked.key else b""
         with contextlib.ExitStack() as over:
-            trace = over.enter_context(self._traced(caller, over=record.complete))
+            trace = self._trace(caller)
             trace.began_ms = asked.began
+            if not record.complete:  # else the head before has logged and counted it
+                over.enter_context(self._traced(trace))
             yield Call(
                 caller,
                 trace,

@@ -79,8 +79,8 @@ async def hear_of_answers(streams: RelayStreams, records: AnswerRecords) -> None
 
 
 async def _hear(streams: RelayStreams, records: AnswerRecords) -> None:
-    """Hear what the head tells, until it ends; for each record a byte
-    says whether there was room for it. Raises `ValueError` for what is no such thing."""
+    """Hear what the head tells, until it ends, and answer each record by a byte: whether there was
+    room for it. Raises `ValueError` for what is no such thing."""
     frames = Frames()
     with streams.asking(Question("GET", SUCCESSION.encode(), True, "", ())) as stream:
         stream.endless = True

@@ -64,8 +64,8 @@ _FAR: Final = 16_384
 _AT_ONCE: Final = 2048
 """Up to this length a row that is read from its beginning is one block."""
 _USUAL: Final = 8192
-"""Tokens of a row whose blocks are planned as the first of them is used: while a model is loaded,
-which tries a few tokens."""
+"""Tokens of a row whose blocks are planned at the first call, which is made as a model is loaded:
+that tries a chunk."""
 
 _SOURCE: Final = f"""
     constexpr int WARPS = {_WARPS}, EACH = {_EACH};
@@ -361,9 +361,8 @@ def blocks(tokens: int, length: int) -> Iterator[AttentionBlock]:
     while first < length:
         size = _size(first, length)
         begin = first // size * size
-        end = -(-length // size) * size if length <= _AT_ONCE and not first else begin + size
-        last = min(length, end)
-        yield AttentionBlock(first, last, begin, end)
+        last = min(length, begin + size)
+        yield AttentionBlock(first, last, begin, begin + size)
         first = last
 
 
@@ -371,6 +370,8 @@ def _size(first: int, length: int) -> int:
     """The tokens of the block in which *first* is, of a row of *length*."""
     if length <= _BLOCK:
         return max(_LEAST, 1 << (length - 1).bit_length())
+    if not first and length <= _AT_ONCE:
+        return -(-length // _BLOCK) * _BLOCK
     return _BLOCK if first < _FAR else 2 * _BLOCK
 
 

@@ -133,9 +133,10 @@ class Chunks:
 def _part_of(left: int, most: int) -> int:
     """How many of *left* tokens the next chunk has, if none may have more than *most*.
 
-    That is all of them, or one of few sizes: 1, 2, ... 8, 10, 12, 14, 16, 20, 24 and so on. There
-    are as many chunks as of the greatest such size that is allowed, and they are about equal: a
-    small one at the end costs as much as a large one on many devices."""
+    That is all of them, or one of few sizes: 1, 2, ... 8, 10, 12, 14, 16, 20, 24 and so on. The
+    chunks are about equal, for a small one at the end costs as much as a large one on many devices.
+    There are no more of them than if each had the greatest size that *most* allows.
+    """
     if left <= most:
         return left
     chunks = -(-left // (most - most % _gap(most)))
